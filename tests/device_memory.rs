@@ -144,11 +144,8 @@ fn no_device_holds_the_weights_that_another_owns() {
         .map(|linear| linear.init(&devices[0]))
         .collect();
     let optimizer = AdamWConfig::new().init();
-    let mut fused = FusedReplicas::new_ok(model, optimizer, devices.to_vec()).with_config_ok(
-        FusedConfig::new()
-            .with_sharding(Sharding::Full)
-            .with_ownership(Ownership::BySize),
-    );
+    let mut fused = FusedReplicas::new_ok(model, optimizer, devices.to_vec())
+        .with_config_ok(FusedConfig::sharded(Sharding::Full).with_ownership(Ownership::BySize));
     for (rank, held) in held().enumerate() {
         assert!((0.5..0.55).contains(&held), "rank {rank} holds {held} P");
     }

@@ -117,11 +117,8 @@ fn a_recording_that_is_no_dry_run_of_this_model_is_refused_by_name() {
     let estimate = MemoryEstimate::new(&LinearConfig::new(8, 8).init(&device()), &optimizer);
     let refused = |timeline: &MemoryTimeline, words: &str| {
         let error = estimate.with_dry_run(timeline).unwrap_err();
-        assert!(
-            matches!(error, FusedError::UnusableRecording { .. }),
-            "{error}"
-        );
-        assert!(error.to_string().contains(words), "{error}");
+        assert_matches!(error, FusedError::UnusableRecording { .. });
+        assert_says(&error, words);
     };
     let dry = recorded(|fused| drop(fused.dry_run(loss).unwrap()));
     estimate.with_dry_run(&dry).unwrap();
@@ -143,7 +140,7 @@ fn a_recording_that_is_no_dry_run_of_this_model_is_refused_by_name() {
 
     let larger = MemoryEstimate::new(&LinearConfig::new(8, 9).init(&device()), &optimizer);
     let error = larger.with_dry_run(&dry).unwrap_err().to_string();
-    assert!(error.contains("another model"), "{error}");
+    assert_says(&error, "another model");
 
     // What a file may hold.
     let mut damaged = dry;
@@ -200,7 +197,7 @@ fn estimate_with_config_counts_averages_and_host() {
     let plain = MemoryEstimate::new(&model, &optimizer);
     assert_eq!((plain.averages, plain.host), (0, 0));
     assert_eq!(plain.device, plain.parameters + plain.optimizer_state);
-    let averaged = FusedConfig::new().with_averaging(Some(WeightAveragingConfig::new()));
+    let averaged = FusedConfig::averaging(WeightAveragingConfig::new());
     let with_average = MemoryEstimate::new_with_config(&model, &optimizer, &averaged);
     assert_eq!(with_average.averages, plain.parameters);
     assert_eq!(with_average.device, plain.device + plain.parameters);

@@ -128,9 +128,9 @@ fn an_input_that_a_block_leaves_unused_is_told_once() {
     let [(Level::Warn, text)] = &told[..] else {
         panic!("{told:?}")
     };
-    assert!(text.contains("block `1`"), "{text}");
-    assert!(text.contains("input 1"), "{text}");
-    assert!(text.contains("detach it"), "{text}");
+    assert_says(&text, "block `1`");
+    assert_says(&text, "input 1");
+    assert_says(&text, "detach it");
 }
 
 #[derive(Module, Debug)]

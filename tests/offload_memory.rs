@@ -47,7 +47,7 @@ fn allocated_bytes_do_not_grow_over_500_steps() {
         let config = OffloadConfig::new(mode).with_min_elements(5);
         let model = stack(4, 4, &Device::flex().autodiff());
         let mut fused = FusedOptimizer::new_ok(model, AdamConfig::new().init())
-            .with_config_on_ok(FusedConfig::new().with_offload(Some(config)), &device);
+            .with_config_on_ok(FusedConfig::offload(config), &device);
         let x = Tensor::<2>::random([3, 4], Distribution::Default, &device.clone().autodiff());
         let mut after = |steps: usize| {
             for _ in 0..steps {
@@ -81,7 +81,7 @@ fn a_host_without_the_bytes_of_states_and_gradients_is_refused() {
         model.weight = Param::initialized(model.weight.id, long.require_grad());
         let fused = FusedOptimizer::new_ok(model, AdamConfig::new().init());
         let offload = OffloadConfig::new(offload).with_host(OffloadHost::NdArray);
-        let config = FusedConfig::new().with_offload(Some(offload));
+        let config = FusedConfig::offload(offload);
         let error = fused.with_config_on(config, &device).unwrap_err();
         let text = error.to_string();
         let needs = text.split("`FusedConfig::offload` needs ").nth(1);
@@ -170,9 +170,7 @@ fn three_states_are_on_the_device_at_most_and_none_between_two_steps() {
     let x = Tensor::<2>::ones([3, 4], &device.clone().autodiff());
     for (limit, at_most) in [(None, 3), (Some(0), 1)] {
         let config = OffloadConfig::new(Offload::States).with_min_elements(1);
-        let config = FusedConfig::new()
-            .with_offload(Some(config))
-            .with_max_bytes_in_flight(limit);
+        let config = FusedConfig::offload(config).with_max_bytes_in_flight(limit);
         let model = stack(4, 4, &Device::flex().autodiff());
         let mut fused = FusedOptimizer::new_ok(model, CountedSgd.into());
         fused = fused.with_config_on_ok(config, &device);
@@ -203,26 +201,6 @@ fn three_states_are_on_the_device_at_most_and_none_between_two_steps() {
 fn weights_that_wait_on_the_host_are_never_on_the_device_together() {
     use std::sync::Arc;
 
-    use backburn::{GradientFlow, GradientHook, HookedParameter, MemoryEstimate};
-    use burn::module::ParamGroup;
-
-    /// The most bytes in use at any gradient.
-    #[derive(Clone)]
-    struct Most(Device, Arc<AtomicUsize>);
-
-    impl GradientHook for Most {
-        fn call<const D: usize>(
-            &self,
-            _parameter: HookedParameter<'_, D>,
-            gradient: Tensor<D>,
-        ) -> GradientFlow<D> {
-            let usage = self.0.memory_pool_usage().expect("the device has pools");
-            let in_use = usage.bytes_in_use as usize;
-            self.1.fetch_max(in_use, Ordering::Relaxed);
-            GradientFlow::Continue(gradient)
-        }
-    }
-
     let _alone = ALONE.lock();
     let (depth, width) = (12, 256);
     let block = 4 * width * width;
@@ -239,16 +217,23 @@ fn weights_that_wait_on_the_host_are_never_on_the_device_together() {
     ] {
         let model = stack(depth, width, &Device::flex().autodiff());
         let optimizer = AdamConfig::new().init();
-        let config = FusedConfig::new().with_offload(Some(OffloadConfig::new(mode)));
+        let config = FusedConfig::offload(OffloadConfig::new(mode));
         let estimate = MemoryEstimate::new_with_config(&model, &optimizer, &config);
-        let most = Most(device.clone(), Arc::default());
+        // The most bytes in use at any gradient.
+        let most: Arc<AtomicUsize> = Arc::default();
+        let (measured, pools) = (most.clone(), device.clone());
+        let measures = hook(move |_| {
+            let usage = pools.memory_pool_usage().expect("the device has pools");
+            measured.fetch_max(usage.bytes_in_use as usize, Ordering::Relaxed);
+            Answer::Use
+        });
         let mut fused = FusedOptimizer::new_ok(model, optimizer)
-            .with_hook(ParamGroup::all(), most.clone())
+            .with_hook(ParamGroup::all(), measures)
             .with_config_on_ok(config, &device);
         for _ in 0..4 {
             fused.step_ok(1e-3, |model| loss(model, x.clone()));
         }
-        let most = most.1.load(Ordering::Relaxed);
+        let most = most.load(Ordering::Relaxed);
         assert!(
             most <= blocks * block,
             "{mode:?}: {:.2} blocks",

@@ -264,10 +264,7 @@ fn the_log_is_no_memory_of_the_program_and_goes_with_the_recording() {
 fn mistakes_get_a_clear_error() {
     let _alone = ALONE.lock();
     let recorder = MemoryRecorder::start().unwrap();
-    assert!(matches!(
-        MemoryRecorder::start(),
-        Err(MemoryError::AlreadyRecording)
-    ));
+    assert_matches!(MemoryRecorder::start(), Err(MemoryError::AlreadyRecording));
     drop(recorder);
 
     // Threads of the test harness may allocate in one of them.
@@ -279,10 +276,7 @@ fn mistakes_get_a_clear_error() {
     let path = folder.path().join("missing/memory.csv");
     for error in [timeline.save_csv(&path), timeline.save_json(&path)] {
         let error = error.unwrap_err().to_string();
-        assert!(
-            error.contains("missing/memory.csv can't be written"),
-            "{error}"
-        );
+        assert_says(&error, "missing/memory.csv can't be written");
     }
 }
 
@@ -417,9 +411,7 @@ fn burns_training_holds_the_weights_once_and_logs_the_peak_of_each_step() {
 
 #[test]
 fn weights_and_states_in_formats_are_recorded_as_what_they_take() {
-    use backburn::cast;
-    use backburn::optim::{AdamWConfig, StateFormat, WeightFormat};
-    use burn::tensor::FloatDType;
+    use backburn::optim::AdamWConfig;
 
     let _alone = ALONE.lock();
     let device = device();

@@ -3,13 +3,20 @@
 #![allow(dead_code, unused_imports)] // Each program uses a part.
 
 pub mod compare;
+pub mod config;
 pub mod contents;
+pub mod hooks;
 pub mod in_types_of;
 pub mod noting;
 pub mod ok;
 pub mod panics;
+pub mod says;
 
-pub use {compare::*, contents::*, in_types_of::*, noting::*, ok::*, panics::*};
+pub(crate) use says::assert_matches;
+pub use {
+    compare::*, config::*, contents::*, hooks::*, in_types_of::*, noting::*, ok::*, panics::*,
+    says::*,
+};
 
 // The names that most tests use. Optimizers without a path are Burn's.
 pub use backburn::optim::{StateFormat, WeightFormat};

@@ -166,9 +166,7 @@ fn loading_a_checkpoint_adds_nothing_to_the_optimizer() {
         let start = after(10);
         after(40) - start
     };
-    let kept = FusedConfig::new()
-        .with_clipping(Some(GlobalNormClippingConfig::Lagged(1.0)))
-        .with_averaging(Some(WeightAveragingConfig::new()));
+    let kept = FusedConfig::lagged(1.0).with_averaging(Some(WeightAveragingConfig::new()));
     let (plain, kept) = (grown(FusedConfig::new()), grown(kept));
     // A group of parameters takes more.
     assert!(kept < plain + 16 * 40, "{kept} bytes, and {plain} without");
@@ -269,11 +267,8 @@ fn measuring_passes_release_their_gradients() {
         peak(step) as f64 / parameters as f64
     };
     let plain = peak_of_step(fused());
-    let exact = fused().with_config_ok(
-        FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1e-3))),
-    );
-    let scaled = fused()
-        .with_config_ok(FusedConfig::new().with_loss_scaling(Some(LossScalingConfig::new())));
+    let exact = fused().with_config_ok(FusedConfig::exact(1e-3));
+    let scaled = fused().with_config_ok(FusedConfig::scaling(LossScalingConfig::new()));
     for peak in [peak_of_step(exact), peak_of_step(scaled)] {
         // A gradient that is multiplied is no second one; its largest is 1/16 of the parameters.
         assert!(peak < plain + 0.07, "{peak} P, {plain} P without");
@@ -306,10 +301,6 @@ fn recomputed_blocks_keep_their_inputs_and_release_their_gradients() {
 #[test]
 fn a_single_pass_allocates_nothing_of_the_size_of_the_parameter() {
     use backburn::optim::{AdamConfig, AdamWConfig, LionConfig, SgdConfig};
-    use backburn::optim::{StateFormat, WeightFormat};
-    use burn::optim::Optimizer;
-    use burn::optim::momentum::MomentumConfig;
-    use burn::tensor::FloatDType;
 
     fn allocated(optimizer: impl Optimizer) -> usize {
         allocated_in(FloatDType::F32, optimizer)

@@ -4,11 +4,8 @@ use super::*;
 
 fn replicas(ranks: usize, depth: usize, width: usize, sharding: Sharding) -> FusedReplicas<Mlp> {
     let model = Mlp::init(depth, width, &device());
-    FusedReplicas::new_ok(model, AdamConfig::new().init(), vec![device(); ranks]).with_config_ok(
-        FusedConfig::new()
-            .with_sharding(sharding)
-            .with_ownership(Ownership::BySize),
-    )
+    FusedReplicas::new_ok(model, AdamConfig::new().init(), vec![device(); ranks])
+        .with_config_ok(FusedConfig::sharded(sharding).with_ownership(Ownership::BySize))
 }
 
 #[test]

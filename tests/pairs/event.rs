@@ -70,10 +70,7 @@ impl Course {
         let freezes = self.options.event == Event::Freeze;
         let changed = self.training.change_model(change);
         if freezes && self.options.compute_dtype().is_some() {
-            assert!(
-                matches!(changed, Err(FusedError::ComputeDtype { .. })),
-                "{changed:?}"
-            );
+            assert_matches!(changed, Err(FusedError::ComputeDtype { .. }));
             return false;
         }
         changed.unwrap();

@@ -24,28 +24,17 @@ macro_rules! either {
     };
 }
 
-/// The hooks of a training.
-struct Hook(Options);
-
-impl GradientHook for Hook {
-    fn call<const D: usize>(
-        &self,
-        parameter: HookedParameter<'_, D>,
-        gradient: Tensor<D>,
-    ) -> GradientFlow<D> {
-        if self.0.vetoes(parameter.path) {
-            return GradientFlow::Veto;
-        }
-        GradientFlow::Continue(match self.0.halves(parameter.path) {
-            true => gradient.mul_scalar(0.5),
-            false => gradient,
-        })
-    }
+fn hook_of(options: Options) -> impl GradientHook {
+    hook(move |it| match it.path {
+        path if options.vetoes(path) => Answer::Veto,
+        path if options.halves(path) => Answer::Scale(0.5),
+        _ => Answer::Use,
+    })
 }
 
 impl Training {
     pub fn new(options: &Options, model: Model) -> Result<Self, FusedError> {
-        let (hook, all) = (Hook(*options), ParamGroup::all());
+        let (hook, all) = (hook_of(*options), ParamGroup::all());
         let ranks = options.devices.ranks();
         let training = if ranks == 1 {
             let fused = match options.in_state() {
@@ -164,7 +153,7 @@ impl Training {
     /// Apart, and together again.
     pub fn parts(self, options: &Options) -> Self {
         let config = self.config();
-        let hook = (ParamGroup::all(), Hook(*options));
+        let hook = (ParamGroup::all(), hook_of(*options));
         match self {
             Self::One(fused) => {
                 let (model, optimizer) = fused.into_parts();

@@ -64,7 +64,7 @@ fn what_the_device_has_is_the_users_to_say() {
     let _alone = alone();
     let refused = plan(&[], Budget::Machine).map(drop);
     let error = refused.unwrap_err().to_string();
-    assert!(error.contains("Budget::Bytes"), "{error}");
+    assert_says(&error, "Budget::Bytes");
 }
 
 #[test]

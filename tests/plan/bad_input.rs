@@ -50,10 +50,10 @@ fn a_batch_of_one_that_does_not_fit_says_that_it_cannot_be_split() {
     };
     let missing = least - budget;
     let text = error.to_string();
-    assert!(text.contains("can't be split"), "{text}");
-    assert!(text.contains(&format!("{missing} more")), "{text}");
+    assert_says(&text, "can't be split");
+    assert_says(&text, &format!("{missing} more"));
     for words in ["about", "Freeze", "LoRA", "4 bits"] {
-        assert!(text.contains(words), "{text}");
+        assert_says(&text, words);
     }
 }
 
@@ -66,9 +66,9 @@ fn a_plan_for_another_model_is_refused_by_the_difference() {
     plan.save(&file).unwrap();
     let plan = Plan::<AdamWConfig>::load(&file).unwrap();
     let error = plan.fuse(init::<Mlp>).unwrap_err();
-    assert!(matches!(error, PlanError::AnotherModel { .. }), "{error}");
+    assert_matches!(error, PlanError::AnotherModel { .. });
     let text = error.to_string();
-    assert!(text.contains("320264 elements"), "{text}");
+    assert_says(&text, "320264 elements");
 
     // The same number of elements in another shape.
     let planner = |from, to| {
@@ -95,18 +95,18 @@ fn an_edited_plan_that_cannot_be_is_refused() {
     let mut plan = whole.clone();
     plan.accumulation = 0;
     let error = plan.fuse(init::<Bag>).unwrap_err().to_string();
-    assert!(error.contains("`accumulation` is 0"), "{error}");
+    assert_says(&error, "`accumulation` is 0");
     plan.accumulation = usize::MAX;
     plan.batch = 2;
     assert!(plan.to_string().contains(&usize::MAX.to_string()));
     let mut plan = whole.clone();
     plan.ranks = 0;
     let error = plan.fuse(init::<Bag>).unwrap_err().to_string();
-    assert!(error.contains("`ranks` is 0"), "{error}");
+    assert_says(&error, "`ranks` is 0");
     let mut plan = whole;
     plan.config.loss_scaling = Some(backburn::LossScalingConfig::new().with_initial_scale(-1.0));
     let error = plan.fuse(init::<Bag>).unwrap_err();
-    assert!(matches!(error, PlanError::Fused(_)), "{error}");
+    assert_matches!(error, PlanError::Fused(_));
 }
 
 #[test]
@@ -114,7 +114,7 @@ fn planning_beside_a_recording_is_refused() {
     let _alone = alone();
     let recorder = MemoryRecorder::start().unwrap();
     let refused = plan::<Bag>(ENOUGH).map(drop);
-    assert!(matches!(refused, Err(PlanError::Memory(_))), "{refused:?}");
+    assert_matches!(refused, Err(PlanError::Memory(_)));
     drop(recorder);
     plan::<Bag>(ENOUGH).unwrap();
 }

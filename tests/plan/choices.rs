@@ -19,7 +19,7 @@ fn plan_with_enough_memory_only_fuses() {
     assert!(keep.iter().all(|keep| *keep));
     assert_eq!((plan.taken, &*plan.candidates[0].name), (0, "fused"));
     assert!(plan.candidates[0].is_proved);
-    assert!(plan.to_string().contains("  fused"), "{plan}");
+    assert_says(&plan, "  fused");
 }
 
 #[test]
@@ -81,10 +81,7 @@ fn order_is_followed() {
     // With SAME_PRECISION no bit is given up.
     let planner = planner::<Mlp>().with_order(Technique::SAME_PRECISION);
     let refused = planner.plan(Mlp::loss, whole / 4);
-    assert!(
-        matches!(refused, Err(PlanError::NothingFits { .. })),
-        "{refused:?}"
-    );
+    assert_matches!(refused, Err(PlanError::NothingFits { .. }));
     let only = plan(&[Technique::States4], ENOUGH);
     let names: Vec<_> = only.candidates.iter().map(|it| &*it.name).collect();
     assert_eq!(names, ["fused", "states in Bits4"]);
@@ -129,12 +126,9 @@ fn gradients_that_go_into_the_states_need_no_buffer() {
     assert_eq!(plan.candidates.len(), 1, "{plan}");
     plan.sums_in_state = true;
     let refused = plan.fuse(init::<Bag>).map(drop);
-    assert!(
-        matches!(
-            refused,
-            Err(PlanError::Fused(FusedError::NotInState { .. }))
-        ),
-        "{refused:?}"
+    assert_matches!(
+        refused,
+        Err(PlanError::Fused(FusedError::NotInState { .. }))
     );
 }
 
@@ -152,10 +146,7 @@ fn a_plan_for_several_devices_is_followed_on_as_many() {
     assert_eq!(alone.ranks, 1);
     let refused = |plan: &Plan<AdamWConfig>, devices: &[Device]| {
         let refused = plan.replicas(init::<Bag>, devices).map(drop);
-        assert!(
-            matches!(refused, Err(PlanError::Unusable { .. })),
-            "{refused:?}"
-        );
+        assert_matches!(refused, Err(PlanError::Unusable { .. }));
     };
     refused(&alone, &devices);
 
@@ -168,10 +159,7 @@ fn a_plan_for_several_devices_is_followed_on_as_many() {
     };
     refused(&plan, &devices[..1]);
     let refused = plan.fuse(init::<Bag>).map(drop);
-    assert!(
-        matches!(refused, Err(PlanError::Unusable { .. })),
-        "{refused:?}"
-    );
+    assert_matches!(refused, Err(PlanError::Unusable { .. }));
     let model = init::<Bag>();
     let optimizer = AdamWConfig::new().init();
     let mut by_hand =
@@ -218,7 +206,7 @@ fn weights_in_bf16_are_measured_where_nothing_else_fits() {
 #[test]
 fn a_plan_is_saved_read_and_changed() {
     let _alone = alone();
-    let config = FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Lagged(1.0)));
+    let config = FusedConfig::lagged(1.0);
     let planner = planner::<Mlp>().with_config(config.clone());
     let whole = planner.plan(Mlp::loss, ENOUGH).unwrap();
     let budget = bytes(&whole)[1] + 30_000;

@@ -118,7 +118,7 @@ fn passes_that_are_ended_leave_nothing_behind_and_say_nothing() {
 #[test]
 fn plan_with_average_counts_its_bytes() {
     let _alone = alone();
-    let config = FusedConfig::new().with_averaging(Some(WeightAveragingConfig::new()));
+    let config = FusedConfig::averaging(WeightAveragingConfig::new());
     let planner = planner::<Mlp>().with_config(config);
     let plan = planner.plan(Mlp::loss, ENOUGH).unwrap();
     let bytes = trained::<Mlp, _>(&plan);

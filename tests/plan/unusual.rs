@@ -187,7 +187,7 @@ fn an_edited_plan_whose_parts_do_not_go_together_says_which() {
     let mut edited = plan.clone();
     edited.config.offload = Some(OffloadConfig::new(Offload::States));
     let error = edited.fuse(init::<Bag>).map(drop).unwrap_err();
-    assert!(error.to_string().contains("is the host itself"), "{error}");
+    assert_says(&error, "is the host itself");
 
     let formats = AdamWConfig::new().with_state_format(StateFormat::Bits8);
     let formats = formats.with_weight_format(WeightFormat::Split24);
@@ -202,7 +202,7 @@ fn an_edited_plan_whose_parts_do_not_go_together_says_which() {
     let panic = catch_unwind(AssertUnwindSafe(|| step(&edited))).unwrap_err();
     let text = panic.downcast_ref::<String>().unwrap();
     for words in ["`embedding.weight`", "bf16", "backburn::cast"] {
-        assert!(text.contains(words), "{text}");
+        assert_says(&text, words);
     }
     edited.weights = Some(FloatDType::BF16);
     step(&edited);
@@ -231,7 +231,7 @@ fn a_model_whose_blocks_were_not_measured_is_not_told_that_it_has_none() {
     let whole = planner.plan(Plain::loss, ENOUGH).unwrap().device_bytes;
     let refused = planner.plan(Plain::loss, whole * 9 / 10);
     let text = refused.unwrap_err().to_string();
-    assert!(text.contains("No block"), "{text}");
+    assert_says(&text, "No block");
 }
 
 /// Without a backward pass, nodes of the graph would stay.
@@ -266,7 +266,7 @@ fn plan_with_smaller_batches_names_batch_normalization() {
     assert!(whole.notes.is_empty(), "{whole}");
     let plan = planner.plan(loss, whole.device_bytes * 3 / 4).unwrap();
     assert_eq!(plan.accumulation, 2, "{plan}");
-    assert!(plan.to_string().contains("batch normalization"), "{plan}");
+    assert_says(&plan, "batch normalization");
     let planner = crate::planner::<Plain>().with_order(&[Technique::MicroBatches]);
     let whole = planner.plan(Plain::loss, ENOUGH).unwrap().device_bytes;
     let plan = planner.plan(Plain::loss, whole * 9 / 10).unwrap();

@@ -36,7 +36,7 @@ fn batches(count: usize) -> Vec<Tensor<2>> {
 }
 
 fn averaging(config: WeightAveragingConfig) -> FusedConfig {
-    FusedConfig::new().with_averaging(Some(config))
+    FusedConfig::averaging(config)
 }
 
 fn ema(decay: f64) -> WeightAveragingConfig {
@@ -175,20 +175,12 @@ fn average_after_each_step_equals_stock_loop() {
 }
 
 /// Vetoes while it is on.
-#[derive(Clone, Default)]
-struct Switch(Arc<AtomicBool>);
-
-impl GradientHook for Switch {
-    fn call<const D: usize>(
-        &self,
-        _parameter: HookedParameter<'_, D>,
-        gradient: Tensor<D>,
-    ) -> GradientFlow<D> {
-        match self.0.load(Ordering::Relaxed) {
-            true => GradientFlow::Veto,
-            false => GradientFlow::Continue(gradient),
-        }
-    }
+fn switch(is_on: &Arc<AtomicBool>) -> impl GradientHook {
+    let is_on = is_on.clone();
+    hook(move |_| match is_on.load(Ordering::Relaxed) {
+        true => Answer::Veto,
+        false => Answer::Use,
+    })
 }
 
 #[test]
@@ -268,10 +260,10 @@ const EVENTS: [Event; 18] = {
 
 /// Goes through all events with an optimizer, beside averages by hand.
 fn go_through(optimizer: &ModuleOptimizer, how: &FusedConfig, dtype: FloatDType) {
-    let switch = Switch::default();
+    let vetoes: Arc<AtomicBool> = Arc::default();
     let start = |model: Stack, optimizer: ModuleOptimizer| {
         FusedOptimizer::new_ok(model, optimizer)
-            .with_hook(ParamGroup::from_predicate("layers.2"), switch.clone())
+            .with_hook(ParamGroup::from_predicate("layers.2"), switch(&vetoes))
             .with_config_on_ok(how.clone(), &Device::flex())
     };
     let xs = batches(2 * EVENTS.len()).into_iter();
@@ -281,8 +273,8 @@ fn go_through(optimizer: &ModuleOptimizer, how: &FusedConfig, dtype: FloatDType)
     let mut frozen = false;
     for (index, event) in EVENTS.into_iter().enumerate() {
         let mut x = || xs.next().expect("there are enough");
-        let vetoes = matches!(event, Event::Vetoed);
-        switch.0.store(vetoes, Ordering::Relaxed);
+        let is_vetoed = matches!(event, Event::Vetoed);
+        vetoes.store(is_vetoed, Ordering::Relaxed);
         let mut steps = false;
         match event {
             Event::Step | Event::Vetoed => {
@@ -319,7 +311,7 @@ fn go_through(optimizer: &ModuleOptimizer, how: &FusedConfig, dtype: FloatDType)
         }
         let (values, found) = (values(&fused.model()), values(&fused.averaged()));
         for (of, (average, value)) in by_hand.iter_mut().zip(values).enumerate() {
-            let (is_frozen, is_vetoed) = (frozen && of / 2 == 1, vetoes && of / 2 == 2);
+            let (is_frozen, is_vetoed) = (frozen && of / 2 == 1, is_vetoed && of / 2 == 2);
             if steps && !is_frozen && !is_vetoed {
                 average.update(value.clone());
             }
@@ -450,12 +442,9 @@ fn average_of_another_shape_is_refused_by_name() {
         assert_eq!((&expected[..], &found[..]), (&[8, 8][..], &shape[..]));
     }
     let error = said(DType::I32, &[8, 8]);
-    assert!(
-        matches!(error, FusedError::UnreadableRecord { .. }),
-        "{error:?}"
-    );
+    assert_matches!(error, FusedError::UnreadableRecord { .. });
     let error = said(DType::F32, &[64]);
-    assert!(error.to_string().contains(".weight"), "{error:?}");
+    assert_says(&error, ".weight");
 }
 
 #[test]
@@ -575,7 +564,7 @@ fn average_option_out_of_range_is_refused() {
     ] {
         let one = fused(&Stack::init(), FusedConfig::new());
         let error = one.with_config(averaging(config)).expect_err("refused");
-        assert!(matches!(error, FusedError::Averaging { .. }), "{error:?}");
-        assert!(error.to_string().contains(says), "{error}");
+        assert_matches!(error, FusedError::Averaging { .. });
+        assert_says(&error, says);
     }
 }

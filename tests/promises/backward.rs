@@ -78,8 +78,7 @@ fn policies_work_as_with_a_loss(device: &Device) {
     let start = || {
         let model = copy(&initial, || Stack::init(device));
         FusedOptimizer::new_ok(model, AdamWConfig::new().init()).with_config_ok(
-            FusedConfig::new()
-                .with_clipping(Some(GlobalNormClippingConfig::Exact(1e-2)))
+            FusedConfig::exact(1e-2)
                 .with_loss_scaling(Some(LossScalingConfig::new().with_initial_scale(1024.0))),
         )
     };
@@ -103,7 +102,7 @@ fn mistakes_change_nothing(device: &Device) {
     let initial = Stack::init(device);
     let x = xs(device).remove(0);
     let mut fused = FusedOptimizer::new_ok(initial.clone(), AdamWConfig::new().init())
-        .with_config_ok(FusedConfig::new().with_loss_scaling(Some(LossScalingConfig::new())));
+        .with_config_ok(FusedConfig::scaling(LossScalingConfig::new()));
     let result = fused.step_with_backward(RATE, |model| model.gradients(&x, false));
     assert_eq!(result.unwrap_err(), FusedError::LossNotScaled);
     assert_equal_weights(&initial, &fused.model());

@@ -264,10 +264,7 @@ fn what_stays_as_it_is_must_have_the_type() {
     ];
     for (error, path) in errors {
         let error = error.expect_err("it is refused");
-        assert!(
-            matches!(error, FusedError::ComputeDtype { .. }),
-            "{error:?}"
-        );
+        assert_matches!(error, FusedError::ComputeDtype { .. });
         let text = error.to_string();
         assert!(
             text.contains(path) && text.contains("compute_dtype") && text.contains("its inputs"),

@@ -41,7 +41,7 @@ fn fuse(model: Vec<Linear>) -> FusedOptimizer<Vec<Linear>> {
 }
 
 fn lagged() -> FusedConfig {
-    FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Lagged(1e-3)))
+    FusedConfig::lagged(1e-3)
 }
 
 fn scaling() -> LossScalingConfig {
@@ -79,12 +79,12 @@ fn config_infinite_clipping_norm_loads_as_saved() {
         GlobalNormClippingConfig::Lagged,
     ] {
         for max_norm in [f64::INFINITY, 1.0, 1e-300] {
-            let config = FusedConfig::new().with_clipping(Some(clipping(max_norm)));
+            let config = FusedConfig::clipping(clipping(max_norm));
             let file = tempfile::NamedTempFile::new().unwrap();
             config.save(file.path()).unwrap();
             assert_eq!(FusedConfig::load(file.path()).unwrap(), config);
         }
-        let config = FusedConfig::new().with_clipping(Some(clipping(f64::INFINITY)));
+        let config = FusedConfig::clipping(clipping(f64::INFINITY));
         let mut plain = fuse(init());
         let mut fused = fuse(plain.model()).with_config_ok(config);
         for _ in 0..2 {
@@ -127,17 +127,7 @@ fn config_of_a_training_made_again_drops_sums_and_adaptive_state() {
 
 #[test]
 fn config_after_hook_keeps_the_hook() {
-    struct Veto;
-    impl GradientHook for Veto {
-        fn call<const D: usize>(
-            &self,
-            _parameter: HookedParameter<'_, D>,
-            _gradient: Tensor<D>,
-        ) -> GradientFlow<D> {
-            GradientFlow::Veto
-        }
-    }
-    let fused = fuse(init()).with_hook(ParamGroup::all(), Veto);
+    let fused = fuse(init()).with_hook(ParamGroup::all(), hook(|_| Answer::Veto));
     let mut fused = fused.with_config_ok(lagged());
     fused.step_ok(RATE, |model| loss(model, batches(1, &device()).remove(0)));
     assert_eq!(fused.last_step().vetoed, 4);
@@ -187,5 +177,5 @@ fn several_devices_take_the_same_config_but_for_offload() {
     assert!(fused_in_full.last_step().clipping.unwrap() < 1.0);
     let offload = config.with_offload(Some(OffloadConfig::new(Offload::Updates)));
     let error = fused().with_config(offload).unwrap_err();
-    assert!(matches!(error, FusedError::Offload { .. }), "{error}");
+    assert_matches!(error, FusedError::Offload { .. });
 }

@@ -140,7 +140,6 @@ fn a_token_sees_its_window_and_nothing_after_it() {
 
 #[test]
 fn the_presets_have_the_parameters_that_they_name() {
-    use burn::module::Module;
     let device = Device::flex();
     // Lazy: nothing is drawn.
     let parameters = |preset: Preset| preset.config(50_257).init(&device).num_params();

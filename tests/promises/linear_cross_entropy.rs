@@ -235,9 +235,8 @@ fn chunks_and_policies_go_together(device: &Device) {
     let text = text(10, device);
     let train = |chunk_size| {
         let model = copy(&initial, || Bigram::init(HeadKind::WithBias, device));
-        let mut fused = FusedOptimizer::new_ok(model, SgdConfig::new().init()).with_config_ok(
-            FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(0.1))),
-        );
+        let mut fused = FusedOptimizer::new_ok(model, SgdConfig::new().init())
+            .with_config_ok(FusedConfig::exact(0.1));
         let config = LinearCrossEntropyLossConfig::new().with_chunk_size(chunk_size);
         let loss = config.init();
         for _ in 0..3 {
@@ -552,10 +551,7 @@ fn the_largest_target_without_a_sign_is_no_padding() {
     let largest = burn::tensor::TensorData::new(vec![3, u64::MAX], [2]);
     text.targets = Tensor::from_data(largest, (&device, DType::U64));
     let message = panic_of(|| model.chunked(&config.init(), &text));
-    assert!(
-        message.contains("is not one of the 11 classes"),
-        "{message}"
-    );
+    assert_says(&message, "is not one of the 11 classes");
 }
 
 #[test]

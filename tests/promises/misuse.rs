@@ -50,7 +50,7 @@ fn a_model_without_autodiff(device: &Device) {
     // `unwrap` and a `main` that returns the error print its message.
     let message = panic_of(|| FusedOptimizer::new_ok(model, AdamWConfig::new().init()));
     assert!(message.ends_with(&error.to_string()), "{message}");
-    assert!(message.contains("device.autodiff()"), "{message}");
+    assert_says(&message, "device.autodiff()");
 }
 
 fn one_parameter_at_two_places(device: &Device) {
@@ -73,10 +73,7 @@ fn a_model_cloned_out_of_a_step(device: &Device) {
     let escaped = escaped.unwrap();
 
     let message = panic_of(|| escaped.loss(x(device)));
-    assert!(
-        message.contains("`input.weight` was read outside"),
-        "{message}"
-    );
+    assert_says(&message, "`input.weight` was read outside");
     let error = FusedOptimizer::new(escaped, AdamWConfig::new().init()).unwrap_err();
     assert!(matches!(error, FusedError::AlreadyFused { path } if path == "input.weight"));
 }
@@ -167,7 +164,7 @@ fn an_optimizer_that_refuses_a_parameter(device: &Device) {
     let mut fused = FusedOptimizer::new_ok(model.clone(), MuonConfig::new().init());
     // Muon is for matrices, and the bias of the last layer is the first to be updated.
     let message = panic_of(|| fused.step_ok(1e-2, |model| model.loss(x)));
-    assert!(message.contains("2D tensors, got 1D"), "{message}");
+    assert_says(&message, "2D tensors, got 1D");
     assert_equal_weights(&model, &fused.model());
 }
 
@@ -184,10 +181,7 @@ fn the_optimizer_record_of_another_model(device: &Device) {
     };
     assert!(path.ends_with("put.weight") || path.ends_with("put.bias"));
     let message = panic_of(|| fused.load_record_ok(other.to_record()));
-    assert!(
-        message.contains("which the model does not have"),
-        "{message}"
-    );
+    assert_says(&message, "which the model does not have");
 
     // The state is still the model's own.
     let mut twin = FusedOptimizer::new_ok(fused.model(), AdamWConfig::new().init());
@@ -268,10 +262,7 @@ fn a_device_this_build_does_not_cover() {
         scope.complete([], [])
     });
     let error = error.expect("the device is refused");
-    assert!(
-        matches!(error, FusedError::BackendNotCovered { .. }),
-        "{error}"
-    );
+    assert_matches!(error, FusedError::BackendNotCovered { .. });
 }
 
 on_every_backend!(
@@ -313,5 +304,5 @@ fn a_parameter_of_more_dimensions_than_an_optimizer_knows_is_an_error_by_name() 
     let deep = Param::from_tensor(Tensor::zeros([1; 9], &device));
     let error = FusedOptimizer::new(Deep { deep }, SgdConfig::new().init()).unwrap_err();
     assert!(matches!(&error, FusedError::UnsupportedParameter { path, .. } if path == "deep"));
-    assert!(error.to_string().contains("up to 8 dimensions"), "{error}");
+    assert_says(&error, "up to 8 dimensions");
 }

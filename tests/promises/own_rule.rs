@@ -199,7 +199,7 @@ fn formula_panic_keeps_value(device: &Device) {
         assert_eq!([step(), step()], [Ok(()), Ok(())]);
         let before = fused.model();
         let message = panic_of(|| fused.step_ok(RATE, |model| loss(model, x.clone())));
-        assert!(message.contains("which keeps its value"), "{message}");
+        assert_says(&message, "which keeps its value");
         assert_equal_weights(&before, &fused.model());
     }
 }

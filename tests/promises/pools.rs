@@ -15,12 +15,7 @@ fn a_device_without_pools_needs_the_allocator() {
 #[cfg(feature = "wgpu")]
 #[test]
 fn a_recording_of_a_device_tells_bytes_in_use_and_reserved() {
-    use backburn::FusedOptimizer;
     use backburn::memory::{MemoryTimeline, Phase};
-    use burn::module::Module;
-    use burn::nn::LinearConfig;
-    use burn::optim::AdamConfig;
-    use burn::tensor::Tensor;
 
     let device = Device::wgpu(Default::default()).autodiff();
     let model = LinearConfig::new(512, 512).init(&device);
@@ -65,7 +60,6 @@ fn a_recording_of_a_device_tells_bytes_in_use_and_reserved() {
 fn the_metric_of_a_device_shows_what_its_pools_reserve() {
     use backburn::memory::PeakMemoryMetric;
     use burn::data::dataloader::Progress;
-    use burn::tensor::Tensor;
     use burn::train::metric::{Metric, MetricMetadata, Numeric};
 
     let device = Device::wgpu(Default::default());

@@ -73,9 +73,7 @@ fn a_layer_that_comes_back_starts_anew(device: &Device) {
         let start = || copy(&initial, || init(device));
         let fused = |model| {
             let fused = FusedOptimizer::new_ok(model, optimizer.clone());
-            fused.with_config_ok(
-                FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Lagged(1e-3))),
-            )
+            fused.with_config_ok(FusedConfig::lagged(1e-3))
         };
         let mut first = fused(start());
         train_fused(&mut first, 2, RATE, loss);
@@ -92,9 +90,8 @@ fn a_layer_that_comes_back_starts_anew(device: &Device) {
         }));
         expected.load_record_ok(record());
         let (model, optimizer) = expected.into_parts();
-        let mut expected = FusedOptimizer::new_ok(back(model), optimizer).with_config_ok(
-            FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Lagged(1e-3))),
-        );
+        let mut expected = FusedOptimizer::new_ok(back(model), optimizer)
+            .with_config_ok(FusedConfig::lagged(1e-3));
         expected.load_record_ok(record());
         train_fused(&mut expected, 2, RATE, loss);
         first.change_model_ok(back);
@@ -149,10 +146,8 @@ fn the_states_of_a_removed_layer_that_wait_on_the_host_leave_the_record() {
         .with_host(OffloadHost::NdArray)
         .with_min_elements(10);
     for optimizer in optimizers() {
-        let mut fused = FusedOptimizer::new_ok(init(device), optimizer.clone()).with_config_on_ok(
-            FusedConfig::new().with_offload(Some(config.clone())),
-            device,
-        );
+        let mut fused = FusedOptimizer::new_ok(init(device), optimizer.clone())
+            .with_config_on_ok(FusedConfig::offload(config.clone()), device);
         train_fused(&mut fused, 2, RATE, |model, _| loss(model, x.clone()));
         let whole = fused.model();
         fused.change_model_ok(without_the_last_layer);

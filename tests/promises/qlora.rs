@@ -96,8 +96,8 @@ pub fn with_policies<'a>(
     let scaling = LossScalingConfig::new().with_initial_scale(256.0);
     let configs = [
         FusedConfig::new(),
-        FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1e9))),
-        FusedConfig::new().with_loss_scaling(Some(scaling)),
+        FusedConfig::exact(1e9),
+        FusedConfig::scaling(scaling),
     ];
     configs.into_iter().map(move |config| {
         let mut fused = fused(twin(initial), config);
@@ -120,7 +120,7 @@ pub fn waiting() -> [FusedConfig; 3] {
         let offload = OffloadConfig::new(offload)
             .with_host(OffloadHost::NdArray)
             .with_min_elements(1);
-        FusedConfig::new().with_offload(Some(offload))
+        FusedConfig::offload(offload)
     })
 }
 
@@ -139,10 +139,7 @@ pub fn interrupted(initial: &Stack, init: impl FnOnce() -> Stack) -> [Stack; 2] 
 
 #[track_caller]
 pub fn assert_in_codes(model: &Stack) {
-    assert!(matches!(
-        model.layers[0].weight.base().dtype(),
-        DType::QFloat(_)
-    ));
+    assert_matches!(model.layers[0].weight.base().dtype(), DType::QFloat(_));
 }
 
 /// Another handle to every tensor: codes are not drawn twice.

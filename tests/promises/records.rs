@@ -189,10 +189,7 @@ fn a_record_with_other_parameter_groups(device: &Device) {
     let error = training
         .fused(group("bias"))
         .load_record(written.to_record());
-    assert!(
-        matches!(error, Err(FusedError::RecordOfAnotherOptimizer { .. })),
-        "{error:?}"
-    );
+    assert_matches!(error, Err(FusedError::RecordOfAnotherOptimizer { .. }));
 }
 
 fn records_of_stock_accumulate_in_state_and_back(device: &Device) {
@@ -309,7 +306,7 @@ fn segmented_state_resumes_from_its_record(device: &Device) {
     };
     let mut wide = FusedOptimizer::new_ok(wide, optimizer());
     let error = wide.load_record(first.to_record()).unwrap_err();
-    assert!(matches!(error, FusedError::RecordShape { .. }), "{error}");
+    assert_matches!(error, FusedError::RecordShape { .. });
 }
 
 /// Two matrices of one id.
@@ -342,7 +339,7 @@ fn the_record_of_a_parameter_of_another_shape(device: &Device) {
         };
         assert_eq!(expected, &[4, 3], "{name}, `{state}`");
         assert!(found.ends_with(&[6]), "{name}, `{state}`: {found:?}");
-        assert!(error.to_string().contains("[4, 3]"), "{error}");
+        assert_says(&error, "[4, 3]");
         assert_eq!(
             fused.to_record().into_bytes().unwrap()[..],
             before[..],
@@ -392,7 +389,7 @@ fn a_gradient_that_does_not_fit_is_refused_before_the_step() {
         let step = || adam.step(RATE, parameter.clone(), gradient.clone(), None);
         let panic = catch_unwind(AssertUnwindSafe(step)).err().unwrap();
         let message = panic.downcast_ref::<String>().unwrap();
-        assert!(message.contains(words), "{message}");
+        assert_says(&message, words);
     }
 }
 

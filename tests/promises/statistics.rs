@@ -44,7 +44,7 @@ fn trainings(device: &Device) -> Vec<FusedOptimizer<Normed>> {
             .with_min_elements(1)
     };
     let averaging = WeightAveragingConfig::new().with_decay(Some(0.5));
-    let config = FusedConfig::new().with_averaging(Some(averaging));
+    let config = FusedConfig::averaging(averaging);
     let offloaded = |offload| config.clone().with_offload(Some(waiting(offload)));
     let configs = [
         config.clone(),
@@ -111,19 +111,6 @@ fn statistics_after_change_or_parts_continue_as_in_stock(device: &Device) {
     assert_equal_weights(&stock.valid(), &parts.valid());
 }
 
-/// Stops every step when the first gradient is complete.
-struct Stop;
-
-impl GradientHook for Stop {
-    fn call<const D: usize>(
-        &self,
-        _parameter: HookedParameter<'_, D>,
-        _gradient: Tensor<D>,
-    ) -> GradientFlow<D> {
-        GradientFlow::Stop(FusedError::NothingAccumulated)
-    }
-}
-
 fn failed_pass_and_dry_run_restore_statistics(device: &Device) {
     let xs = xs(device);
     let of = |fused: &FusedOptimizer<Normed>| {
@@ -147,9 +134,9 @@ fn failed_pass_and_dry_run_restore_statistics(device: &Device) {
         assert!(of(&fused) == before);
         fused.step_ok(RATE, |model| model.loss(xs[1].clone()));
         let before = of(&fused);
-        let mut fused = fused.with_hook(ParamGroup::all(), Stop);
+        let mut fused = fused.with_hook(ParamGroup::all(), hook(|_| Answer::Stop("the first")));
         let stopped = fused.step(RATE, |model| model.loss(xs[2].clone()));
-        assert_eq!(stopped.err(), Some(FusedError::NothingAccumulated));
+        assert!(matches!(stopped, Err(FusedError::StoppedByHook { .. })));
         assert!(of(&fused) == before);
     }
 }

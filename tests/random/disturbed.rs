@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::common::*;
-use crate::{Model, distance, on_the_cpu};
+use crate::{Last, Model, distance, keep, on_the_cpu};
 
 /// Says so when dropped.
 struct Done<'a>(&'a AtomicBool);
@@ -39,9 +39,9 @@ type Dropping = (Param<Tensor<1>>, Dropout);
 fn steps_with_the_mask_of_their_loss(device: &Device, steps: usize) -> usize {
     let dropout = DropoutConfig::new(0.5).init();
     let weight = Param::from_tensor(Tensor::<1>::ones([64], device));
-    let seen = Gradient::default();
+    let seen = Last::default();
     let mut fused = FusedOptimizer::new_ok((weight, dropout), SgdConfig::new().init())
-        .with_hook(ParamGroup::all(), seen.clone());
+        .with_hook(ParamGroup::all(), keep(&seen));
     let ended = (0..steps).map(|_| {
         let drop = |(weight, dropout): &Dropping, x: Tensor<1>| {
             // So long that other threads come in between.
@@ -56,7 +56,7 @@ fn steps_with_the_mask_of_their_loss(device: &Device, steps: usize) -> usize {
         match step {
             Ok((_, dropped)) => {
                 let dropped: Vec<f32> = dropped.into_data().iter().collect();
-                assert_eq!(*seen.0.lock().unwrap(), dropped, "another mask");
+                assert_eq!(*seen.lock().unwrap(), dropped, "another mask");
                 true
             }
             Err(FusedError::RandomNumbers { .. }) => false,
@@ -128,8 +128,7 @@ fn trainings_of_two_kinds_side_by_side_wait_for_each_other(device: &Device) {
             }
         });
         scope.spawn(|| {
-            let config =
-                FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1e-3)));
+            let config = FusedConfig::exact(1e-3);
             let mut fused = FusedOptimizer::new_ok(Model::init(device), SgdConfig::new().init())
                 .with_config_ok(config);
             start.wait();
@@ -172,12 +171,12 @@ fn begins_to_draw(device: &Device, loss: impl Fn(&Dropping, bool) -> Tensor<1>) 
     let weight = Param::from_tensor(Tensor::<1>::ones([64], device));
     let model = (weight, DropoutConfig::new(0.5).init());
     // A step in two passes begins with a seed, which shows that it draws nothing.
-    let config = FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1e-3)));
+    let config = FusedConfig::exact(1e-3);
     let mut fused = FusedOptimizer::new_ok(model, SgdConfig::new().init()).with_config_ok(config);
     let mut step = |draws| fused.step_repeatable(0.1, |model| loss(model, draws));
     step(false).unwrap();
     let error = while_locked(device, || step(true)).unwrap_err();
-    assert!(matches!(error, FusedError::RandomNumbers { .. }), "{error}");
+    assert_matches!(error, FusedError::RandomNumbers { .. });
     step(true).unwrap();
 }
 
@@ -197,21 +196,6 @@ fn model_that_begins_to_draw_without_the_lock_ends_the_step(device: &Device) {
     });
 }
 
-/// Keeps the last gradient.
-#[derive(Clone, Default)]
-struct Gradient(Arc<Mutex<Vec<f32>>>);
-
-impl GradientHook for Gradient {
-    fn call<const D: usize>(
-        &self,
-        _parameter: HookedParameter<'_, D>,
-        gradient: Tensor<D>,
-    ) -> GradientFlow<D> {
-        *self.0.lock().unwrap() = gradient.to_data().iter().collect();
-        GradientFlow::Continue(gradient)
-    }
-}
-
 /// Blocks and passes that draw nothing don't mind.
 fn what_draws_nothing_is_not_disturbed(device: &Device) {
     let initial: Vec<Linear> = (0..4)
@@ -225,9 +209,8 @@ fn what_draws_nothing_is_not_disturbed(device: &Device) {
     let x = Tensor::<2>::random([16, 8], Distribution::Default, device);
     let train = |recompute: bool| {
         let model = copy(&initial, init);
-        let mut fused = FusedOptimizer::new_ok(model, AdamWConfig::new().init()).with_config_ok(
-            FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1e-2))),
-        );
+        let mut fused = FusedOptimizer::new_ok(model, AdamWConfig::new().init())
+            .with_config_ok(FusedConfig::exact(1e-2));
         for _ in 0..20 {
             fused.step_repeatable_ok(1e-2, |model| {
                 let run = |linear: &Linear, x| linear.forward(x).tanh();
@@ -253,10 +236,7 @@ fn disturbed_passes_of_exact_clipping_drop_the_same_elements_or_end_the_step(dev
         for _ in 0..10 {
             let before = Model::init(device);
             let mut fused = FusedOptimizer::new_ok(before.clone(), SgdConfig::new().init())
-                .with_config_ok(
-                    FusedConfig::new()
-                        .with_clipping(Some(GlobalNormClippingConfig::Exact(max_norm))),
-                );
+                .with_config_ok(FusedConfig::exact(max_norm));
             let step = disturbed(device, Duration::from_micros(pause), || {
                 fused.step_repeatable(1.0, |model| model.loss(x.clone()))
             });
@@ -282,10 +262,17 @@ fn a_step_that_another_thread_disturbs_updates_once(device: &Device) {
         .map(|_| LinearConfig::new(8, 8).init(device))
         .collect();
     let mut fused = FusedOptimizer::new_ok(model, SgdConfig::new().init())
-        .with_config_ok(
-            FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1e-3))),
-        )
-        .with_hook(ParamGroup::all(), Noting(updates.clone()));
+        .with_config_ok(FusedConfig::exact(1e-3))
+        .with_hook(
+            ParamGroup::all(),
+            hook({
+                let updates = updates.clone();
+                move |it| {
+                    updates.lock().unwrap().push(it.path.to_string());
+                    Answer::Use
+                }
+            }),
+        );
     let x = Tensor::<2>::random([4, 8], Distribution::Default, device);
     let inner = device.clone().inner();
     let second_runs = Arc::new(AtomicUsize::new(0));
@@ -316,27 +303,13 @@ fn a_step_that_another_thread_disturbs_updates_once(device: &Device) {
     assert_changed(&before, &fused.model(), |path| !path.starts_with("0."));
     // And the message does not say otherwise.
     let message = result.unwrap_err().to_string();
-    assert!(message.contains("have not moved"), "{message}");
+    assert_says(&message, "have not moved");
     assert!(!message.contains("No parameter was updated"), "{message}");
     let mut updates = updates.lock().unwrap().clone();
     let found = updates.len();
     updates.sort_unstable();
     updates.dedup();
     assert_eq!(updates.len(), found, "{updates:?}");
-}
-
-/// Notes the paths of the gradients that are used.
-struct Noting(Arc<Mutex<Vec<String>>>);
-
-impl GradientHook for Noting {
-    fn call<const D: usize>(
-        &self,
-        parameter: HookedParameter<'_, D>,
-        gradient: Tensor<D>,
-    ) -> GradientFlow<D> {
-        self.0.lock().unwrap().push(parameter.path.to_string());
-        GradientFlow::Continue(gradient)
-    }
 }
 
 #[test]

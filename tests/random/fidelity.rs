@@ -38,9 +38,8 @@ fn dropout_draws_the_numbers_of_stock(device: &Device) {
 fn both_passes_of_exact_clipping_drop_the_same_elements(device: &Device) {
     let before = Model::init(device);
     let max_norm = 1e-3;
-    let mut fused = FusedOptimizer::new_ok(before.clone(), SgdConfig::new().init()).with_config_ok(
-        FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(max_norm))),
-    );
+    let mut fused = FusedOptimizer::new_ok(before.clone(), SgdConfig::new().init())
+        .with_config_ok(FusedConfig::exact(max_norm));
     let x = Tensor::random([4, 5, 3], Distribution::Default, device);
     fused.step_repeatable_ok(1.0, |model| model.loss(x.clone()));
     let report = fused.last_step();
@@ -68,7 +67,7 @@ fn exact_clipping_in_the_buffer_draws_the_numbers_of_stock(device: &Device) {
     // A norm that no gradient has.
     let exact = GlobalNormClippingConfig::ExactInBuffer(1e9);
     let mut fused = FusedOptimizer::new_ok(fused, AdamWConfig::new().init())
-        .with_config_ok(FusedConfig::new().with_clipping(Some(exact)));
+        .with_config_ok(FusedConfig::clipping(exact));
     train_fused(&mut fused, 5, 1e-2, loss);
     assert_equal_weights(&stock, &fused.model());
 }
@@ -143,9 +142,7 @@ fn the_gradient_of_a_block_with_dropout_is_that_of_its_loss(device: &Device) {
     assert_eq!(before, same, "the same seed gives the same loss");
     // To first order, a step changes the loss by the rate times the squared norm of the gradient.
     let mut measuring = FusedOptimizer::new_ok(initial.clone(), SgdConfig::new().init())
-        .with_config_ok(
-            FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Lagged(1e9))),
-        );
+        .with_config_ok(FusedConfig::lagged(1e9));
     device.seed(7);
     measuring.step_ok(0.0, recomputed);
     let norm = measuring.last_step().gradient_norm.unwrap();

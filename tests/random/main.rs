@@ -7,13 +7,24 @@ mod disturbed;
 mod fidelity;
 mod side_by_side;
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use burn::nn::transformer::{
     TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput,
 };
 
 use crate::common::*;
+
+/// The last gradient.
+type Last = Arc<Mutex<Vec<f32>>>;
+
+fn keep(last: &Last) -> impl GradientHook {
+    let last = last.clone();
+    hook(move |it| {
+        *last.lock().unwrap() = it.elements();
+        Answer::Use
+    })
+}
 
 #[derive(Module, Debug)]
 struct Model {

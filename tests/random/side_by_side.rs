@@ -1,11 +1,9 @@
 //! Trainings that draw random numbers on several threads wait for each other.
 
-use std::sync::{Arc, Mutex};
 use std::thread;
 
-use crate::on_the_cpu;
-
 use crate::common::*;
+use crate::{Last, keep, on_the_cpu};
 
 type Dropping = (Param<Tensor<1>>, Dropout);
 
@@ -61,57 +59,43 @@ fn config(clips: bool, sharding: Sharding) -> FusedConfig {
         .with_sharding(sharding)
 }
 
-/// Keeps the last gradient.
-#[derive(Clone, Default)]
-struct Gradient(Arc<Mutex<Vec<f32>>>);
-
-impl GradientHook for Gradient {
-    fn call<const D: usize>(
-        &self,
-        _parameter: HookedParameter<'_, D>,
-        gradient: Tensor<D>,
-    ) -> GradientFlow<D> {
-        *self.0.lock().unwrap() = gradient.clone().into_data().iter().collect();
-        GradientFlow::Continue(gradient)
+fn check(last: &Last, ranks: Vec<Tensor<1>>) {
+    let mut sum = vec![0.0; 64];
+    for dropped in ranks {
+        let values = dropped.into_data();
+        let pairs = sum.iter_mut().zip(values.iter::<f32>());
+        pairs.for_each(|(sum, value)| *sum += value);
     }
-}
-
-impl Gradient {
-    fn check(&self, ranks: Vec<Tensor<1>>) {
-        let mut sum = vec![0.0; 64];
-        for dropped in ranks {
-            let values = dropped.into_data();
-            let pairs = sum.iter_mut().zip(values.iter::<f32>());
-            pairs.for_each(|(sum, value)| *sum += value);
-        }
-        assert_eq!(*self.0.lock().unwrap(), sum);
-    }
+    assert_eq!(*last.lock().unwrap(), sum);
 }
 
 fn train_alone(device: &Device, place: Place, clips: bool) {
-    let gradient = Gradient::default();
+    let gradient = Last::default();
     let mut fused = FusedOptimizer::new(model(device), SgdConfig::new().init())
         .and_then(|fused| fused.with_config(config(clips, Sharding::State)))
         .unwrap()
-        .with_hook(ParamGroup::all(), gradient.clone());
+        .with_hook(ParamGroup::all(), keep(&gradient));
     for _ in 0..STEPS {
         let step =
             fused.step_repeatable(0.0, |model| place.loss(model, Tensor::ones([64], device)));
-        gradient.check(vec![step.unwrap().1]);
+        check(&gradient, vec![step.unwrap().1]);
     }
 }
 
 fn train_replicas(device: &Device, place: Place, clips: bool, sharding: Sharding) {
-    let gradient = Gradient::default();
+    let gradient = Last::default();
     let (devices, config) = (vec![device.clone(); 3], config(clips, sharding));
     let optimizer = SgdConfig::new().init();
     let mut fused = FusedReplicas::new_with_config(model(device), optimizer, devices, config)
         .unwrap()
-        .with_hook(ParamGroup::all(), gradient.clone());
+        .with_hook(ParamGroup::all(), keep(&gradient));
     for _ in 0..STEPS {
         let batches = vec![Tensor::<1>::ones([64], device); 3];
         let step = fused.step_repeatable(0.0, batches, move |model, x| place.loss(model, x));
-        gradient.check(step.unwrap().into_iter().map(|(_, it)| it).collect());
+        check(
+            &gradient,
+            step.unwrap().into_iter().map(|(_, it)| it).collect(),
+        );
     }
 }
 

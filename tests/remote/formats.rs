@@ -12,11 +12,8 @@ fn bits8() -> ModuleOptimizer {
 #[track_caller]
 fn assert_refused<T>(made: Result<T, FusedError>, format: &str) {
     let error = made.map(drop).expect_err(format);
-    assert!(
-        matches!(error, FusedError::UnsupportedParameter { .. }),
-        "{error}"
-    );
-    assert!(error.to_string().contains(format), "{error}");
+    assert_matches!(error, FusedError::UnsupportedParameter { .. });
+    assert_says(&error, format);
 }
 
 #[test]
@@ -96,9 +93,8 @@ fn formats_stepped_beside_the_server_are_trained() {
     in_time(|| {
         let server = Server::start();
         // On the host.
-        let config = FusedConfig::new().with_offload(Some(
-            OffloadConfig::new(Offload::Updates).with_min_elements(0),
-        ));
+        let config =
+            FusedConfig::offload(OffloadConfig::new(Offload::Updates).with_min_elements(0));
         let mut fused = FusedOptimizer::new_ok(Net::init(&flex()), bits8())
             .with_config_on_ok(config, &server.device);
         let x = Tensor::<2>::ones([5, 6], &server.device);
@@ -121,16 +117,10 @@ fn float_type_of_hosted_device_missing_is_an_error() {
         let server = Server::start_as("ndarray");
         assert_eq!(check_device(&server.device, FloatDType::F32), Ok(()));
         let error = check_device(&server.device, FloatDType::BF16).unwrap_err();
-        assert!(
-            matches!(error, FusedError::FloatTypeNotSupported { .. }),
-            "{error}"
-        );
+        assert_matches!(error, FusedError::FloatTypeNotSupported { .. });
         let model = cast(Net::init(&flex()), FloatDType::BF16).unwrap();
         let replicas = FusedReplicas::new(model, adamw(), [server.device.clone()]);
         let error = replicas.map(drop).unwrap_err();
-        assert!(
-            matches!(error, FusedError::FloatTypeNotSupported { .. }),
-            "{error}"
-        );
+        assert_matches!(error, FusedError::FloatTypeNotSupported { .. });
     });
 }

@@ -76,11 +76,11 @@ fn a_training_whose_server_dies_ends_with_an_error() {
             let strategy = ExecutionStrategy::multi(devices, MultiDeviceOptim::OptimSharded);
             let learner = FusedLearner::new(Net::init(&flex()), adamw(), RATE)
                 .with_training_strategy_ok(strategy)
-                .with_config_ok(FusedConfig::new().with_sharding(sharding));
+                .with_config_ok(FusedConfig::sharded(sharding));
             let training = training.with_application_logger(None).num_epochs(2);
             let result = training.launch_fused(learner);
             let error = result.error.expect("the server is gone").to_string();
-            assert!(error.contains("device"), "{error}");
+            assert_says(&error, "device");
         });
     }
 }

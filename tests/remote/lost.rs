@@ -22,7 +22,7 @@ fn a_server_that_dies_while_replicas_train_ends_a_step_with_an_error() {
                 batches.map(|device| Tensor::ones([5, 6], device)).collect()
             };
             let mut fused = FusedReplicas::new_ok(Net::init(&flex()), adamw(), devices.clone())
-                .with_config_ok(FusedConfig::new().with_sharding(sharding));
+                .with_config_ok(FusedConfig::sharded(sharding));
             fused.step_ok(RATE, batches(&devices), Net::loss);
             servers.swap(killed, 2);
             let [first, second, mut doomed] = servers;
@@ -57,10 +57,7 @@ fn killed_server_before_training_is_an_error() {
         let mut server = Server::start();
         server.kill();
         let error = check_device(&server.device, FloatDType::F32).unwrap_err();
-        assert!(
-            matches!(error, FusedError::DeviceUnavailable { .. }),
-            "{error}"
-        );
+        assert_matches!(error, FusedError::DeviceUnavailable { .. });
     });
 }
 
@@ -71,10 +68,7 @@ fn stopped_server_before_training_is_an_error() {
         server.stop();
         let start = Instant::now();
         let error = check_device(&server.device, FloatDType::F32).unwrap_err();
-        assert!(
-            matches!(error, FusedError::DeviceUnavailable { .. }),
-            "{error}"
-        );
+        assert_matches!(error, FusedError::DeviceUnavailable { .. });
         assert!(start.elapsed() <= TIMEOUT[1], "{:?}", start.elapsed());
     });
 }
@@ -85,10 +79,7 @@ fn stopped_server_is_an_error_with_every_policy() {
     with_timeout("lost::stopped_server_is_an_error_with_every_policy", || {
         let exact = GlobalNormClippingConfig::Exact(1.0);
         let scaling = LossScalingConfig::new();
-        for config in [
-            FusedConfig::new().with_clipping(Some(exact)),
-            FusedConfig::new().with_loss_scaling(Some(scaling)),
-        ] {
+        for config in [FusedConfig::clipping(exact), FusedConfig::scaling(scaling)] {
             let server = Server::start();
             let model = Net::init(&server.device);
             let mut fused = FusedOptimizer::new_ok(model, adamw()).with_config_ok(config);
@@ -99,7 +90,7 @@ fn stopped_server_is_an_error_with_every_policy() {
             let start = Instant::now();
             let error = step().map(drop).unwrap_err();
             println!("{:?}, {error}", start.elapsed());
-            assert!(matches!(error, FusedError::DeviceLost { .. }), "{error}");
+            assert_matches!(error, FusedError::DeviceLost { .. });
             assert!(start.elapsed() <= TIMEOUT[1], "{:?}", start.elapsed());
         }
     });
@@ -117,7 +108,7 @@ fn stopped_server_of_a_rank_ends_the_step_on_all() {
                     .each_ref()
                     .map(|device| Tensor::ones([5, 6], device));
                 let mut fused = FusedReplicas::new_ok(Net::init(&flex()), adamw(), devices)
-                    .with_config_ok(FusedConfig::new().with_sharding(sharding));
+                    .with_config_ok(FusedConfig::sharded(sharding));
                 fused.step_ok(RATE, batches.clone(), Net::loss);
                 server.stop();
                 let start = Instant::now();
@@ -135,16 +126,8 @@ fn a_server_that_is_gone_is_an_error_with_every_policy() {
     type Policy = fn(FusedOptimizer<Net>) -> FusedOptimizer<Net>;
     let policies: [Policy; 3] = [
         |fused| fused,
-        |fused| {
-            fused.with_config_ok(
-                FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Lagged(1.0))),
-            )
-        },
-        |fused| {
-            fused.with_config_ok(
-                FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1.0))),
-            )
-        },
+        |fused| fused.with_config_ok(FusedConfig::lagged(1.0)),
+        |fused| fused.with_config_ok(FusedConfig::exact(1.0)),
     ];
     for policy in policies {
         in_time(move || {
@@ -158,29 +141,8 @@ fn a_server_that_is_gone_is_an_error_with_every_policy() {
             let Err(error) = step() else {
                 panic!("the server is gone")
             };
-            assert!(matches!(error, FusedError::DeviceLost { .. }), "{error}");
+            assert_matches!(error, FusedError::DeviceLost { .. });
         });
-    }
-}
-
-/// Kills a server when the sum of the gradients of a parameter is there, which then can't be stepped.
-struct KillAt {
-    path: &'static str,
-    server: Arc<Mutex<Option<Server>>>,
-}
-
-impl GradientHook for KillAt {
-    fn call<const D: usize>(
-        &self,
-        parameter: HookedParameter<'_, D>,
-        gradient: Tensor<D>,
-    ) -> GradientFlow<D> {
-        if parameter.path == self.path
-            && let Some(mut server) = self.server.lock().unwrap().take()
-        {
-            server.kill();
-        }
-        GradientFlow::Continue(gradient)
     }
 }
 
@@ -193,15 +155,20 @@ fn a_lost_server_takes_states_and_no_weights() {
         let batches = devices
             .each_ref()
             .map(|device| Tensor::ones([5, 6], device));
-        let doomed = Arc::new(Mutex::new(None));
-        let hook = KillAt {
-            // By size, the second largest is the server's.
-            path: "output.weight",
-            server: doomed.clone(),
-        };
+        let doomed = Arc::new(Mutex::new(None::<Server>));
+        let held = doomed.clone();
+        // When the sum of its gradients is there, which then can't be stepped. By size, the second largest is the server's.
+        let kills = hook(move |it| {
+            if it.path == "output.weight"
+                && let Some(mut server) = held.lock().unwrap().take()
+            {
+                server.kill();
+            }
+            Answer::Use
+        });
         let mut fused = FusedReplicas::new_ok(initial, adamw(), devices)
             .with_config_ok(FusedConfig::new().with_ownership(Ownership::BySize))
-            .with_hook(ParamGroup::all(), hook);
+            .with_hook(ParamGroup::all(), kills);
         fused.step_ok(RATE, batches.clone(), Net::loss);
         let before = fused.model().output.weight.val().into_data();
         *doomed.lock().unwrap() = Some(server);

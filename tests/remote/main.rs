@@ -161,7 +161,7 @@ fn replicas_train_on_two_servers() {
         for sharding in [Sharding::State, Sharding::Full] {
             let model = copy(&initial, || Net::init(&flex()));
             let mut fused = FusedReplicas::new_ok(model, adamw(), devices.clone())
-                .with_config_ok(FusedConfig::new().with_sharding(sharding));
+                .with_config_ok(FusedConfig::sharded(sharding));
             for batches in &steps {
                 let batches = batches.clone().into_iter().zip(&devices);
                 let batches: Vec<_> = batches.map(|(x, device)| x.to_device(device)).collect();

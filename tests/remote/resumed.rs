@@ -7,25 +7,6 @@ use super::*;
 
 type Lose = Box<dyn FnOnce() + Send>;
 
-/// Loses the server when the gradient of the last layer is there.
-#[derive(Clone, Default)]
-struct LoseAt(Arc<Mutex<Option<Lose>>>);
-
-impl GradientHook for LoseAt {
-    fn call<const D: usize>(
-        &self,
-        parameter: HookedParameter<'_, D>,
-        gradient: Tensor<D>,
-    ) -> GradientFlow<D> {
-        if parameter.path == "output.weight"
-            && let Some(lose) = self.0.lock().unwrap().take()
-        {
-            lose();
-        }
-        GradientFlow::Continue(gradient)
-    }
-}
-
 /// Asserts that a training on `device` that `lose` takes away in its fourth step ends with an error between `least` and
 /// `most`, and continues on the device of `again` from its last checkpoint to the same weights.
 pub fn assert_resumed(
@@ -55,26 +36,36 @@ pub fn assert_resumed(
 
     let run = tempfile::tempdir().unwrap();
     let checkpoint = Checkpoint::at(run.path());
-    let doomed = LoseAt::default();
-    let mut fused = training(&device).with_hook(ParamGroup::all(), doomed.clone());
+    let doomed: Arc<Mutex<Option<Lose>>> = Arc::default();
+    let held = doomed.clone();
+    // When the gradient of the last layer is there.
+    let loses = hook(move |it| {
+        if it.path == "output.weight"
+            && let Some(lose) = held.lock().unwrap().take()
+        {
+            lose();
+        }
+        Answer::Use
+    });
+    let mut fused = training(&device).with_hook(ParamGroup::all(), loses);
     for (index, batch) in batches[..3].iter().enumerate() {
         step(&mut fused, batch, &device).unwrap();
         if index == 1 {
             checkpoint.save(&fused, &Progress::new(2)).unwrap();
         }
     }
-    *doomed.0.lock().unwrap() = Some(Box::new(lose));
+    *doomed.lock().unwrap() = Some(Box::new(lose));
     let start = Instant::now();
     let error = step(&mut fused, &batches[3], &device).unwrap_err();
     let time = start.elapsed();
     println!("{what}: {time:?}, {error}");
-    assert!(matches!(error, FusedError::DeviceLost { .. }), "{error}");
+    assert_matches!(error, FusedError::DeviceLost { .. });
     assert!(least <= time && time <= most, "{what}: {time:?}");
     // It is not waited for again.
     let saved = checkpoint.save(&fused, &Progress::new(4)).unwrap_err();
-    assert!(matches!(saved, CheckpointError::Devices { .. }), "{saved}");
+    assert_matches!(saved, CheckpointError::Devices { .. });
     let error = step(&mut fused, &batches[3], &device).unwrap_err();
-    assert!(matches!(error, FusedError::DeviceLost { .. }), "{error}");
+    assert_matches!(error, FusedError::DeviceLost { .. });
     drop(fused);
     let again_in = start.elapsed();
     assert!(

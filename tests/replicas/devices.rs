@@ -60,7 +60,7 @@ fn replicas_equal_stock_on_devices_of_several_kinds() {
         ] {
             let model = copy(&initial, || Network::init(&devices[0]));
             let mut fused = FusedReplicas::new_ok(model, adamw(), devices.clone())
-                .with_config_ok(FusedConfig::new().with_sharding(sharding));
+                .with_config_ok(FusedConfig::sharded(sharding));
             for batches in &steps {
                 fused.step_ok(
                     RATE,
@@ -86,7 +86,7 @@ fn a_model_comes_to_the_devices_of_its_ranks() {
         let steps = dealt(&devices, 2);
         let model = copy(&initial, || Network::init(&flex));
         let mut fused = FusedReplicas::new_ok(model, adamw(), devices.clone())
-            .with_config_ok(FusedConfig::new().with_sharding(Sharding::Full));
+            .with_config_ok(FusedConfig::sharded(Sharding::Full));
         for batches in &steps {
             fused.step_ok(RATE, batches.clone(), Network::loss_in_blocks);
         }
@@ -109,8 +109,7 @@ fn policies_hold_on_devices_of_several_kinds() {
         for sharding in [Sharding::State, Sharding::Full] {
             let model = copy(&initial, || Network::init(&devices[0]));
             let mut fused = FusedReplicas::new_ok(model, adamw(), devices.clone()).with_config_ok(
-                FusedConfig::new()
-                    .with_sharding(sharding)
+                FusedConfig::sharded(sharding)
                     .with_clipping(Some(GlobalNormClippingConfig::Exact(1e9)))
                     .with_loss_scaling(Some(LossScalingConfig::new().with_initial_scale(256.0))),
             );
@@ -167,7 +166,7 @@ fn ranks_take_over_the_checkpointing_strategy_of_the_model() {
             Device::flex().autodiff().gradient_checkpointing(),
         ];
         let mut fused = FusedReplicas::new_ok(model, SgdConfig::new().init(), ranks)
-            .with_config_ok(FusedConfig::new().with_sharding(sharding));
+            .with_config_ok(FusedConfig::sharded(sharding));
         for batches in &steps {
             let batches = batches.iter().cloned();
             let places = fused.devices().iter();

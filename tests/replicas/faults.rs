@@ -92,7 +92,7 @@ fn a_fault_of_a_rank_ends_the_step_on_all_and_nothing_is_lost() {
                 let batches: Vec<_> = tokens(device, &[2; 3]).into_iter().enumerate().collect();
                 in_time(move || {
                     let mut fused = FusedReplicas::new_ok(model, adamw(), flex(3))
-                        .with_config_ok(FusedConfig::new().with_sharding(sharding));
+                        .with_config_ok(FusedConfig::sharded(sharding));
                     let fails = Arc::new(AtomicBool::new(true));
                     let (flag, shared) = (fails.clone(), batches.clone());
                     let mut step = |fault: Option<Fault>| {
@@ -149,17 +149,14 @@ fn a_step_that_fails_before_the_first_gradient_can_be_repeated() {
     for sharding in [Sharding::State, Sharding::Full] {
         let model = copy(&initial, || Network::init(&devices[0]));
         let mut fused = FusedReplicas::new_ok(model, adamw(), devices.clone())
-            .with_config_ok(FusedConfig::new().with_sharding(sharding));
+            .with_config_ok(FusedConfig::sharded(sharding));
         for batches in &steps {
             let failing = batches.clone().into_iter().zip([false, true]);
             let error = fused.step(RATE, failing, |model: &Network, (tokens, fails)| {
                 assert!(!fails, "on purpose");
                 model.loss(tokens)
             });
-            assert!(matches!(
-                error,
-                Err(FusedError::RankPanicked { rank: 1, .. })
-            ));
+            assert_matches!(error, Err(FusedError::RankPanicked { rank: 1, .. }));
             fused.step_ok(RATE, batches.clone(), Network::loss);
         }
         assert_equal_weights(&expected, &fused.model());
@@ -182,37 +179,12 @@ fn a_micro_batch_that_fails_leaves_the_sum_of_those_before() {
                 assert!(!fails, "on purpose");
                 model.loss(tokens)
             });
-            assert!(matches!(
-                error,
-                Err(FusedError::RankPanicked { rank: 0, .. })
-            ));
+            assert_matches!(error, Err(FusedError::RankPanicked { rank: 0, .. }));
         }
         fused.step_ok(RATE, batches.clone(), Network::loss);
         fused.model()
     };
     assert_equal_weights(&train(false), &train(true));
-}
-
-/// Panics or stops at one parameter.
-struct Failing {
-    panics: bool,
-}
-
-impl GradientHook for Failing {
-    fn call<const D: usize>(
-        &self,
-        parameter: HookedParameter<'_, D>,
-        gradient: Tensor<D>,
-    ) -> GradientFlow<D> {
-        if parameter.path != "layers.1.weight" {
-            return GradientFlow::Continue(gradient);
-        }
-        assert!(!self.panics, "in a hook");
-        GradientFlow::Stop(FusedError::StoppedByHook {
-            path: parameter.path.into(),
-            reason: "on purpose".into(),
-        })
-    }
 }
 
 #[test]
@@ -224,9 +196,14 @@ fn a_hook_that_fails_ends_the_step_in_the_name_of_the_owner() {
             let model = Network::init(device);
             let batches = tokens(device, &[2, 4, 2]);
             in_time(move || {
+                let fails = hook(move |it| match it.path {
+                    "layers.1.weight" if panics => panic!("in a hook"),
+                    "layers.1.weight" => Answer::Stop("on purpose"),
+                    _ => Answer::Use,
+                });
                 let mut fused = FusedReplicas::new_ok(model, adamw(), flex(3))
-                    .with_config_ok(FusedConfig::new().with_sharding(sharding))
-                    .with_hook(ParamGroup::all(), Failing { panics });
+                    .with_config_ok(FusedConfig::sharded(sharding))
+                    .with_hook(ParamGroup::all(), fails);
                 let owner = fused.owner("layers.1.weight").unwrap();
                 for _ in 0..3 {
                     let error = fused
@@ -236,7 +213,7 @@ fn a_hook_that_fails_ends_the_step_in_the_name_of_the_owner() {
                         FusedError::Rank { rank, .. } if !panics => assert_eq!(rank, owner),
                         FusedError::RankPanicked { rank, message, .. } if panics => {
                             assert_eq!(rank, owner);
-                            assert!(message.contains("in a hook"), "{message}");
+                            assert_says(&message, "in a hook");
                         }
                         error => panic!("{error}"),
                     }
@@ -256,9 +233,7 @@ fn a_norm_that_is_not_finite_is_an_error() {
     let initial = Network::init(device);
     let mut fused =
         FusedReplicas::new_ok(copy(&initial, || Network::init(device)), adamw(), flex(2))
-            .with_config_ok(
-                FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1.0))),
-            );
+            .with_config_ok(FusedConfig::exact(1.0));
     let batches: Vec<_> = tokens(device, &[2, 2])
         .into_iter()
         .zip([1.0, f32::NAN])
@@ -290,10 +265,7 @@ fn a_sum_of_all_ranks_that_is_not_finite_goes_with_the_step_that_a_hook_stops() 
         });
         let stopped = fused.step(RATE, batches.clone(), Network::loss);
         let named = |error: &FusedError| matches!(error, FusedError::GradientNotFinite { .. });
-        assert!(
-            matches!(&stopped, Err(FusedError::Rank { error, .. }) if named(error)),
-            "{stopped:?}"
-        );
+        assert_matches!(stopped, Err(FusedError::Rank { error, .. }) if named(error));
         assert_eq!(
             fused.step_accumulated(RATE),
             Err(FusedError::NothingAccumulated)
@@ -355,10 +327,7 @@ fn a_panic_that_panics_when_dropped_ends_the_step_on_all_ranks() {
                     gradient_checkpointing(&model.layers[0], (x, again), run).mean()
                 };
                 let error = fused.step(RATE, batches.clone(), fails);
-                assert!(
-                    matches!(error, Err(FusedError::RankPanicked { .. })),
-                    "{error:?}"
-                );
+                assert_matches!(error, Err(FusedError::RankPanicked { .. }));
                 fused.step_ok(RATE, batches.clone(), Network::loss);
             }
         }

@@ -42,11 +42,7 @@ fn replicas_equal_stock_on_several_devices() {
             for sharding in [Sharding::State, Sharding::Full] {
                 let model = copied(&initial, &devices[0]);
                 let mut fused = FusedReplicas::new_ok(model, adamw(), devices.clone())
-                    .with_config_ok(
-                        FusedConfig::new()
-                            .with_sharding(sharding)
-                            .with_ownership(ownership),
-                    );
+                    .with_config_ok(FusedConfig::sharded(sharding).with_ownership(ownership));
                 train(&mut fused, &steps);
                 assert_equal_weights(&expected, &fused.model());
                 assert_eq!(fused.last_step().copied, Some(0), "{ranks} {sharding:?}");
@@ -105,7 +101,7 @@ fn blocks_that_run_twice_change_nothing() {
     for sharding in [Sharding::State, Sharding::Full] {
         let model = copied(&initial, &devices[0]);
         let mut fused = FusedReplicas::new_ok(model, adamw(), devices.clone())
-            .with_config_ok(FusedConfig::new().with_sharding(sharding));
+            .with_config_ok(FusedConfig::sharded(sharding));
         for batches in &steps {
             fused.step_ok(RATE, batches.clone(), Network::loss_in_blocks);
         }
@@ -154,18 +150,15 @@ fn a_loss_in_chunks_over_ranks_equals_that_of_the_whole_batch() {
     let whole = tokens(&devices[0], &[6, 6, 6]);
     let clipping = GlobalNormClippingConfig::Exact(0.3);
     let mut alone = FusedOptimizer::new_ok(copied(&initial, &devices[0]), adamw())
-        .with_config_ok(FusedConfig::new().with_clipping(Some(clipping)));
+        .with_config_ok(FusedConfig::clipping(clipping));
     for batch in &whole {
         alone.step_repeatable_ok(RATE, |model| loss_in_chunks(model, batch.clone()));
     }
     let expected = weights(&alone.model());
     for sharding in [Sharding::State, Sharding::Full] {
         let model = copied(&initial, &devices[0]);
-        let mut fused = FusedReplicas::new_ok(model, adamw(), devices.clone()).with_config_ok(
-            FusedConfig::new()
-                .with_sharding(sharding)
-                .with_clipping(Some(clipping)),
-        );
+        let mut fused = FusedReplicas::new_ok(model, adamw(), devices.clone())
+            .with_config_ok(FusedConfig::sharded(sharding).with_clipping(Some(clipping)));
         for batch in &whole {
             let parts = batch.clone().chunk(3, 0);
             fused.step_repeatable_ok(RATE, parts, move |model, part| {
@@ -196,7 +189,7 @@ fn ranks_without_a_batch_stand_by_as_in_stock() {
     for sharding in [Sharding::State, Sharding::Full] {
         let model = copied(&initial, &devices[0]);
         let mut fused = FusedReplicas::new_ok(model, adamw(), devices.clone())
-            .with_config_ok(FusedConfig::new().with_sharding(sharding));
+            .with_config_ok(FusedConfig::sharded(sharding));
         train(&mut fused, &uneven);
         assert_equal_weights(&expected, &fused.model());
     }

@@ -21,10 +21,7 @@ fn a_tracked_tensor_that_ranks_share_holds_nobody_up() {
             model.loss(tokens) * shared.clone()
         });
         if let Err(error) = ended {
-            assert!(
-                error.to_string().contains("Detach what the closure"),
-                "{error}"
-            );
+            assert_says(&error, "Detach what the closure");
         }
         fused.step_ok(RATE, tokens(&device, &[2, 2]), Network::loss);
     });
@@ -75,26 +72,8 @@ fn the_model_of_another_rank_is_not_read() {
             model.loss(tokens)
         });
         let text = error.unwrap_err().to_string();
-        assert!(text.contains("was read on the thread of rank"), "{text}");
+        assert_says(&text, "was read on the thread of rank");
     });
-}
-
-/// Reads models that a closure has put aside.
-struct Reading(Arc<Mutex<Vec<Network>>>);
-
-impl GradientHook for Reading {
-    fn call<const D: usize>(
-        &self,
-        _parameter: HookedParameter<'_, D>,
-        gradient: Tensor<D>,
-    ) -> GradientFlow<D> {
-        let models = self.0.lock().unwrap().clone();
-        for model in models {
-            let value = model.scale.val();
-            drop(value.clone() * value);
-        }
-        GradientFlow::Continue(gradient)
-    }
 }
 
 #[test]
@@ -103,8 +82,17 @@ fn a_hook_that_reads_a_model_ends_the_step() {
     let device = flex(1).remove(0);
     in_time(move || {
         let models: Arc<Mutex<Vec<Network>>> = Arc::default();
+        let read = models.clone();
+        let reads = hook(move |_| {
+            let models = read.lock().unwrap().clone();
+            for model in models {
+                let value = model.scale.val();
+                drop(value.clone() * value);
+            }
+            Answer::Use
+        });
         let mut fused = FusedReplicas::new_ok(Network::init(&device), adamw(), flex(2))
-            .with_hook(ParamGroup::all(), Reading(models.clone()));
+            .with_hook(ParamGroup::all(), reads);
         for _ in 0..3 {
             models.lock().unwrap().clear();
             let aside = models.clone();
@@ -113,10 +101,7 @@ fn a_hook_that_reads_a_model_ends_the_step() {
                 aside.lock().unwrap().push(model.clone());
                 model.loss(tokens)
             });
-            assert!(
-                matches!(error, Err(FusedError::RankPanicked { .. })),
-                "{error:?}"
-            );
+            assert_matches!(error, Err(FusedError::RankPanicked { .. }));
         }
     });
 }
@@ -204,43 +189,30 @@ fn two_groups_on_two_threads_draw_apart() {
     });
 }
 
-/// Stops at one parameter, and notes the others.
-#[derive(Clone, Default)]
-struct Stopping(Arc<Mutex<Vec<String>>>);
-
-impl GradientHook for Stopping {
-    fn call<const D: usize>(
-        &self,
-        parameter: HookedParameter<'_, D>,
-        gradient: Tensor<D>,
-    ) -> GradientFlow<D> {
-        self.0.lock().unwrap().push(parameter.path.to_string());
-        match parameter.path {
-            "layers.3.weight" => GradientFlow::Stop(FusedError::StoppedByHook {
-                path: parameter.path.to_string(),
-                reason: "on purpose".to_string(),
-            }),
-            _ => GradientFlow::Continue(gradient),
-        }
-    }
-}
-
 #[test]
 fn a_stop_counts_for_all_ranks_though_its_owner_stands_by() {
     let _alone = alone();
     let device = &flex(1)[0];
     // Until another rank owns the parameter.
     for _ in 0..40 {
-        let stopping = Stopping::default();
+        let called: Arc<Mutex<Vec<String>>> = Arc::default();
+        let notes = called.clone();
+        let stops = hook(move |it| {
+            notes.lock().unwrap().push(it.path.to_string());
+            match it.path {
+                "layers.3.weight" => Answer::Stop("on purpose"),
+                _ => Answer::Use,
+            }
+        });
         let mut fused = FusedReplicas::new_ok(Network::init(device), adamw(), flex(3))
-            .with_hook(ParamGroup::all(), stopping.clone());
+            .with_hook(ParamGroup::all(), stops);
         if fused.owner("layers.3.weight") == Some(0) {
             continue;
         }
         let before = fused.model();
         let error = fused.step(RATE, tokens(device, &[2]), Network::loss);
-        assert!(matches!(error, Err(FusedError::Rank { .. })), "{error:?}");
-        let called = stopping.0.lock().unwrap();
+        assert_matches!(error, Err(FusedError::Rank { .. }));
+        let called = called.lock().unwrap();
         assert_eq!(called.last().map(String::as_str), Some("layers.3.weight"));
         let pairs = weights(&before).into_iter().zip(weights(&fused.model()));
         for ((path, before), (_, after)) in pairs {
@@ -286,10 +258,7 @@ fn a_panic_in_the_update_of_a_parameter_left_to_the_end_leaves_all_ranks_alike()
     let optimizer: ModuleOptimizer = PanickingAt([6, 6]).into();
     let mut fused = FusedReplicas::new_ok(model, optimizer, flex(2));
     let error = fused.step(RATE, tokens(device, &[2, 2]), Network::loss);
-    assert!(
-        matches!(error, Err(FusedError::RankPanicked { .. })),
-        "{error:?}"
-    );
+    assert_matches!(error, Err(FusedError::RankPanicked { .. }));
     let same = tokens(device, &[2]).remove(0);
     let losses = fused.accumulate_ok(vec![same; 2], Network::loss);
     assert_eq!(losses[0].to_data(), losses[1].to_data());
@@ -379,7 +348,7 @@ fn a_block_that_reads_a_weight_as_a_constant_keeps_it_from_being_stepped() {
         let train = |in_blocks: bool| {
             let model = copy(&initial, || Network::init(device));
             let mut fused = FusedReplicas::new_ok(model, adamw(), flex(2))
-                .with_config_ok(FusedConfig::new().with_sharding(sharding));
+                .with_config_ok(FusedConfig::sharded(sharding));
             for _ in 0..3 {
                 let batches = vec![batch.clone(); 2];
                 fused.step_ok(RATE, batches, move |model: &Network, tokens| {

@@ -98,8 +98,7 @@ fn muon_accumulates_and_clips_on_several_devices_as_in_stock() {
         expected = optimizer.step(RATE, expected, sum.grads());
     }
     for sharding in [Sharding::State, Sharding::Full] {
-        let config = FusedConfig::new()
-            .with_sharding(sharding)
+        let config = FusedConfig::sharded(sharding)
             .with_ownership(Ownership::MainDevice)
             .with_clipping(Some(GlobalNormClippingConfig::Exact(1e9)));
         let model = copy(&initial, || Network::init(&devices[0]));
@@ -128,9 +127,7 @@ fn muon_in_formats_is_the_same_on_any_number_of_devices() {
     let initial = init();
     let course = course(&flex(1)[0], 1);
     let train = |ranks, sharding| {
-        let config = FusedConfig::new()
-            .with_sharding(sharding)
-            .with_ownership(Ownership::BySize);
+        let config = FusedConfig::sharded(sharding).with_ownership(Ownership::BySize);
         let model = copy(&initial, init);
         let mut fused =
             FusedReplicas::new_ok(model, optimizer(), flex(ranks)).with_config_ok(config);
@@ -157,5 +154,5 @@ fn a_vector_is_refused_by_name_on_several_devices() {
     let muon = backburn::optim::MuonConfig::new().init();
     let network = Network::init(&flex(1)[0]);
     let error = FusedReplicas::new(network, muon, flex(2)).unwrap_err();
-    assert!(error.to_string().contains("`layers.0.bias`"), "{error}");
+    assert_says(&error, "`layers.0.bias`");
 }

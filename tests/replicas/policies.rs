@@ -1,6 +1,7 @@
 //! What happens to the sums of gradients equals doing it in stock Burn.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use super::rows::table::offloaded;
 use super::*;
@@ -295,29 +296,6 @@ fn one_overflow_anywhere_skips_everywhere() {
     }
 }
 
-/// Counts its calls by parameter, and vetoes the scale.
-#[derive(Clone, Default)]
-struct Counting(std::sync::Arc<Mutex<HashMap<String, usize>>>);
-
-impl GradientHook for Counting {
-    fn call<const D: usize>(
-        &self,
-        parameter: HookedParameter<'_, D>,
-        gradient: Tensor<D>,
-    ) -> GradientFlow<D> {
-        *self
-            .0
-            .lock()
-            .unwrap()
-            .entry(parameter.path.into())
-            .or_default() += 1;
-        match parameter.path {
-            "scale" => GradientFlow::Veto,
-            _ => GradientFlow::Continue(gradient.mul_scalar(2.0)),
-        }
-    }
-}
-
 #[test]
 fn hooks_are_called_once_with_the_sum() {
     let _alone = alone();
@@ -330,15 +308,23 @@ fn hooks_are_called_once_with_the_sum() {
     let mut expected = train_reference(model, sgd(), &groups[..1], |_| Some(2.0));
     expected.scale = Param::from_tensor(Tensor::ones([6], device));
     in_every_way(&initial, 3, sgd, |fused| {
-        let counting = Counting::default();
-        let mut fused = fused.with_hook(ParamGroup::all(), counting.clone());
+        let counts: Arc<Mutex<HashMap<String, usize>>> = Arc::default();
+        let counting = counts.clone();
+        let doubles = hook(move |it| {
+            *counting.lock().unwrap().entry(it.path.into()).or_default() += 1;
+            match it.path {
+                "scale" => Answer::Veto,
+                _ => Answer::Scale(2.0),
+            }
+        });
+        let mut fused = fused.with_hook(ParamGroup::all(), doubles);
         fused.step_ok(RATE, steps[0].clone(), weighed_loss);
         let report = fused.last_step();
         assert_eq!(
             (report.updated, report.vetoed, report.without_gradient),
             (11, 1, 0)
         );
-        let counts = counting.0.lock().unwrap();
+        let counts = counts.lock().unwrap();
         assert_eq!(counts.len(), 12);
         assert!(counts.values().all(|calls| *calls == 1), "{counts:?}");
         assert_equal_weights(&expected, &fused.model());
@@ -383,7 +369,7 @@ fn optimizers_in_formats_equal_themselves_in_stock() {
     for sharding in [Sharding::State, Sharding::Full] {
         let model = copy(&initial, || Network::init(device));
         let mut fused = FusedReplicas::new_ok(in_bf16(model), in_formats(), flex(2))
-            .with_config_ok(FusedConfig::new().with_sharding(sharding));
+            .with_config_ok(FusedConfig::sharded(sharding));
         for batches in &steps {
             fused.step_ok(RATE, batches.clone(), weighed_loss);
         }
@@ -417,9 +403,7 @@ fn a_closure_may_run_the_backward_pass_itself() {
 fn what_needs_two_passes_says_so() {
     let _alone = alone();
     let mut fused = FusedReplicas::new_ok(Network::init(&flex(1)[0]), adamw(), flex(2))
-        .with_config_ok(
-            FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1.0))),
-        );
+        .with_config_ok(FusedConfig::exact(1.0));
     let batches = weighed(&flex(1)[0], 2, 1).remove(0);
     let error = fused.step(RATE, batches, weighed_loss).unwrap_err();
     assert_eq!(error, FusedError::RunsTwice);

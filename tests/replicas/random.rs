@@ -92,15 +92,12 @@ fn blocks_see_their_own_numbers_twice_whatever_other_ranks_draw() {
             backburn::GradientCheckpointingConfig::new().with_keep_activations(vec![true; 4]);
         let keep = |fused: FusedReplicas<Dropping>| {
             fused.with_config_ok(
-                FusedConfig::new()
-                    .with_sharding(sharding)
-                    .with_gradient_checkpointing(kept.clone()),
+                FusedConfig::sharded(sharding).with_gradient_checkpointing(kept.clone()),
             )
         };
         let (expected, losses) = trained(&initial, 4, 20, keep, true);
-        let twice = |fused: FusedReplicas<Dropping>| {
-            fused.with_config_ok(FusedConfig::new().with_sharding(sharding))
-        };
+        let twice =
+            |fused: FusedReplicas<Dropping>| fused.with_config_ok(FusedConfig::sharded(sharding));
         let (found, found_losses) = trained(&initial, 4, 20, twice, true);
         assert_eq!(losses, found_losses);
         assert_equal_weights(&expected, &found);
@@ -113,11 +110,7 @@ fn both_passes_of_a_step_see_the_same_numbers() {
     let initial = Dropping::init(&Device::flex().autodiff());
     for in_blocks in [false, true] {
         let clip = |max| {
-            move |fused: FusedReplicas<Dropping>| {
-                fused.with_config_ok(
-                    FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(max))),
-                )
-            }
+            move |fused: FusedReplicas<Dropping>| fused.with_config_ok(FusedConfig::exact(max))
         };
         let (one, losses) = trained(&initial, 3, 10, clip(1e9), in_blocks);
         let (again, same) = trained(&initial, 3, 10, clip(1e9), in_blocks);

@@ -36,7 +36,7 @@ fn train(
         }
         By::Ranks(ranks, sharding) => {
             let mut fused = FusedReplicas::new_ok(model, optimizer, flex(ranks))
-                .with_config_ok(FusedConfig::new().with_sharding(sharding));
+                .with_config_ok(FusedConfig::sharded(sharding));
             fused.step_ok(RATE, vec![batch.clone(); 2], half);
             fused.into_parts()
         }
@@ -90,13 +90,13 @@ fn a_resumed_training_equals_one_that_was_not_interrupted() {
     for sharding in [Sharding::State, Sharding::Full] {
         let model = copy(&initial, || Network::init(&devices[0]));
         let mut fused = FusedReplicas::new_ok(model, adamw(), devices.clone())
-            .with_config_ok(FusedConfig::new().with_sharding(sharding));
+            .with_config_ok(FusedConfig::sharded(sharding));
         for (index, batches) in steps.iter().enumerate() {
             if index == 3 {
                 let record = fused.to_record();
                 let model = copy(&fused.model(), || Network::init(&devices[0]));
                 fused = FusedReplicas::new_ok(model, adamw(), devices.clone())
-                    .with_config_ok(FusedConfig::new().with_sharding(sharding));
+                    .with_config_ok(FusedConfig::sharded(sharding));
                 fused.load_record_ok(record);
             }
             fused.step_ok(RATE, batches.clone(), Network::loss);
@@ -144,7 +144,7 @@ fn parameters_can_be_frozen_and_thawed_between_steps() {
     let mut optimizer = adamw();
     let model = copy(&initial, || Network::init(&devices[0]));
     let mut fused = FusedReplicas::new_ok(model, adamw(), devices.clone())
-        .with_config_ok(FusedConfig::new().with_sharding(Sharding::Full));
+        .with_config_ok(FusedConfig::sharded(Sharding::Full));
     for (index, batches) in steps.iter().enumerate() {
         let change: fn(Network) -> Network = match index {
             1 => |model| model.freeze_group(ParamGroup::from_predicate("layers.2")),
@@ -220,7 +220,7 @@ fn the_states_of_a_removed_layer_leave_the_record_of_replicas() {
     let batches = tokens(device, &[2, 4]);
     for sharding in [Sharding::State, Sharding::Full] {
         let mut fused = FusedReplicas::new_ok(Network::init(device), adamw(), flex(2))
-            .with_config_ok(FusedConfig::new().with_sharding(sharding));
+            .with_config_ok(FusedConfig::sharded(sharding));
         fused.step_ok(RATE, batches.clone(), Network::loss);
         let whole = fused.model();
         fused.change_model_ok(|mut model| {
@@ -244,7 +244,7 @@ fn a_checkpoint_goes_on_with_any_number_of_devices() {
     let half = |model: &Network, batch| model.loss(batch) / 2.0;
     let clipped = || {
         let clipping = GlobalNormClippingConfig::Lagged(0.5);
-        FusedConfig::new().with_clipping(Some(clipping))
+        FusedConfig::clipping(clipping)
     };
     let batches = tokens(device, &[2, 4, 3, 2, 4, 2]);
     let expected = {
@@ -314,11 +314,11 @@ fn replicas_that_refuse_a_checkpoint_train_on() {
     let [expected, refused] = [false, true].map(|tries| {
         let model = copy(&initial, || Network::init(device));
         let mut fused = FusedReplicas::new_ok(model, adamw(), flex(2))
-            .with_config_ok(FusedConfig::new().with_sharding(Sharding::Full));
+            .with_config_ok(FusedConfig::sharded(Sharding::Full));
         for _ in 0..2 {
             if tries {
                 let error = checkpoint.load::<()>(&mut fused).unwrap_err();
-                assert!(error.to_string().contains("embedding.weight"), "{error}");
+                assert_says(&error, "embedding.weight");
             }
             fused.step_ok(RATE, batches.clone(), Network::loss);
         }

@@ -75,7 +75,7 @@ fn what_lacks_the_type_at_rest_is_refused() {
     let offload = OffloadConfig::new(Offload::Updates)
         .with_host(OffloadHost::NdArray)
         .with_min_elements(1_000_000);
-    let config = FusedConfig::new().with_offload(Some(offload));
+    let config = FusedConfig::offload(offload);
     let error = fused.with_config_on(config, &device()).unwrap_err();
     assert!(lacks_the_type(&error), "{error:?}");
 
@@ -83,40 +83,33 @@ fn what_lacks_the_type_at_rest_is_refused() {
     let error = fused
         .with_config(computed_in(FloatDType::Flex32))
         .unwrap_err();
-    assert!(matches!(error, FusedError::Combination { .. }), "{error:?}");
+    assert_matches!(error, FusedError::Combination { .. });
 }
-
-/// Notes where the scale is stepped, and its gradient.
-#[derive(Clone, Default)]
-struct Noting(Arc<Mutex<Option<Noted>>>);
 
 /// Where the scale is, and its gradient.
 type Noted = (Device, Vec<f32>);
 
-impl GradientHook for Noting {
-    fn call<const D: usize>(
-        &self,
-        parameter: HookedParameter<'_, D>,
-        gradient: Tensor<D>,
-    ) -> GradientFlow<D> {
-        if parameter.path == "scale" {
-            let found = gradient.clone().into_data().iter().collect();
-            *self.0.lock().unwrap() = Some((parameter.value.device(), found));
+/// Notes where the scale is stepped, and its gradient.
+fn note(noted: &Arc<Mutex<Option<Noted>>>) -> impl GradientHook {
+    let noted = noted.clone();
+    hook(move |it| {
+        if it.path == "scale" {
+            *noted.lock().unwrap() = Some((it.device.clone(), it.elements()));
         }
-        GradientFlow::Continue(gradient)
-    }
+        Answer::Use
+    })
 }
 
 #[test]
 fn small_parameters_stay_unless_computed_in_another_type() {
     let _alone = alone();
     let on_host = |config: FusedConfig| {
-        let noting = Noting::default();
+        let noted = Arc::default();
         let mut fused = FusedOptimizer::new_ok(Network::init(&device()), adamw())
             .with_config_on_ok(config, &device())
-            .with_hook(ParamGroup::all(), noting.clone());
+            .with_hook(ParamGroup::all(), note(&noted));
         fused.step_ok(RATE, |model| model.loss(tokens(&device(), &[2]).remove(0)));
-        let (found, _) = noting.0.lock().unwrap().take().unwrap();
+        let (found, _) = noted.lock().unwrap().take().unwrap();
         found == other().inner()
     };
     let offload = OffloadConfig::new(Offload::Updates)
@@ -133,11 +126,11 @@ fn sums_in_full_precision_are_rounded_once() {
     let _alone = alone();
     let initial = half();
     let batches: Vec<_> = (0..8).map(|_| tokens(&device(), &[2]).remove(0)).collect();
-    let noting = Noting::default();
+    let noted = Arc::default();
     let config = computed_in(FloatDType::F32).with_full_precision_accumulation(true);
     let mut fused = FusedOptimizer::new_ok(copy(&initial, half), adamw())
         .with_config_ok(config)
-        .with_hook(ParamGroup::all(), noting.clone());
+        .with_hook(ParamGroup::all(), note(&noted));
     for batch in &batches {
         fused.accumulate_ok(|model| model.loss(batch.clone()));
     }
@@ -149,7 +142,7 @@ fn sums_in_full_precision_are_rounded_once() {
     });
     let sum = gradients.reduce(|sum, gradient| sum + gradient).unwrap();
     let expected: Vec<f32> = sum.cast(FloatDType::BF16).into_data().iter().collect();
-    assert_eq!(noting.0.lock().unwrap().take().unwrap().1, expected);
+    assert_eq!(noted.lock().unwrap().take().unwrap().1, expected);
 }
 
 /// Nor does a host need the type in which the model computes.

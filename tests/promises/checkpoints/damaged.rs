@@ -56,7 +56,7 @@ fn missing_or_truncated_file_is_named_with_the_last_whole_step() {
             if file == "training.json" && length.is_none() {
                 // Not complete, so it is skipped, and the one before is damaged.
                 let refused = assert_refused(damaged.path()).to_string();
-                assert!(refused.contains("step-9"), "{refused}");
+                assert_says(&refused, "step-9");
                 continue;
             }
             let refused = assert_refused(damaged.path());
@@ -76,7 +76,7 @@ fn missing_or_truncated_file_is_named_with_the_last_whole_step() {
                 Some(_) => String::new(),
             };
             assert!(message.contains(&reason), "{message}");
-            assert!(message.contains("`at_step(8)`"), "{message}");
+            assert_says(&message, "`at_step(8)`");
             let older = Checkpoint::at(damaged.path()).at_step(8);
             assert_loads(&older, 8, 8);
         }
@@ -119,7 +119,7 @@ fn renamed_step_folder_is_an_error() {
     save(folder.path(), 4);
     fs::rename(folder.path().join("step-4"), folder.path().join("step-6")).unwrap();
     let refused = assert_refused(folder.path()).to_string();
-    assert!(refused.contains("it is of step 4"), "{refused}");
+    assert_says(&refused, "it is of step 4");
 }
 
 #[test]
@@ -151,14 +151,14 @@ fn checkpoint_of_a_later_version_is_an_error() {
     *training = br#"{"format": 2, "volumes": []}"#.to_vec();
     let folder = folder_of(&later);
     let refused = assert_refused(folder.path());
-    assert!(matches!(
+    assert_matches!(
         refused,
         CheckpointError::OtherFormat {
             found: 2,
             known: 1,
             ..
         }
-    ));
+    );
     // It is no reason to lose a training.
     save(folder.path(), 6);
     assert_is_after(folder.path(), 6);
@@ -173,11 +173,8 @@ fn a_plan_of_another_type_is_refused() {
     let refused = Checkpoint::at(folder.path()).load::<String>(&mut training);
     assert!(contents(&training) == before);
     let refused = refused.unwrap_err();
-    assert!(matches!(
-        refused,
-        CheckpointError::Plan { done: "read", .. }
-    ));
-    assert!(refused.to_string().contains("String"), "{refused}");
+    assert_matches!(refused, CheckpointError::Plan { done: "read", .. });
+    assert_says(&refused, "String");
 }
 
 /// Records that Burn reads, and that fit nothing.
@@ -191,10 +188,7 @@ fn the_checkpoint_of_another_model_is_refused() {
         .save(&wide, &progress)
         .unwrap();
     let refused = assert_refused(folder.path());
-    assert!(
-        matches!(&refused, CheckpointError::Model { file, reason } if file.ends_with("model.bpk") && reason.contains("`weight` ([8, 10] in place of [8, 9])")),
-        "{refused}"
-    );
+    assert_matches!(refused, CheckpointError::Model { file, reason } if file.ends_with("model.bpk") && reason.contains("`weight` ([8, 10] in place of [8, 9])"));
 }
 
 #[derive(Clone, Debug)]

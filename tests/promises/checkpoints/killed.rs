@@ -202,10 +202,7 @@ fn a_child_whose_save_fails() {
     };
     let checkpoint = Checkpoint::at(PathBuf::from(folder)).keep_last(1);
     let refused = checkpoint.save(&large(), &Progress::new(2)).unwrap_err();
-    assert!(
-        matches!(&refused, CheckpointError::Write { file, .. } if file.ends_with("model.bpk")),
-        "{refused}"
-    );
+    assert_matches!(refused, CheckpointError::Write { file, .. } if file.ends_with("model.bpk"));
 }
 
 /// As on a full disk: a write in the middle of a file fails.

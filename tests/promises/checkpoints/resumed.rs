@@ -263,7 +263,7 @@ fn a_load_that_fails_changes_nothing(device: &Device) {
         (&in_another, "another `second.weight` (F"),
     ] {
         let refused = checkpoint.load::<()>(&mut fused).unwrap_err();
-        assert!(refused.to_string().contains(words), "{refused}");
+        assert_says(&refused, words);
         assert!(before == weights(&fused.model()), "{refused}");
     }
     plain(&mut fused, 0.1.into(), &x);
@@ -316,7 +316,7 @@ fn a_training_whose_model_has_changed_goes_back_to_its_checkpoint() {
         });
     };
     let clipping = GlobalNormClippingConfig::Lagged(0.5);
-    let config = FusedConfig::new().with_clipping(Some(clipping));
+    let config = FusedConfig::clipping(clipping);
     let mut fused =
         FusedOptimizer::new_ok(layers(), AdamWConfig::new().init()).with_config_ok(config.clone());
     step(&mut fused);

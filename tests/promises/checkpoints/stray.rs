@@ -75,7 +75,7 @@ fn options_without_sense_are_errors_of_check_and_save() {
         for refused in [checkpoint.check(), checkpoint.save(&small(), &progress)] {
             let refused = refused.unwrap_err();
             assert!(matches!(refused, CheckpointError::Invalid { .. }));
-            assert!(refused.to_string().contains(words), "{refused}");
+            assert_says(&refused, words);
         }
     }
     assert!(Checkpoint::at("").steps().is_err());
@@ -153,7 +153,7 @@ fn assert_not_written(folder: &Path, words: &str) {
         panic!("{refused}");
     };
     assert!(file.to_string_lossy().contains(words), "{refused}");
-    assert!(refused.to_string().contains("are still there"), "{refused}");
+    assert_says(&refused, "are still there");
 }
 
 #[test]
@@ -162,10 +162,10 @@ fn a_folder_that_is_none_is_named_before_training_and_after() {
     let file = folder.path().join("file");
     fs::write(&file, b"years").unwrap();
     for path in [&file, &file.join("within")] {
-        assert!(matches!(
+        assert_matches!(
             Checkpoint::at(path).check(),
             Err(CheckpointError::Write { .. })
-        ));
+        );
         assert_not_written(path, "file");
     }
     assert_eq!(fs::read(&file).unwrap(), b"years");

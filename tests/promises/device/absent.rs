@@ -6,11 +6,8 @@ use crate::common::*;
 fn a_device_that_is_not_there_is_refused_by_name() {
     let device = Device::cuda(99);
     let error = check_device(&device, FloatDType::F32).unwrap_err();
-    assert!(
-        matches!(error, FusedError::DeviceUnavailable { .. }),
-        "{error}"
-    );
-    assert!(error.to_string().contains("99"), "{error}");
+    assert_matches!(error, FusedError::DeviceUnavailable { .. });
+    assert_says(&error, "99");
 
     // Before the first of its parameters is initialized there.
     let model = LinearConfig::new(2, 2).init(&device.autodiff());

@@ -49,7 +49,7 @@ fn with_offload_a_gradient_that_is_not_computed_takes_no_weight_along_on_wgpu() 
         // The weights wait, the biases don't.
         let config = OffloadConfig::new(offload).with_min_elements(10);
         let mut fused = FusedOptimizer::new_ok(model, AdamConfig::new().init())
-            .with_config_on_ok(FusedConfig::new().with_offload(Some(config)), &device);
+            .with_config_on_ok(FusedConfig::offload(config), &device);
         let x = Tensor::<2>::ones([2, 8], &device);
         fused.step_ok(0.1, |model| loss(model, x.clone(), 3));
         let before = weights(&fused.model());

@@ -79,16 +79,14 @@ fn no_training_begins_in_a_type_that_its_device_lacks(device: &Device) {
             FusedReplicas::new(half(), sgd(), [host.clone(), device.clone()]).map(drop),
             FusedReplicas::new(frozen(), sgd(), [device.clone(), device.clone()]).map(drop),
             FusedOptimizer::new_ok(half(), sgd())
-                .with_config_on(FusedConfig::new().with_offload(Some(offload())), device)
+                .with_config_on(FusedConfig::offload(offload()), device)
                 .map(drop),
             FusedOptimizer::new_ok(frozen(), sgd())
-                .with_config_on(FusedConfig::new().with_offload(Some(offload())), device)
+                .with_config_on(FusedConfig::offload(offload()), device)
                 .map(drop),
             FusedOptimizer::new_ok(on_host(), sgd())
                 .with_config_on(
-                    FusedConfig::new()
-                        .with_offload(Some(offload()))
-                        .with_compute_dtype(Some(dtype)),
+                    FusedConfig::offload(offload()).with_compute_dtype(Some(dtype)),
                     device,
                 )
                 .map(drop),

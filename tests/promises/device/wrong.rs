@@ -20,7 +20,7 @@ fn what_does_not_compile_is_noticed_before_training() {
     let device = Device::cpu();
     check_device(&device, FloatDType::F32).unwrap();
     let wrong = check_device(&device, FloatDType::BF16).unwrap_err();
-    assert!(matches!(wrong, FusedError::WrongResults { .. }), "{wrong}");
+    assert_matches!(wrong, FusedError::WrongResults { .. });
     let text = wrong.to_string();
     assert!(text.contains("Cpu") && text.contains("BF16"), "{text}");
 

@@ -6,44 +6,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::*;
 use crate::backends::on_every_backend;
 
-/// Stops once, at the parameter it is called for.
-#[derive(Clone)]
-struct StopOnce(Arc<AtomicBool>);
-
-impl GradientHook for StopOnce {
-    fn call<const D: usize>(
-        &self,
-        parameter: HookedParameter<'_, D>,
-        gradient: Tensor<D>,
-    ) -> GradientFlow<D> {
-        match self.0.swap(false, Ordering::Relaxed) {
-            false => GradientFlow::Continue(gradient),
-            true => GradientFlow::Stop(FusedError::StoppedByHook {
-                path: parameter.path.to_string(),
-                reason: "once".to_string(),
-            }),
-        }
-    }
-}
-
 /// Both accumulate two micro-batches and step with a third, but one of them fails before in between.
-fn compare_with_failing(
-    device: &Device,
-    fail: impl Fn(&mut FusedOptimizer<Mlp>, &Tensor<2>),
-    hook: Option<StopOnce>,
-) {
+fn compare_with_failing(device: &Device, fail: impl Fn(&mut FusedOptimizer<Mlp>, &Tensor<2>)) {
     let initial = Mlp::init(device);
     let xs = xs(device, 3);
     let start = || {
         let model = copy(&initial, || Mlp::init(device));
         FusedOptimizer::new_ok(model, AdamWConfig::new().init())
     };
-    let mut plain = start();
-    let mut failing = start();
-    if let Some(hook) = hook {
-        // At the parameter that is updated last.
-        failing = failing.with_hook(ParamGroup::from_predicate("input.weight"), hook);
-    }
+    let (mut plain, mut failing) = (start(), start());
     for x in &xs[..2] {
         plain.accumulate_ok(|model| model.loss(x.clone()));
         failing.accumulate_ok(|model| model.loss(x.clone()));
@@ -63,19 +34,15 @@ fn compare_with_failing(
 }
 
 fn a_panic_in_the_closure_leaves_accumulated_gradients(device: &Device) {
-    compare_with_failing(
-        device,
-        |fused, x| {
-            panic_of(|| {
-                fused.accumulate_ok(|model| {
-                    let loss = model.loss(x.clone());
-                    assert!(x.dims()[0] > 5, "too few");
-                    loss
-                })
-            });
-        },
-        None,
-    );
+    compare_with_failing(device, |fused, x| {
+        panic_of(|| {
+            fused.accumulate_ok(|model| {
+                let loss = model.loss(x.clone());
+                assert!(x.dims()[0] > 5, "too few");
+                loss
+            })
+        });
+    });
 }
 
 /// A micro-batch whose block panics in its second run, when the output has its gradient.
@@ -138,7 +105,7 @@ fn a_second_run_that_panics_before_a_sum_was_overwritten_leaves_accumulated_grad
         fused.accumulate_ok(|model| model.input.forward(xs[0].clone()).mean());
         if fails {
             let message = panic_of(|| drop(fail_in_a_second_run(&mut fused, &xs[1])));
-            assert!(message.contains("once is enough"), "{message}");
+            assert_says(&message, "once is enough");
         }
         fused.step_ok(RATE, |model| model.loss(xs[2].clone()));
         fused.model()
@@ -152,7 +119,12 @@ fn a_hook_that_stops_leaves_accumulated_gradients() {
     let device = &flex();
     let initial = Mlp::init(device);
     let xs = xs(device, 2);
-    let stop = StopOnce(Arc::new(AtomicBool::new(true)));
+    // Once, at the parameter that is updated last.
+    let stops = AtomicBool::new(true);
+    let stop = hook(move |_| match stops.swap(false, Ordering::Relaxed) {
+        true => Answer::Stop("once"),
+        false => Answer::Use,
+    });
     let mut fused = FusedOptimizer::new_ok(
         copy(&initial, || Mlp::init(device)),
         SgdConfig::new().init(),
@@ -195,9 +167,7 @@ fn a_hook_that_stops_leaves_accumulated_gradients() {
 fn a_nan_micro_batch_does_not_end_training(device: &Device) {
     let xs = xs(device, 3);
     let mut fused = FusedOptimizer::new_ok(Mlp::init(device), AdamWConfig::new().init())
-        .with_config_ok(
-            FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1.0))),
-        );
+        .with_config_ok(FusedConfig::exact(1.0));
     let nan = xs[0].clone() * f32::NAN;
     fused.accumulate_ok(|model| model.loss(nan.clone()));
     let before = weights(&fused.model());
@@ -226,29 +196,19 @@ fn a_nan_micro_batch_does_not_end_training(device: &Device) {
     );
 }
 
-/// Panics where [`AnomalyCheck`] stops.
-struct Asserting;
-
-impl GradientHook for Asserting {
-    fn call<const D: usize>(
-        &self,
-        _parameter: HookedParameter<'_, D>,
-        gradient: Tensor<D>,
-    ) -> GradientFlow<D> {
-        assert!(
-            gradient.clone().is_finite().all().into_scalar::<bool>(),
-            "no number"
-        );
-        GradientFlow::Continue(gradient)
-    }
-}
-
 fn a_nan_that_a_hook_finds_in_the_sum_stops_one_step(device: &Device) {
     let xs = xs(device, 2);
     let nan = xs[0].clone() * f32::NAN;
     let start = || FusedOptimizer::new_ok(Mlp::init(device), AdamWConfig::new().init());
     let checked = || start().with_hook(ParamGroup::all(), AnomalyCheck);
-    let asserted = || start().with_hook(ParamGroup::all(), Asserting);
+    // Panics where `AnomalyCheck` stops.
+    let asserts = || {
+        hook(|it| {
+            assert!(it.elements().iter().all(|it| it.is_finite()), "no number");
+            Answer::Use
+        })
+    };
+    let asserted = || start().with_hook(ParamGroup::all(), asserts());
     for (mut fused, panics) in [(checked(), false), (asserted(), true)] {
         for alone in [false, true] {
             fused.accumulate_ok(|model| model.loss(xs[0].clone()));
@@ -301,7 +261,7 @@ fn what_a_step_can_use_of_a_sum_stays_when_another_fails() {
     let xs = xs(device, 1);
     let scaling = LossScalingConfig::new().with_overflow(Overflow::SkipParameter);
     let mut fused = FusedOptimizer::new_ok(Mlp::init(device), AdamWConfig::new().init())
-        .with_config_ok(FusedConfig::new().with_loss_scaling(Some(scaling)));
+        .with_config_ok(FusedConfig::scaling(scaling));
     let infinite = xs[0].clone().slice_fill([0..5, 0..1], f32::INFINITY);
     fused.accumulate_ok(|model| model.loss(infinite));
     let failed = fused.step(RATE, |model| model.loss(xs[0].clone()).detach());

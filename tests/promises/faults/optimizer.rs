@@ -69,7 +69,7 @@ fn survives<O: Optimizer>(device: &Device, update: usize, inner: impl Fn() -> O)
                 changed.iter().filter(|changed| **changed).count(),
                 update % 4
             );
-            assert!(message.contains("no further"), "{message}");
+            assert_says(&message, "no further");
             assert!(
                 message.contains("put."),
                 "the parameter is named: {message}"
@@ -153,7 +153,7 @@ fn the_value_stays_and_its_state_starts_anew_in_f64_and_for_retained_parameters(
             assert_eq!(fused.last_step().updated, updates);
             let states = fused.to_record().len();
             let message = panic_of(|| step(&mut fused));
-            assert!(message.contains("no further"), "{message}");
+            assert_says(&message, "no further");
             assert!(fused.to_record().len() < states, "at update {failing}");
             step(&mut fused);
             assert_eq!(fused.to_record().len(), states, "at update {failing}");

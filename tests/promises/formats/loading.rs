@@ -20,10 +20,7 @@ fn a_type_that_the_device_has_not_is_named(device: &Device) {
             (Ok(loaded), true) => drop(loaded.unwrap()),
             (Err(panic), false) => {
                 let text = panic.downcast_ref::<String>().cloned().unwrap_or_default();
-                assert!(
-                    text.contains(&format!("can't compute in {dtype:?}")),
-                    "{text}"
-                );
+                assert_says(&text, &format!("can't compute in {dtype:?}"));
             }
             (loaded, _) => panic!("{dtype:?}: loaded {}", loaded.is_ok()),
         }
@@ -105,10 +102,7 @@ fn a_record_that_lacks_a_parameter_is_refused() {
     for record in [part(), part().allow_partial(true).validate(false)] {
         let refused = load_record_in(Network::init(&device), record, FloatDType::BF16);
         let error = refused.map(drop).unwrap_err();
-        assert!(
-            matches!(&error, RecordError::Validation(text) if text.contains("second.bias")),
-            "{error}"
-        );
+        assert_matches!(error, RecordError::Validation(text) if text.contains("second.bias"));
     }
 }
 
@@ -120,10 +114,7 @@ fn a_record_of_other_shapes_is_refused() {
     let record = model.into_record().validate(false);
     let refused = load_record_in(Network::init(&device), record, FloatDType::BF16);
     let error = refused.map(drop).unwrap_err();
-    assert!(
-        matches!(&error, RecordError::Validation(text) if text.contains("first.weight")),
-        "{error}"
-    );
+    assert_matches!(error, RecordError::Validation(text) if text.contains("first.weight"));
 }
 
 /// Trains a stock model, whose clones share its running statistics, while `beside` is called with such clones over and

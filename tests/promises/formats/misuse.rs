@@ -40,10 +40,7 @@ fn formats_of_bf16_refuse_other_types(device: &Device) {
         for (name, optimizer) in optimizers(StateFormat::Full, format) {
             let error = FusedOptimizer::new(Network::init(device), optimizer).map(drop);
             let error = error.expect_err("it is refused before the first step");
-            assert!(
-                matches!(error, FusedError::UnsupportedParameter { .. }),
-                "{error:?}"
-            );
+            assert_matches!(error, FusedError::UnsupportedParameter { .. });
             let text = error.to_string();
             let device = format!("{:?}", device.clone().inner());
             let parts = match has_bf16 {
@@ -72,10 +69,7 @@ fn a_type_that_the_device_has_not(device: &Device) {
     let cast = backburn::cast(Network::init(device), FloatDType::BF16);
     match device.supports_dtype(FloatDType::BF16) {
         true => drop(cast.unwrap()),
-        false => assert!(matches!(
-            cast,
-            Err(FusedError::FloatTypeNotSupported { .. })
-        )),
+        false => assert_matches!(cast, Err(FusedError::FloatTypeNotSupported { .. })),
     }
 }
 
@@ -91,14 +85,14 @@ fn low_bits_are_not_dropped() {
         let mut other = FusedOptimizer::new_ok(fused.model(), with(format));
         other.load_record_ok(fused.to_record());
         let text = message(&mut other, &batches[1]);
-        assert!(text.contains("low bits"), "{text}");
+        assert_says(&text, "low bits");
     }
     // Accumulating in the state would, too.
     let plain = optim::AdamWConfig::new().build();
     let mut in_state = FusedOptimizer::accumulating_in_state(fused.model(), plain).unwrap();
     in_state.load_record_ok(fused.to_record());
     let text = message(&mut in_state, &batches[1]);
-    assert!(text.contains("low bits"), "{text}");
+    assert_says(&text, "low bits");
     // The model in full precision lacks nothing.
     let batches_in_full = self::batches(device, FloatDType::F32);
     let mut full = FusedOptimizer::new_ok(fused.full_precision_model(), with(WeightFormat::Plain));
@@ -108,11 +102,8 @@ fn low_bits_are_not_dropped() {
     let stock = burn::optim::AdamWConfig::new().init();
     let error = FusedOptimizer::new_ok(fused.model(), stock).load_record(fused.to_record());
     let error = error.unwrap_err();
-    assert!(
-        matches!(error, FusedError::RecordOfAnotherOptimizer { .. }),
-        "{error}"
-    );
-    assert!(error.to_string().contains("low_bits"), "{error}");
+    assert_matches!(error, FusedError::RecordOfAnotherOptimizer { .. });
+    assert_says(&error, "low_bits");
     // More bits hold fewer.
     let before = weights(&fused.full_precision_model());
     let mut wider = FusedOptimizer::new_ok(fused.model(), with(WeightFormat::Split32));
@@ -140,7 +131,7 @@ fn low_bits_are_not_dropped_in_another_type() {
                     FusedOptimizer::new_ok(cast(fused.model(), dtype).unwrap(), plain.clone());
                 rounded.load_record_ok(fused.to_record());
                 let text = message(&mut rounded, batch);
-                assert!(text.contains("low bits"), "{text}");
+                assert_says(&text, "low bits");
                 let full = cast(fused.full_precision_model(), dtype).unwrap();
                 let mut full = FusedOptimizer::new_ok(full, plain.clone());
                 full.load_record_ok(fused.to_record());
@@ -154,7 +145,7 @@ fn states_in_few_bits_take_no_micro_batches(device: &Device) {
     let optimizer = optim::AdamWConfig::new().with_state_format(StateFormat::Bits8);
     let fused = FusedOptimizer::accumulating_in_state(Network::init(device), optimizer.build());
     let error = fused.map(drop).unwrap_err().to_string();
-    assert!(error.contains("few bits"), "{error}");
+    assert_says(&error, "few bits");
 }
 
 /// Of a weight of this shape, with a step behind it.
@@ -187,7 +178,7 @@ fn records_of_another_shape_are_refused_and_the_state_is_that_of_before() {
                 donor.to_record(),
             ] {
                 let error = fused.load_record(record).unwrap_err();
-                assert!(matches!(error, FusedError::RecordShape { .. }), "{error}");
+                assert_matches!(error, FusedError::RecordShape { .. });
             }
             let after = fused.to_record().into_bytes().unwrap();
             assert_eq!(&before[..], &after[..]);

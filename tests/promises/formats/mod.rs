@@ -205,7 +205,7 @@ fn all_policies_work_with_formats(device: &Device) {
     let clipped = |norm: f64| {
         let config = GlobalNormClippingConfig::Exact(norm);
         let mut fused = FusedOptimizer::new_ok(copy(), optimizer.clone())
-            .with_config_ok(FusedConfig::new().with_clipping(Some(config)));
+            .with_config_ok(FusedConfig::clipping(config));
         for batch in &batches {
             fused.step_repeatable_ok(RATE, |model| model.loss(batch.clone()));
         }
@@ -265,8 +265,7 @@ fn formats_and_offload_go_together(device: &Device) {
                 .with_host(host)
                 .with_min_elements(10);
             let fused = FusedOptimizer::new_ok(copy(), optimizer.clone());
-            let mut fused =
-                fused.with_config_on_ok(FusedConfig::new().with_offload(Some(config)), device);
+            let mut fused = fused.with_config_on_ok(FusedConfig::offload(config), device);
             train_fused(&mut fused, 2, RATE, loss);
             // A record is in stock form, unless it is asked for otherwise.
             let full = fused.to_record().into_bytes().unwrap();

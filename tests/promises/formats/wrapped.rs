@@ -189,10 +189,10 @@ fn what_a_refusal_advises_is_not_refused() {
         };
         let large = || LinearConfig::new(80, 80).init(&device);
         let text = step(large(), x.clone()).unwrap_err().to_string();
-        assert!(text.contains(&format!("{format:?}")), "{text}");
+        assert_says(&text, &format!("{format:?}"));
         assert!(!text.contains("or `WeightFormat::Plain`"), "{text}");
         for advice in ["cast(model, FloatDType::BF16)", "without `InFormat`"] {
-            assert!(text.contains(advice), "{text}");
+            assert_says(&text, advice);
         }
         let in_bf16 = cast(large(), FloatDType::BF16).unwrap();
         step(in_bf16, x.clone().cast(FloatDType::BF16)).unwrap();

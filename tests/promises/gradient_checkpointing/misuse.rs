@@ -115,8 +115,8 @@ fn a_panic_in_the_second_run_names_the_block_and_leaves_it_as_it_was() {
     });
     let start = "the second run of the recomputed block `blocks.0` (";
     assert!(message.starts_with(start), "{message}");
-    assert!(message.contains("are unchanged, panicked: "), "{message}");
-    assert!(message.contains("only once"), "{message}");
+    assert_says(&message, "are unchanged, panicked: ");
+    assert_says(&message, "only once");
     for ((path, before), (_, after)) in weights(&before).iter().zip(weights(&fused.model())) {
         let behind = !path.starts_with("input") && !path.starts_with("blocks.0");
         let same = before.as_bytes() == after.as_bytes();
@@ -128,10 +128,10 @@ fn a_panic_in_the_second_run_names_the_block_and_leaves_it_as_it_was() {
     // Training goes on.
     fused.step_ok(RATE, |model| model.loss(x.clone(), each));
     assert_eq!(fused.last_step().without_gradient, 0);
-    assert!(matches!(
+    assert_matches!(
         fused.step_accumulated(RATE),
         Err(FusedError::NothingAccumulated)
-    ));
+    );
 }
 
 /// As stochastic depth that draws from a generator of its own: the runs take different branches.
@@ -169,8 +169,8 @@ fn block_runs_that_read_other_parameters_are_an_error() {
         let which = ["the second run", "the first run"][skips];
         let message = error.to_string();
         assert!(message.starts_with(which), "{message}");
-        assert!(message.contains("(number 1, counted from 0)"), "{message}");
-        assert!(message.contains("`blocks.1.contract.weight`"), "{message}");
+        assert_says(&message, "(number 1, counted from 0)");
+        assert_says(&message, "`blocks.1.contract.weight`");
         assert_changed(&before, &fused.model(), |path| path.starts_with("output"));
         // Training goes on.
         fused.step_ok(RATE, |model| model.loss(x.clone(), each));
@@ -195,11 +195,8 @@ fn a_block_called_on_another_thread_is_refused() {
             Err(payload) => std::panic::resume_unwind(payload),
         }
     });
-    assert!(
-        message.contains("`promises::gradient_checkpointing::Block`"),
-        "{message}"
-    );
-    assert!(message.contains("on another thread"), "{message}");
+    assert_says(&message, "`promises::gradient_checkpointing::Block`");
+    assert_says(&message, "on another thread");
     assert_equal_weights(&before, &fused.model());
 
     // For inference it may be.

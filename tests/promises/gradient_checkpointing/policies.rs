@@ -11,9 +11,8 @@ fn accumulation_and_clipping_work_with_recomputed_blocks(device: &Device) {
     let xs = xs(device);
     let train = |way: fn(&[Block], Tensor<2>) -> Tensor<2>| {
         let model = copy(&initial, || Stack::init(device));
-        let mut fused = FusedOptimizer::new_ok(model, AdamWConfig::new().init()).with_config_ok(
-            FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(0.05))),
-        );
+        let mut fused = FusedOptimizer::new_ok(model, AdamWConfig::new().init())
+            .with_config_ok(FusedConfig::exact(0.05));
         for pair in xs.chunks_exact(2) {
             fused.accumulate_ok(|model| model.loss(pair[0].clone(), way));
             fused.step_repeatable_ok(RATE, |model| model.loss(pair[1].clone(), way));
@@ -33,8 +32,7 @@ fn loss_scaling_works_with_recomputed_blocks(device: &Device) {
     let train = |way: fn(&[Block], Tensor<2>) -> Tensor<2>| {
         let model = copy(&initial, || Stack::init(device));
         let mut fused = FusedOptimizer::new_ok(model, AdamWConfig::new().init()).with_config_ok(
-            FusedConfig::new()
-                .with_loss_scaling(Some(LossScalingConfig::new().with_initial_scale(1024.0))),
+            FusedConfig::scaling(LossScalingConfig::new().with_initial_scale(1024.0)),
         );
         for (step, x) in xs.iter().enumerate() {
             fused.step_repeatable_ok(RATE, |model| model.loss(x.clone(), way));
@@ -55,9 +53,7 @@ fn accumulation_in_the_state_and_lagged_clipping_work_with_recomputed_blocks(dev
         let optimizer = backburn::optim::AdamWConfig::new().build();
         let mut fused = FusedOptimizer::accumulating_in_state(model, optimizer)
             .unwrap()
-            .with_config_ok(
-                FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Lagged(0.05))),
-            );
+            .with_config_ok(FusedConfig::lagged(0.05));
         for pair in xs.chunks_exact(2) {
             fused.accumulate_ok(|model| model.loss(pair[0].clone(), way));
             fused.step_ok(RATE, |model| model.loss(pair[1].clone(), way));
@@ -111,9 +107,7 @@ fn blocks_with_lora_train_as_plain_ones(device: &Device) {
             };
             fused.step_ok(RATE, |model| model.loss(first.clone(), way));
             assert_eq!(fused.last_step().without_gradient, 0);
-            let mut fused = fused.with_config_ok(
-                FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(0.05))),
-            );
+            let mut fused = fused.with_config_ok(FusedConfig::exact(0.05));
             fused.accumulate_ok(|model| model.loss(second.clone(), way));
             fused.step_repeatable_ok(RATE, |model| model.loss(third.clone(), way));
             assert!(fused.last_step().clipping.unwrap() < 1.0);

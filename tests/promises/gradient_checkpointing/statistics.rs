@@ -113,9 +113,7 @@ fn both_passes_of_exact_clipping_see_a_state_as_it_was(device: &Device) {
         for way in WAYS {
             let model = copy(&initial, || layers(read, device));
             let mut fused = FusedOptimizer::new_ok(model, AdamWConfig::new().init())
-                .with_config_ok(
-                    FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1e9))),
-                );
+                .with_config_ok(FusedConfig::exact(1e9));
             for x in &xs {
                 fused.step_repeatable_ok(RATE, |model| loss(model, x.clone(), way));
             }

@@ -191,10 +191,7 @@ fn what_is_not_token_by_token_is_refused() {
             gradient_checkpointing_tiled(mlp, x.clone(), 1, 2, pooled).mean()
         })
     });
-    assert!(
-        message.contains("was given 2 tokens and returned 1"),
-        "{message}"
-    );
+    assert_says(&message, "was given 2 tokens and returned 1");
     assert_eq!(weights(&fused.model()), before);
 }
 
@@ -205,17 +202,14 @@ fn bad_tiles_are_refused_by_name() {
     let x = input(5, &device);
     let run = |mlp: &Mlp, x| mlp.forward(x);
     let message = panic_of(|| gradient_checkpointing_tiled(&mlp, x.clone(), 1, 0, run));
-    assert!(message.contains("`tile_size` is 0"), "{message}");
+    assert_says(&message, "`tile_size` is 0");
     let message = panic_of(|| gradient_checkpointing_tiled(&mlp, x.clone(), 3, 2, run));
-    assert!(
-        message.contains("[2, 5, 6] has no dimension 3"),
-        "{message}"
-    );
+    assert_says(&message, "[2, 5, 6] has no dimension 3");
     let both = (x.clone(), x.clone().narrow(1, 0, 4));
     let run = |_: &Mlp, (x, _): (Tensor<3>, Tensor<3>)| x;
     let message = panic_of(|| gradient_checkpointing_tiled(&mlp, both, 1, 2, run));
-    assert!(message.contains("have 5 and 4 tokens"), "{message}");
+    assert_says(&message, "have 5 and 4 tokens");
     let run = |mlp: &Mlp, Whole(x)| Whole(mlp.forward(x));
     let message = panic_of(|| gradient_checkpointing_tiled(&mlp, Whole(x), 1, 2, run));
-    assert!(message.contains("all of them are whole"), "{message}");
+    assert_says(&message, "all of them are whole");
 }

@@ -55,7 +55,7 @@ fn validated(run: Run, model: Watched, folder: &Path, validate: bool) -> (Vec<Ve
     let averaging = WeightAveragingConfig::new().with_validate(validate);
     let training = run.training(folder);
     let learner = FusedLearner::new(model, run.optimizer, run.scheduler)
-        .with_config_ok(FusedConfig::new().with_averaging(Some(averaging)));
+        .with_config_ok(FusedConfig::averaging(averaging));
     VALIDATED.lock().clear();
     let result = training.launch_fused(learner);
     let mut seen = std::mem::take(&mut *VALIDATED.lock());

@@ -62,8 +62,8 @@ fn learner_gradient_registered_by_train_step_is_an_error() {
         }
         let result = run.training(folder.path()).launch_fused(learner);
         let error = result.error.expect("the training failed").to_string();
-        assert!(error.contains("`inner.output.weight`"), "{error}");
-        assert!(error.contains("with_hook"), "{error}");
+        assert_says(&error, "`inner.output.weight`");
+        assert_says(&error, "with_hook");
     }
 }
 
@@ -76,7 +76,7 @@ fn learner_unwrapped_gradient_points_to_hooks() {
     let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(launch)).err();
     let panic = panic.expect("the training panicked");
     let message = panic.downcast_ref::<String>().unwrap();
-    assert!(message.contains("FusedLearner::with_hook"), "{message}");
+    assert_says(&message, "FusedLearner::with_hook");
 }
 
 #[test]

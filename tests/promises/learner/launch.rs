@@ -175,7 +175,7 @@ fn an_unreadable_item_ends_the_training_with_its_error() {
     };
     for result in assert_same_training(run) {
         let error = result.error.expect("the training failed").to_string();
-        assert!(error.contains("item 7 is gone"), "{error}");
+        assert_says(&error, "item 7 is gone");
     }
 }
 
@@ -266,8 +266,5 @@ fn a_second_backward_pass_in_a_step_is_refused() {
     let training = std::panic::AssertUnwindSafe(|| training.launch_fused(learner));
     let payload = std::panic::catch_unwind(training).err().unwrap();
     let message = payload.downcast_ref::<String>().unwrap();
-    assert!(
-        message.contains("`inner.input.weight` was read again"),
-        "{message}"
-    );
+    assert_says(&message, "`inner.input.weight` was read again");
 }

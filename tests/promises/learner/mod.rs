@@ -220,8 +220,7 @@ impl Run {
         if let Some(strategy) = self.strategy {
             learner = learner.with_training_strategy_ok(strategy());
         }
-        training
-            .launch_fused(learner.with_config_ok(FusedConfig::new().with_sharding(self.sharding)))
+        training.launch_fused(learner.with_config_ok(FusedConfig::sharded(self.sharding)))
     }
 }
 

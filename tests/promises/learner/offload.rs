@@ -32,7 +32,7 @@ fn offloaded(
     let learner = learner
         .with_training_strategy(ExecutionStrategy::SingleDevice(there()))
         .unwrap()
-        .with_config_ok(FusedConfig::new().with_offload(Some(config)));
+        .with_config_ok(FusedConfig::offload(config));
     training.launch_fused(learner)
 }
 

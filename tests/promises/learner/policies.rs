@@ -113,9 +113,7 @@ fn exact_clipping_equals_clipping_in_the_optimize_of_stock() {
         let fused = run(accumulation);
         let learner = FusedLearner::new(model(), fused.optimizer.clone(), fused.scheduler.clone())
             .with_config_ok(
-                FusedConfig::new()
-                    .with_clipping(Some(GlobalNormClippingConfig::Exact(MAX_NORM)))
-                    .with_loss_scaling(Some(LossScalingConfig::new())),
+                FusedConfig::exact(MAX_NORM).with_loss_scaling(Some(LossScalingConfig::new())),
             );
         let fused = fused.training(fused_folder).launch_fused(learner);
 
@@ -152,11 +150,7 @@ fn norm_coefficient_and_scale_are_logged() {
     let folder = tempfile::tempdir().unwrap();
     launch(folder.path(), |learner| {
         let scaling = LossScalingConfig::new().with_initial_scale(4096.0);
-        learner.with_config_ok(
-            FusedConfig::new()
-                .with_clipping(Some(GlobalNormClippingConfig::Exact(1e-3)))
-                .with_loss_scaling(Some(scaling)),
-        )
+        learner.with_config_ok(FusedConfig::exact(1e-3).with_loss_scaling(Some(scaling)))
     });
     let logged = |name: &str| -> Vec<f64> {
         let file = folder.path().join("train/epoch-1").join(name);
@@ -190,10 +184,7 @@ fn a_hook_ends_the_training_with_its_error() {
             .with_hook(ParamGroup::all(), AnomalyCheck)
     });
     let error = result.error.expect("the training failed").to_string();
-    assert!(
-        error.contains("`inner.output.bias` is not finite"),
-        "{error}"
-    );
+    assert_says(&error, "`inner.output.bias` is not finite");
     assert_untrained(&initial, &result.model);
 }
 
@@ -219,13 +210,12 @@ fn a_loss_that_is_not_scaled_ends_the_training_before_the_first_update() {
             let run = run(accumulation);
             let model = copy(&initial, Regression::init);
             let learner = FusedLearner::new(model, run.optimizer.clone(), run.scheduler.clone())
-                .with_config_ok(
-                    FusedConfig::new()
-                        .with_loss_scaling(Some(LossScalingConfig::new().with_overflow(overflow))),
-                );
+                .with_config_ok(FusedConfig::scaling(
+                    LossScalingConfig::new().with_overflow(overflow),
+                ));
             let result = run.training(folder.path()).launch_fused(learner);
             let error = result.error.expect("the training failed").to_string();
-            assert!(error.contains("scale_loss"), "{error}");
+            assert_says(&error, "scale_loss");
             assert_untrained(&initial, &result.model);
         }
     }
@@ -245,12 +235,10 @@ fn a_norm_that_is_not_finite_ends_the_training_before_the_update() {
     let before = weights(&model);
     let run = run(None);
     let learner = FusedLearner::new(model, run.optimizer.clone(), run.scheduler.clone())
-        .with_config_ok(
-            FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1.0))),
-        );
+        .with_config_ok(FusedConfig::exact(1.0));
     let result = run.training(folder.path()).launch_fused(learner);
     let error = result.error.expect("the training failed").to_string();
-    assert!(error.contains("global norm"), "{error}");
+    assert_says(&error, "global norm");
     for ((path, before), (_, after)) in before.iter().zip(weights(&result.model)) {
         assert_eq!(before.as_bytes(), after.as_bytes(), "`{path}`");
     }
@@ -271,7 +259,7 @@ fn a_checkpoint_brings_the_scale_back() {
         };
         let model = copy(&initial, Clipped::init);
         let learner = FusedLearner::new(model, run.optimizer.clone(), run.scheduler.clone())
-            .with_config_ok(FusedConfig::new().with_loss_scaling(Some(scaling)));
+            .with_config_ok(FusedConfig::scaling(scaling));
         let result = run.training(folder.path()).launch_fused(learner);
         assert!(result.error.is_none());
 
@@ -284,7 +272,7 @@ fn a_checkpoint_brings_the_scale_back() {
             OptimizerRecord::from_bytes(Bytes::from_bytes_vec(std::fs::read(file).unwrap()))
                 .unwrap();
         let mut fused = FusedOptimizer::new_ok(result.model.train(), AdamWConfig::new().init())
-            .with_config_ok(FusedConfig::new().with_loss_scaling(Some(scaling)));
+            .with_config_ok(FusedConfig::scaling(scaling));
         fused.load_record_ok(record);
         let device = &Device::flex().autodiff();
         let scales = expected.map(|_| {
@@ -304,7 +292,7 @@ fn record_loaded_under_another_growth_interval_keeps_its_scale() {
         let scaling = LossScalingConfig::new()
             .with_initial_scale(8.0)
             .with_growth_interval(Some(interval));
-        FusedConfig::new().with_loss_scaling(Some(scaling))
+        FusedConfig::scaling(scaling)
     };
     let folder = tempfile::tempdir().unwrap();
     launch(folder.path(), |learner| {
@@ -337,9 +325,7 @@ fn lagged_clipping_resumes_exactly_from_a_checkpoint() {
         };
         let model = copy(&initial, Clipped::init);
         let learner = FusedLearner::new(model, run.optimizer.clone(), run.scheduler.clone())
-            .with_config_ok(
-                FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Lagged(1e-3))),
-            );
+            .with_config_ok(FusedConfig::lagged(1e-3));
         let result = run.training(folder).launch_fused(learner);
         assert!(result.error.is_none());
         result.model
@@ -384,9 +370,7 @@ fn accumulation_in_state_equals_a_loop() {
 fn a_largest_norm_of_zero_is_refused() {
     let optimizer = SgdConfig::new().init();
     let learner = FusedLearner::new(Regression::init(), optimizer, ConstantLr::new(0.1));
-    let _ = learner.with_config_ok(
-        FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(0.0))),
-    );
+    let _ = learner.with_config_ok(FusedConfig::exact(0.0));
 }
 
 #[test]

@@ -192,8 +192,7 @@ fn policies_hold_on_several_devices() {
         let learner = FusedLearner::new(model, run.optimizer, run.scheduler)
             .with_training_strategy_ok(two_sharded())
             .with_config_ok(
-                FusedConfig::new()
-                    .with_sharding(sharding)
+                FusedConfig::sharded(sharding)
                     .with_clipping(Some(GlobalNormClippingConfig::Exact(1e9))),
             );
         let fused = training.launch_fused(learner);
@@ -209,7 +208,7 @@ fn a_loss_that_is_not_scaled_names_the_rank() {
     let training = run.training(folder.path());
     let learner = FusedLearner::new(Regression::init(), run.optimizer, run.scheduler)
         .with_training_strategy_ok(two_sharded())
-        .with_config_ok(FusedConfig::new().with_loss_scaling(Some(LossScalingConfig::new())));
+        .with_config_ok(FusedConfig::scaling(LossScalingConfig::new()));
     let result = training.launch_fused(learner);
     let Some(error) = result.error else {
         panic!("the training should have ended with an error")
@@ -228,16 +227,16 @@ fn what_can_not_be_fused_is_refused() {
     };
     let none = ExecutionStrategy::multi(Vec::new(), MultiDeviceOptim::OptimSharded);
     let error = learner().with_training_strategy(none).err().unwrap();
-    assert!(matches!(error, FusedError::Replicas { .. }), "{error}");
+    assert_matches!(error, FusedError::Replicas { .. });
 
     let folder = tempfile::tempdir().unwrap();
     let training = Run::new(1).training(folder.path());
     let offload = OffloadConfig::new(Offload::Updates);
     let learner = learner()
         .with_training_strategy_ok(two_sharded())
-        .with_config_ok(FusedConfig::new().with_offload(Some(offload)));
+        .with_config_ok(FusedConfig::offload(offload));
     let text = panic_of(move || training.launch_fused(learner));
-    assert!(text.contains("can't be offloaded"), "{text}");
+    assert_says(&text, "can't be offloaded");
 
     let run = Run {
         sharding: Sharding::Full,
@@ -245,7 +244,7 @@ fn what_can_not_be_fused_is_refused() {
     };
     let folder = folder.path().to_path_buf();
     let text = panic_of(move || run.fused(Regression::init(), &folder));
-    assert!(text.contains("`with_training_strategy`"), "{text}");
+    assert_says(&text, "`with_training_strategy`");
 }
 
 /// A step of a training, as a model's own.

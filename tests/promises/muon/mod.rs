@@ -219,8 +219,8 @@ fn policies_equal_a_loop_with_groups_of_burns_own(device: &Device) {
     let scaling = LossScalingConfig::new().with_initial_scale(1024.0);
     for config in [
         FusedConfig::new(),
-        FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1e9))),
-        FusedConfig::new().with_loss_scaling(Some(scaling)),
+        FusedConfig::exact(1e9),
+        FusedConfig::scaling(scaling),
     ] {
         let model = copied(&initial, device);
         let mut fused =
@@ -241,7 +241,7 @@ fn exact_clipping_equals_a_loop_by_hand() {
     let (initial, batches) = (Network::init(&device), batches(&device, 4));
     let train = |norm| {
         let config = GlobalNormClippingConfig::Exact(norm);
-        let config = FusedConfig::new().with_clipping(Some(config));
+        let config = FusedConfig::clipping(config);
         let model = copied(&initial, &device);
         let mut fused = FusedOptimizer::new_ok(model, recipe().init()).with_config_ok(config);
         let mut coefficients = Vec::new();
@@ -321,7 +321,7 @@ fn what_is_no_matrix_is_refused_by_name_before_training() {
         assert!(matches!(&error, FusedError::UnsupportedParameter { path, .. } if path == named));
         let text = error.to_string();
         assert!(text.contains(named) && text.contains(rank), "{text}");
-        assert!(text.contains("MuonWithAdamWConfig"), "{text}");
+        assert_says(&text, "MuonWithAdamWConfig");
     };
     let linear = || LinearConfig::new(3, 4).init(&device);
     let error = FusedOptimizer::<Linear>::new(linear(), muon()).unwrap_err();

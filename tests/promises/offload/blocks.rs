@@ -80,10 +80,7 @@ fn blocks_of_any_order_train_as_without(device: &Device) {
         train_fused(&mut plain, 6, RATE, loss);
         for mode in modes(device) {
             let mut fused = FusedOptimizer::new_ok(copy(), AdamConfig::new().init())
-                .with_config_on_ok(
-                    FusedConfig::new().with_offload(Some(config(device, mode))),
-                    device,
-                );
+                .with_config_on_ok(FusedConfig::offload(config(device, mode)), device);
             train_fused(&mut fused, 6, RATE, loss);
             assert_equal_weights(&plain.model(), &fused.model());
         }
@@ -102,9 +99,8 @@ fn any_number_of_bytes_may_be_under_way(device: &Device) {
     train_fused(&mut plain, 4, RATE, loss);
     for limit in [0, 3000, usize::MAX] {
         for mode in modes(device) {
-            let config = FusedConfig::new()
-                .with_offload(Some(config(device, mode)))
-                .with_max_bytes_in_flight(Some(limit));
+            let config =
+                FusedConfig::offload(config(device, mode)).with_max_bytes_in_flight(Some(limit));
             let mut fused = FusedOptimizer::new_ok(copy(), AdamConfig::new().init())
                 .with_config_on_ok(config, device);
             train_fused(&mut fused, 4, RATE, loss);

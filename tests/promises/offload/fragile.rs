@@ -71,7 +71,7 @@ fn a_state_that_is_stuck_takes_no_weight_along() {
             let model = Network::init(&Device::flex().autodiff());
             let config = OffloadConfig::new(Offload::States).with_min_elements(10);
             let mut fused = FusedOptimizer::new_ok(model, Fragile.into())
-                .with_config_on_ok(FusedConfig::new().with_offload(Some(config)), &device);
+                .with_config_on_ok(FusedConfig::offload(config), &device);
             fused.step_ok(RATE, |model| model.loss(tokens[0].clone()));
             let states = fused.to_record().len();
             calls.store(failing, Ordering::SeqCst);

@@ -7,9 +7,9 @@ use crate::common::*;
 
 fn refused(config: OffloadConfig, device: &Device, model: Network) -> String {
     let fused = FusedOptimizer::new_ok(model, AdamConfig::new().init());
-    let refused = fused.with_config_on(FusedConfig::new().with_offload(Some(config)), device);
+    let refused = fused.with_config_on(FusedConfig::offload(config), device);
     let error = refused.expect_err("it is refused");
-    assert!(matches!(error, FusedError::Offload { .. }), "{error:?}");
+    assert_matches!(error, FusedError::Offload { .. });
     error.to_string()
 }
 
@@ -18,7 +18,7 @@ fn the_host_is_no_device_to_offload_from() {
     let device = Device::flex();
     let model = Network::init(&device.clone().autodiff());
     let error = refused(OffloadConfig::new(Offload::Updates), &device, model);
-    assert!(error.contains("the host itself"), "{error}");
+    assert_says(&error, "the host itself");
 }
 
 /// A frozen weight that is a view of one element, and would be that long on the host.
@@ -31,20 +31,20 @@ fn a_host_without_the_bytes_is_refused_by_option_and_bytes() {
     model[1].weight = Param::initialized(model[1].weight.id, Tensor::from_inner(long));
     let fused = FusedOptimizer::new_ok(model, AdamConfig::new().init());
     let config = config(&device, Offload::Weights(OffloadedBlocks::All));
-    let config = FusedConfig::new().with_offload(Some(config));
+    let config = FusedConfig::offload(config);
     let error = fused.with_config_on(config, &device).unwrap_err();
     let FusedError::Offload { reason } = &error else {
         panic!("{error}")
     };
     let named = "`FusedConfig::offload` needs 1125899906842624 bytes";
-    assert!(reason.contains(named), "{reason}");
+    assert_says(&reason, named);
 }
 
 fn options_that_contradict_each_other_are_refused(device: &Device) {
     for part in [-0.5, 1.5, f64::NAN] {
         let blocks = Offload::Weights(OffloadedBlocks::Fraction(part));
         let error = refused(config(device, blocks), device, Network::init(device));
-        assert!(error.contains("from 0 to 1"), "{error}");
+        assert_says(&error, "from 0 to 1");
     }
 
     let accumulates = FusedOptimizer::accumulating_in_state(
@@ -53,11 +53,11 @@ fn options_that_contradict_each_other_are_refused(device: &Device) {
     )
     .unwrap();
     let error = accumulates.with_config_on(
-        FusedConfig::new().with_offload(Some(config(device, Offload::States))),
+        FusedConfig::offload(config(device, Offload::States)),
         device,
     );
     let error = error.err().unwrap().to_string();
-    assert!(error.contains("accumulate in a buffer"), "{error}");
+    assert_says(&error, "accumulate in a buffer");
 }
 
 fn a_state_that_would_lose_digits_is_refused(device: &Device) {
@@ -68,25 +68,11 @@ fn a_state_that_would_lose_digits_is_refused(device: &Device) {
     let model = burn::module::Param::from_tensor(weight);
     let fused = FusedOptimizer::new_ok(model, AdamConfig::new().init());
     let error = fused.with_config_on(
-        FusedConfig::new().with_offload(Some(config(device, Offload::States))),
+        FusedConfig::offload(config(device, Offload::States)),
         device,
     );
     let error = error.err().unwrap().to_string();
     assert!(error.contains("F64") && error.contains("in f32"), "{error}");
-}
-
-/// Panics at the gradient of one parameter.
-struct Panic(&'static str);
-
-impl GradientHook for Panic {
-    fn call<const D: usize>(
-        &self,
-        parameter: HookedParameter<'_, D>,
-        gradient: Tensor<D>,
-    ) -> GradientFlow<D> {
-        assert_ne!(parameter.path, self.0, "at this one");
-        GradientFlow::Continue(gradient)
-    }
 }
 
 /// A panic in the closure, in a block's first and second run, and in a hook.
@@ -100,10 +86,7 @@ fn a_panic_anywhere_leaves_what_was(device: &Device) {
                 copy(&initial, || Network::init(device)),
                 AdamConfig::new().init(),
             )
-            .with_config_on_ok(
-                FusedConfig::new().with_offload(Some(config(device, mode))),
-                device,
-            )
+            .with_config_on_ok(FusedConfig::offload(config(device, mode)), device)
         };
         let mut untouched = fuse();
         train_fused(&mut untouched, 4, RATE, loss);
@@ -130,9 +113,13 @@ fn a_panic_anywhere_leaves_what_was(device: &Device) {
         train_fused(&mut fused, 2, RATE, |model, step| loss(model, step + 2));
         assert_equal_weights(&untouched.model(), &fused.model());
 
-        let mut fused = fuse().with_hook(ParamGroup::all(), Panic("blocks.2.norm.gamma"));
+        let panics = hook(|it| {
+            assert_ne!(it.path, "blocks.2.norm.gamma", "at this one");
+            Answer::Use
+        });
+        let mut fused = fuse().with_hook(ParamGroup::all(), panics);
         let text = panic_of(|| fused.step_ok(RATE, |model| loss(model, 0)));
-        assert!(text.contains("at this one"), "{text}");
+        assert_says(&text, "at this one");
         let expected = fuse();
         let after = [&expected, &fused].map(|fused| weights(&fused.model()));
         let unchanged = |path: &str| {
@@ -155,9 +142,7 @@ fn a_step_that_is_stopped_changes_nothing(device: &Device) {
     for mode in modes(device) {
         let mut fused = FusedOptimizer::new_ok(Network::init(device), AdamConfig::new().init())
             .with_config_on_ok(
-                FusedConfig::new()
-                    .with_clipping(Some(GlobalNormClippingConfig::Exact(1.0)))
-                    .with_offload(Some(config(device, mode))),
+                FusedConfig::exact(1.0).with_offload(Some(config(device, mode))),
                 device,
             );
         fused.step_repeatable_ok(RATE, |model| model.loss(batches[0].clone()));
@@ -173,32 +158,17 @@ fn a_step_that_is_stopped_changes_nothing(device: &Device) {
     }
 }
 
-/// Stops the step at the gradient of one parameter.
-struct Stop(&'static str);
-
-impl GradientHook for Stop {
-    fn call<const D: usize>(
-        &self,
-        parameter: HookedParameter<'_, D>,
-        gradient: Tensor<D>,
-    ) -> GradientFlow<D> {
-        match parameter.path == self.0 {
-            true => GradientFlow::Stop(FusedError::StoppedByHook {
-                path: parameter.path.to_string(),
-                reason: "here".to_string(),
-            }),
-            false => GradientFlow::Continue(gradient),
-        }
-    }
-}
-
 /// What is small enough to stay on the device takes its turn with the others.
 fn a_hook_that_stops_keeps_all_later_gradients_from_being_used(device: &Device) {
     let initial = Network::init(device);
     let copy = || copy(&initial, || Network::init(device));
     let tokens = batches(device).remove(0);
     let stop = |fused: FusedOptimizer<Network>| {
-        let mut fused = fused.with_hook(ParamGroup::all(), Stop("blocks.2.contract.weight"));
+        let stops = hook(|it| match it.path {
+            "blocks.2.contract.weight" => Answer::Stop("here"),
+            _ => Answer::Use,
+        });
+        let mut fused = fused.with_hook(ParamGroup::all(), stops);
         let stopped = fused.step(RATE, |model| model.loss(tokens.clone()));
         assert!(matches!(stopped, Err(FusedError::StoppedByHook { .. })));
         fused.model()
@@ -206,10 +176,8 @@ fn a_hook_that_stops_keeps_all_later_gradients_from_being_used(device: &Device) 
     let expected = stop(FusedOptimizer::new_ok(copy(), AdamConfig::new().init()));
     for mode in modes(device) {
         let fused = FusedOptimizer::new_ok(copy(), AdamConfig::new().init());
-        let found = stop(fused.with_config_on_ok(
-            FusedConfig::new().with_offload(Some(config(device, mode))),
-            device,
-        ));
+        let found =
+            stop(fused.with_config_on_ok(FusedConfig::offload(config(device, mode)), device));
         assert_equal_weights(&expected.valid(), &found.valid());
     }
 }
@@ -221,10 +189,7 @@ fn what_is_read_after_the_backward_pass_is_the_new_weight(device: &Device) {
     let tokens = batches(device).remove(0);
     for mode in modes(device) {
         let fused = FusedOptimizer::new_ok(copy(), AdamConfig::new().init());
-        let mut fused = fused.with_config_on_ok(
-            FusedConfig::new().with_offload(Some(config(device, mode))),
-            device,
-        );
+        let mut fused = fused.with_config_on_ok(FusedConfig::offload(config(device, mode)), device);
         let read = fused
             .step_with_backward(RATE, |model| {
                 let gradients = model.loss(tokens.clone()).backward();
@@ -244,29 +209,23 @@ fn what_is_read_after_the_backward_pass_is_the_new_weight(device: &Device) {
 
 /// Two trainings that wait for each other in their hooks: each has threads of its own.
 fn two_trainings_run_beside_each_other(device: &Device) {
-    struct Meet(Arc<Barrier>);
-
-    impl GradientHook for Meet {
-        fn call<const D: usize>(
-            &self,
-            _parameter: HookedParameter<'_, D>,
-            gradient: Tensor<D>,
-        ) -> GradientFlow<D> {
-            self.0.wait();
-            GradientFlow::Continue(gradient)
-        }
-    }
-
     if !is_exact(device) {
         return; // Each thread would have a stream of its own.
     }
     let tokens = batches(device).remove(0);
     let barrier = Arc::new(Barrier::new(2));
+    let meets = || {
+        let barrier = barrier.clone();
+        hook(move |_| {
+            barrier.wait();
+            Answer::Use
+        })
+    };
     let fused = || {
         FusedOptimizer::new_ok(Network::init(device), AdamConfig::new().init())
-            .with_hook(ParamGroup::all(), Meet(barrier.clone()))
+            .with_hook(ParamGroup::all(), meets())
             .with_config_on_ok(
-                FusedConfig::new().with_offload(Some(config(device, Offload::Updates))),
+                FusedConfig::offload(config(device, Offload::Updates)),
                 device,
             )
     };
@@ -282,10 +241,7 @@ fn two_trainings_run_beside_each_other(device: &Device) {
 fn a_model_for_inference_can_be_moved(device: &Device) {
     let mode = Offload::Weights(OffloadedBlocks::All);
     let fused = FusedOptimizer::new_ok(Network::init(device), AdamConfig::new().init())
-        .with_config_on_ok(
-            FusedConfig::new().with_offload(Some(config(device, mode))),
-            device,
-        );
+        .with_config_on_ok(FusedConfig::offload(config(device, mode)), device);
     let host = host(device).inner();
     let tokens = batches(device).remove(0);
     let [here, there] = [device.clone().inner(), host].map(|device| {
@@ -302,10 +258,7 @@ fn a_model_for_inference_can_be_moved(device: &Device) {
 fn a_model_from_inference_is_not_trained(device: &Device) {
     let mode = Offload::Weights(OffloadedBlocks::All);
     let fused = FusedOptimizer::new_ok(Network::init(device), AdamConfig::new().init())
-        .with_config_on_ok(
-            FusedConfig::new().with_offload(Some(config(device, mode))),
-            device,
-        );
+        .with_config_on_ok(FusedConfig::offload(config(device, mode)), device);
     let again = FusedOptimizer::new(fused.valid().train(), AdamConfig::new().init());
     assert!(
         again.is_err(),

@@ -82,9 +82,7 @@ fn the_host_keeps_the_weights_in_their_own_type(device: &Device) {
             Offload::Weights(OffloadedBlocks::All),
             Offload::Weights(OffloadedBlocks::Fraction(0.5)),
         ] {
-            let config = FusedConfig::new()
-                .with_offload(Some(config(device, mode)))
-                .with_compute_dtype(Some(dtype));
+            let config = FusedConfig::offload(config(device, mode)).with_compute_dtype(Some(dtype));
             let mut fused = FusedOptimizer::new_ok(copy(), AdamWConfig::new().init())
                 .with_config_on_ok(config, device);
             for x in &xs {
@@ -106,8 +104,7 @@ fn what_is_not_trained_must_be_in_the_type_already(device: &Device) {
         return;
     }
     let fused = FusedOptimizer::new_ok(Network::init(device), AdamConfig::new().init());
-    let config = FusedConfig::new()
-        .with_offload(Some(config(device, Offload::Updates)))
+    let config = FusedConfig::offload(config(device, Offload::Updates))
         .with_compute_dtype(Some(FloatDType::F64));
     let error = fused
         .with_config_on(config, device)

@@ -141,10 +141,8 @@ fn offloaded_training_equals_training_without(device: &Device) {
             tried.push(Offload::States);
         }
         for mode in tried {
-            let mut fused = FusedOptimizer::new_ok(copy(), optimizer.clone()).with_config_on_ok(
-                FusedConfig::new().with_offload(Some(config(device, mode))),
-                device,
-            );
+            let mut fused = FusedOptimizer::new_ok(copy(), optimizer.clone())
+                .with_config_on_ok(FusedConfig::offload(config(device, mode)), device);
             train_fused(&mut fused, 6, RATE, loss);
             assert_eq!(fused.last_step().updated, plain.last_step().updated);
             assert_eq!(fused.last_step().copied.unwrap_or(0), 0, "{mode:?}");
@@ -164,10 +162,8 @@ fn a_model_made_on_the_host_trains_as_one_made_on_the_device(device: &Device) {
     train_fused(&mut plain, 4, RATE, loss);
     for mode in modes(device) {
         let here = copy(&initial, || Network::init(&host));
-        let mut fused = FusedOptimizer::new_ok(here, AdamConfig::new().init()).with_config_on_ok(
-            FusedConfig::new().with_offload(Some(config(device, mode))),
-            device,
-        );
+        let mut fused = FusedOptimizer::new_ok(here, AdamConfig::new().init())
+            .with_config_on_ok(FusedConfig::offload(config(device, mode)), device);
         train_fused(&mut fused, 4, RATE, loss);
         assert_equal_weights(&plain.model(), &fused.model());
         assert_eq!(fused.model().devices(), std::slice::from_ref(&host));
@@ -184,10 +180,7 @@ fn a_model_for_inference_computes_on_the_device(device: &Device) {
         let copy = || copy(&initial, || Network::init(device));
         let mut plain = FusedOptimizer::new_ok(copy(), AdamConfig::new().init());
         let fused = FusedOptimizer::new_ok(copy(), AdamConfig::new().init());
-        let mut fused = fused.with_config_on_ok(
-            FusedConfig::new().with_offload(Some(config(device, mode))),
-            device,
-        );
+        let mut fused = fused.with_config_on_ok(FusedConfig::offload(config(device, mode)), device);
         train_fused(&mut plain, 3, RATE, loss);
         train_fused(&mut fused, 3, RATE, loss);
         assert_equal_weights(&plain.valid(), &fused.valid());
@@ -226,10 +219,7 @@ fn adapters_are_trained_with_a_frozen_base_and_without(device: &Device) {
         train_fused(&mut plain, 4, RATE, loss);
         for mode in modes(device) {
             let mut fused = FusedOptimizer::new_ok(copy(), AdamConfig::new().init())
-                .with_config_on_ok(
-                    FusedConfig::new().with_offload(Some(config(device, mode))),
-                    device,
-                );
+                .with_config_on_ok(FusedConfig::offload(config(device, mode)), device);
             train_fused(&mut fused, 4, RATE, loss);
             assert_equal_weights(&plain.model(), &fused.model());
         }
@@ -260,7 +250,7 @@ fn weights_in_columns_agree_within_rounding_after_a_way_to_the_host_or_a_record(
         .with_host(OffloadHost::NdArray)
         .with_min_elements(1);
     let mut alone = fused();
-    let mut on_host = fused().with_config_ok(FusedConfig::new().with_offload(Some(offload)));
+    let mut on_host = fused().with_config_ok(FusedConfig::offload(offload));
     for _ in 0..4 {
         let x = Tensor::random([4, 6], Distribution::Default, &device);
         alone.step_ok(0.1, |layers| loss(layers, x.clone()));

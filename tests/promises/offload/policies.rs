@@ -52,7 +52,7 @@ fn exact_clipping_in_the_buffer_is_that_in_two_passes(device: &Device) {
     for mode in modes(device) {
         let train = |clipping| {
             let model = copy(&initial, || Network::init(device));
-            let offloaded = FusedConfig::new().with_offload(Some(config(device, mode)));
+            let offloaded = FusedConfig::offload(config(device, mode));
             let offloaded = offloaded.with_clipping(Some(clipping));
             let mut fused = adam(model).with_config_on_ok(offloaded, device);
             let told = batches.iter().map(|x| {
@@ -92,14 +92,11 @@ fn clipping_is_the_same(device: &Device) {
             });
             steps.collect::<Vec<_>>()
         };
-        let mut plain =
-            sgd(copy()).with_config_ok(FusedConfig::new().with_clipping(Some(clipping)));
+        let mut plain = sgd(copy()).with_config_ok(FusedConfig::clipping(clipping));
         let expected = train(&mut plain);
         for mode in modes(device) {
             let mut fused = sgd(copy()).with_config_on_ok(
-                FusedConfig::new()
-                    .with_clipping(Some(clipping))
-                    .with_offload(Some(config(device, mode))),
+                FusedConfig::clipping(clipping).with_offload(Some(config(device, mode))),
                 device,
             );
             let found = train(&mut fused);
@@ -130,9 +127,7 @@ fn gradients_are_clipped_to_the_norm_of_all(device: &Device) {
     for mode in modes(device) {
         let mut fused = FusedOptimizer::new_ok(Network::init(device), SgdConfig::new().init())
             .with_config_on_ok(
-                FusedConfig::new()
-                    .with_clipping(Some(GlobalNormClippingConfig::Exact(0.125)))
-                    .with_offload(Some(config(device, mode))),
+                FusedConfig::exact(0.125).with_offload(Some(config(device, mode))),
                 device,
             );
         for x in &batches {
@@ -194,7 +189,7 @@ fn loss_scaling_with_overflows_is_the_same(device: &Device) {
         assert_offload_changes_nothing(
             device,
             &modes(device),
-            |model| adam(model).with_config_ok(FusedConfig::new().with_loss_scaling(Some(scaling))),
+            |model| adam(model).with_config_ok(FusedConfig::scaling(scaling)),
             |fused, batches| {
                 for (step, x) in batches.iter().enumerate() {
                     // Beyond what f32 holds, once.
@@ -206,25 +201,6 @@ fn loss_scaling_with_overflows_is_the_same(device: &Device) {
     }
 }
 
-/// Halves a gradient, and keeps that of one parameter from being used.
-struct Halve(Arc<AtomicUsize>);
-
-impl GradientHook for Halve {
-    fn call<const D: usize>(
-        &self,
-        parameter: HookedParameter<'_, D>,
-        gradient: Tensor<D>,
-    ) -> GradientFlow<D> {
-        self.0.fetch_add(1, Ordering::Relaxed);
-        assert_eq!(parameter.value.device(), gradient.device());
-        match parameter.path {
-            // After the first call, so that all parameters move.
-            "blocks.1.contract.weight" if self.0.load(Ordering::Relaxed) > 60 => GradientFlow::Veto,
-            _ => GradientFlow::Continue(gradient / 2.0),
-        }
-    }
-}
-
 fn hooks_see_every_gradient_once(device: &Device) {
     let calls: Arc<AtomicUsize> = Arc::default();
     assert_offload_changes_nothing(
@@ -232,7 +208,16 @@ fn hooks_see_every_gradient_once(device: &Device) {
         &modes(device),
         |model| {
             calls.store(0, Ordering::Relaxed);
-            adam(model).with_hook(ParamGroup::all(), Halve(calls.clone()))
+            let calls = calls.clone();
+            let halves = hook(move |it| {
+                let before = calls.fetch_add(1, Ordering::Relaxed);
+                match it.path {
+                    // After the first call, so that all parameters move.
+                    "blocks.1.contract.weight" if before >= 60 => Answer::Veto,
+                    _ => Answer::Scale(0.5),
+                }
+            });
+            adam(model).with_hook(ParamGroup::all(), halves)
         },
         |fused, batches| {
             for x in batches {

@@ -17,10 +17,7 @@ fn resumed(
     let model = Network::init(device).load_record(model);
     let mut fused = FusedOptimizer::new_ok(model, optimizer.clone());
     if let Some(mode) = mode {
-        fused = fused.with_config_on_ok(
-            FusedConfig::new().with_offload(Some(config(device, mode))),
-            device,
-        );
+        fused = fused.with_config_on_ok(FusedConfig::offload(config(device, mode)), device);
     }
     fused.load_record_ok(record);
     train_fused(&mut fused, batches.len(), RATE, |model, step| {
@@ -41,10 +38,7 @@ fn a_run_resumes_with_offload_and_without(device: &Device) {
         for (before, after) in changes(device) {
             let mut fused = FusedOptimizer::new_ok(copy(), optimizer.clone());
             if let Some(mode) = before {
-                fused = fused.with_config_on_ok(
-                    FusedConfig::new().with_offload(Some(config(device, mode))),
-                    device,
-                );
+                fused = fused.with_config_on_ok(FusedConfig::offload(config(device, mode)), device);
             }
             train_fused(&mut fused, first.len(), RATE, loss);
             let saved = (fused.model().into_record(), fused.to_record());
@@ -81,10 +75,7 @@ fn a_training_can_be_made_again_with_another_mode(device: &Device) {
     let mut plain = FusedOptimizer::new_ok(copy(), AdamConfig::new().init());
     let mut fused = FusedOptimizer::new_ok(copy(), AdamConfig::new().init());
     for (step, mode) in MODES.into_iter().chain([MODES[0]]).enumerate() {
-        fused = fused.with_config_on_ok(
-            FusedConfig::new().with_offload(Some(config(device, mode))),
-            device,
-        );
+        fused = fused.with_config_on_ok(FusedConfig::offload(config(device, mode)), device);
         fused.step_ok(RATE, |model| loss(model, step));
     }
     train_fused(&mut plain, 6, RATE, loss);
@@ -93,15 +84,12 @@ fn a_training_can_be_made_again_with_another_mode(device: &Device) {
 
 /// The scale of the loss, and the norm of lagged clipping, are in the records of the optimizer as without.
 fn the_state_of_policies_is_in_the_records(device: &Device) {
-    use backburn::{GlobalNormClippingConfig, LossScalingConfig};
-
     let batches = batches(device);
     for mode in modes(device) {
         let fuse = || {
             FusedOptimizer::new_ok(Network::init(device), AdamConfig::new().init())
                 .with_config_on_ok(
-                    FusedConfig::new()
-                        .with_clipping(Some(GlobalNormClippingConfig::Lagged(0.5)))
+                    FusedConfig::lagged(0.5)
                         .with_loss_scaling(Some(
                             LossScalingConfig::new().with_growth_interval(Some(2)),
                         ))

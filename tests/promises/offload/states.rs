@@ -24,9 +24,7 @@ fn loss(model: &Network, tokens: Tensor<2, Int>, course: &[usize]) -> Tensor<1> 
 
 fn with_states(device: &Device, limit: Option<usize>) -> FusedConfig {
     let offload = config(device, Offload::States);
-    FusedConfig::new()
-        .with_offload(Some(offload))
-        .with_max_bytes_in_flight(limit)
+    FusedConfig::offload(offload).with_max_bytes_in_flight(limit)
 }
 
 fn states_come_ahead_in_whatever_order(device: &Device) {
@@ -58,28 +56,6 @@ fn states_come_ahead_in_whatever_order(device: &Device) {
 
 on_every_backend!(states_come_ahead_in_whatever_order);
 
-/// Panics at a parameter, or keeps its gradient from being used, while it is armed.
-#[derive(Clone)]
-struct At {
-    path: &'static str,
-    panics: bool,
-    armed: Arc<AtomicBool>,
-}
-
-impl GradientHook for At {
-    fn call<const D: usize>(
-        &self,
-        parameter: HookedParameter<'_, D>,
-        gradient: Tensor<D>,
-    ) -> GradientFlow<D> {
-        match parameter.path == self.path && self.armed.load(Ordering::Relaxed) {
-            true if self.panics => panic!("at {}", self.path),
-            true => GradientFlow::Veto,
-            false => GradientFlow::Continue(gradient),
-        }
-    }
-}
-
 /// While the state of the parameter is on its way, or has just come.
 #[test]
 fn what_came_for_a_parameter_that_is_not_stepped_is_there_as_it_was() {
@@ -97,11 +73,15 @@ fn what_came_for_a_parameter_that_is_not_stepped_is_there_as_it_was() {
             let trained = |config: Option<FusedConfig>| {
                 let model = copy(&initial, || Network::init(&device));
                 let armed = Arc::new(AtomicBool::new(false));
-                let at = At {
-                    path,
-                    panics,
-                    armed: armed.clone(),
-                };
+                let is_armed = armed.clone();
+                let at =
+                    hook(
+                        move |it| match it.path == path && is_armed.load(Ordering::Relaxed) {
+                            true if panics => panic!("at {path}"),
+                            true => Answer::Veto,
+                            false => Answer::Use,
+                        },
+                    );
                 let fused = FusedOptimizer::new_ok(model, AdamConfig::new().init());
                 let mut fused = fused.with_hook(ParamGroup::all(), at);
                 if let Some(config) = config {

@@ -54,7 +54,7 @@ fn a_step_can_do_with_the_accumulated_gradients_alone(device: &Device) {
     let never_clips = GlobalNormClippingConfig::Exact(1e9);
     for mut fused in [
         fused(),
-        fused().with_config_ok(FusedConfig::new().with_clipping(Some(never_clips))),
+        fused().with_config_ok(FusedConfig::clipping(never_clips)),
     ] {
         for group in &groups {
             for x in group {

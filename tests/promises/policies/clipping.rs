@@ -42,7 +42,7 @@ const EXACT: [fn(f64) -> GlobalNormClippingConfig; 2] = [
 
 fn clipped(model: Network, clipping: GlobalNormClippingConfig) -> FusedOptimizer<Network> {
     FusedOptimizer::new_ok(model, AdamConfig::new().init())
-        .with_config_ok(FusedConfig::new().with_clipping(Some(clipping)))
+        .with_config_ok(FusedConfig::clipping(clipping))
 }
 
 /// A step with a closure that may run as often as it must.
@@ -91,7 +91,7 @@ fn lagged_clipping_uses_the_norm_of_the_step_before(device: &Device) {
         _ => 1.0,
     };
     let (stock, told) = train_reference(copy(), &groups, clip);
-    let config = FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Lagged(0.5)));
+    let config = FusedConfig::lagged(0.5);
     // The latter measures the gradients of each step before it uses them.
     for scaling in [None, Some(LossScalingConfig::new())] {
         let mut fused = FusedOptimizer::new_ok(copy(), AdamConfig::new().init())
@@ -127,21 +127,6 @@ fn accumulated_gradients_are_clipped_as_their_sum(device: &Device) {
 
 /// Whatever ends it: a norm that is not finite, or a hook when some have been used.
 fn a_step_that_fails_leaves_nothing_in_the_buffer(device: &Device) {
-    struct StopSecond(AtomicUsize);
-
-    impl GradientHook for StopSecond {
-        fn call<const D: usize>(
-            &self,
-            _: HookedParameter<'_, D>,
-            gradient: Tensor<D>,
-        ) -> GradientFlow<D> {
-            match self.0.fetch_add(1, Ordering::Relaxed) {
-                1 => GradientFlow::Stop(FusedError::RunsTwice),
-                _ => GradientFlow::Continue(gradient),
-            }
-        }
-    }
-
     let exact = GlobalNormClippingConfig::ExactInBuffer(1.0);
     let x = batches(device, 1).remove(0);
     let mut fused = clipped(Network::init(device), exact);
@@ -152,7 +137,11 @@ fn a_step_that_fails_leaves_nothing_in_the_buffer(device: &Device) {
     let nothing = fused.step_accumulated(LEARNING_RATE).unwrap_err();
     assert_eq!(nothing, FusedError::NothingAccumulated);
 
-    let stops = StopSecond(AtomicUsize::new(0));
+    let calls = AtomicUsize::new(0);
+    let stops = hook(move |_| match calls.fetch_add(1, Ordering::Relaxed) {
+        1 => Answer::Stop("the second"),
+        _ => Answer::Use,
+    });
     let mut fused = clipped(Network::init(device), exact).with_hook(ParamGroup::all(), stops);
     step(&mut fused, &x).unwrap_err();
     let nothing = fused.step_accumulated(LEARNING_RATE).unwrap_err();
@@ -168,9 +157,8 @@ fn parameters_beside_the_taps_are_clipped_with_the_others(device: &Device) {
         linear.apply_lora(Lora::new(2, 4.0))
     };
     for (model, left) in [(lora(), 0), (lora().unfreeze(), 1)] {
-        let mut fused = FusedOptimizer::new_ok(model, SgdConfig::new().init()).with_config_ok(
-            FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(0.25))),
-        );
+        let mut fused = FusedOptimizer::new_ok(model, SgdConfig::new().init())
+            .with_config_ok(FusedConfig::exact(0.25));
         let parts = (
             fused.num_released(),
             fused.num_retained(),
@@ -225,9 +213,8 @@ fn a_panic_in_the_measuring_pass_leaves_running_statistics(device: &Device) {
     let initial = Network::init(device);
     let before = weights(&initial.valid());
     let x = batches(device, 1).remove(0);
-    let mut fused = FusedOptimizer::new_ok(initial, SgdConfig::new().init()).with_config_ok(
-        FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1.0))),
-    );
+    let mut fused = FusedOptimizer::new_ok(initial, SgdConfig::new().init())
+        .with_config_ok(FusedConfig::exact(1.0));
     let step = std::panic::AssertUnwindSafe(|| {
         fused.step_repeatable_ok(LEARNING_RATE, |model| {
             let loss = model.loss(x.clone());
@@ -262,16 +249,14 @@ fn mistakes_in_clipping_get_a_clear_error() {
             GlobalNormClippingConfig::Lagged,
         ] {
             let error = fused()
-                .with_config(FusedConfig::new().with_clipping(Some(clipping(max_norm))))
+                .with_config(FusedConfig::clipping(clipping(max_norm)))
                 .unwrap_err();
             assert!(error.to_string().contains("must be positive"));
         }
     }
     let before = fused();
     let unchanged = before.model();
-    let mut fused = before.with_config_ok(
-        FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1.0))),
-    );
+    let mut fused = before.with_config_ok(FusedConfig::exact(1.0));
     let x = Tensor::<2>::ones([5, 6], &device);
     let error = fused.step(0.1, |model| model.loss(x.clone()));
     let error = error.unwrap_err();
@@ -290,7 +275,7 @@ proptest! {
         let model = LinearConfig::new(4, 3).init(&device);
         let before = weights(&model);
         let mut fused = FusedOptimizer::new_ok(model, SgdConfig::new().init())
-            .with_config_ok(FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(max_norm))));
+            .with_config_ok(FusedConfig::exact(max_norm));
         let x = Tensor::<2>::random([rows, 4], Distribution::Normal(0.0, 3.0), &device);
         fused.step_repeatable_ok(1.0, |model| model.forward(x.clone()).powi_scalar(2).sum());
         let squares = before.iter().zip(weights(&fused.model())).map(|((_, a), (_, b))| {

@@ -42,32 +42,6 @@ fn a_hook_sees_path_id_value_and_gradient_once(device: &Device) {
     }
 }
 
-/// Doubles gradients.
-struct Doubling;
-
-impl GradientHook for Doubling {
-    fn call<const D: usize>(
-        &self,
-        _parameter: HookedParameter<'_, D>,
-        gradient: Tensor<D>,
-    ) -> GradientFlow<D> {
-        GradientFlow::Continue(gradient.mul_scalar(2.0))
-    }
-}
-
-/// Keeps gradients from being used.
-struct Vetoing;
-
-impl GradientHook for Vetoing {
-    fn call<const D: usize>(
-        &self,
-        _parameter: HookedParameter<'_, D>,
-        _gradient: Tensor<D>,
-    ) -> GradientFlow<D> {
-        GradientFlow::Veto
-    }
-}
-
 /// Accumulation, exact clipping, loss scaling and hooks at once, against a stock loop that does it all.
 fn policies_combine_as_in_a_stock_loop(device: &Device) {
     let initial = Network::init(device);
@@ -97,11 +71,13 @@ fn policies_combine_as_in_a_stock_loop(device: &Device) {
     }
 
     let mut fused = FusedOptimizer::new_ok(copy(), AdamConfig::new().init())
-        .with_hook(ParamGroup::from_predicate("output"), Doubling)
-        .with_hook(ParamGroup::from_predicate("bias"), Vetoing)
+        .with_hook(
+            ParamGroup::from_predicate("output"),
+            hook(|_| Answer::Scale(2.0)),
+        )
+        .with_hook(ParamGroup::from_predicate("bias"), hook(|_| Answer::Veto))
         .with_config_ok(
-            FusedConfig::new()
-                .with_clipping(Some(GlobalNormClippingConfig::Exact(max_norm)))
+            FusedConfig::exact(max_norm)
                 .with_loss_scaling(Some(LossScalingConfig::new().with_growth_interval(Some(1)))),
         );
     for (group, scale) in batches.chunks(3).zip([65536.0, 131072.0, 262144.0]) {
@@ -129,7 +105,7 @@ fn parameters_beside_the_taps_are_hooked_too(device: &Device) {
     let base = ParamGroup::from_path("weight");
     let mut fused = FusedOptimizer::new_ok(model.clone(), SgdConfig::new().init())
         .with_hook(ParamGroup::all(), noting.clone())
-        .with_hook(base.clone(), Vetoing);
+        .with_hook(base.clone(), hook(|_| Answer::Veto));
     assert_eq!(fused.num_retained(), 1);
     fused.step_ok(LEARNING_RATE, |model| {
         (model.forward(x.clone()) + 1.0).powi_scalar(2).sum()
@@ -241,16 +217,12 @@ fn all_policies_take_a_parameter_without_elements(device: &Device) {
     let trainings = [
         fuse(),
         fuse().with_hook(ParamGroup::all(), AnomalyCheck),
-        fuse().with_config_ok(
-            FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(0.1))),
-        ),
-        fuse().with_config_ok(
-            FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Lagged(0.1))),
-        ),
-        fuse().with_config_ok(FusedConfig::new().with_loss_scaling(Some(LossScalingConfig::new()))),
-        fuse().with_config_ok(FusedConfig::new().with_loss_scaling(Some(
+        fuse().with_config_ok(FusedConfig::exact(0.1)),
+        fuse().with_config_ok(FusedConfig::lagged(0.1)),
+        fuse().with_config_ok(FusedConfig::scaling(LossScalingConfig::new())),
+        fuse().with_config_ok(FusedConfig::scaling(
             LossScalingConfig::new().with_overflow(Overflow::SkipParameter),
-        ))),
+        )),
     ];
     for fused in trainings {
         let mut fused = fused.with_hook(ParamGroup::all(), statistics.clone());
@@ -270,11 +242,7 @@ fn all_policies_take_a_parameter_without_elements(device: &Device) {
 #[test]
 #[allow(deprecated)] // Burn 0.22 still ships ndarray.
 fn a_parameter_without_elements_is_trained_in_every_way() {
-    use backburn::optim::{AdamWConfig, StateFormat, WeightFormat};
-    use backburn::{
-        FusedReplicas, MemoryEstimate, Offload, OffloadConfig, Sharding, cast,
-        gradient_checkpointing,
-    };
+    use backburn::optim::AdamWConfig;
 
     let device = Device::flex().autodiff();
     let init = |device: &Device| WithNothing {
@@ -312,7 +280,7 @@ fn a_parameter_without_elements_is_trained_in_every_way() {
     for offload in [Offload::States, Offload::Updates] {
         let config = OffloadConfig::new(offload).with_min_elements(0);
         let mut fused = FusedOptimizer::new_ok(init(&ndarray), AdamWConfig::new().init())
-            .with_config_on_ok(FusedConfig::new().with_offload(Some(config)), &ndarray);
+            .with_config_on_ok(FusedConfig::offload(config), &ndarray);
         let x = Tensor::ones([5, 6], &ndarray);
         for _ in 0..2 {
             fused.step_ok(LEARNING_RATE, |model| model.loss(x.clone()));
@@ -321,7 +289,7 @@ fn a_parameter_without_elements_is_trained_in_every_way() {
     for sharding in [Sharding::State, Sharding::Full] {
         let ranks = [device.clone(), device.clone()];
         let mut fused = FusedReplicas::new_ok(init(&device), AdamWConfig::new().init(), ranks)
-            .with_config_ok(FusedConfig::new().with_sharding(sharding));
+            .with_config_ok(FusedConfig::sharded(sharding));
         for _ in 0..2 {
             fused.step_ok(LEARNING_RATE, vec![x.clone(), x.clone()], WithNothing::loss);
         }
@@ -385,26 +353,14 @@ fn a_hook_that_returns_another_shape_dtype_or_device_is_refused() {
 
 #[test]
 fn a_hook_can_stop_a_step_for_a_reason_of_its_own() {
-    struct Stopping;
-
-    impl GradientHook for Stopping {
-        fn call<const D: usize>(
-            &self,
-            parameter: HookedParameter<'_, D>,
-            _gradient: Tensor<D>,
-        ) -> GradientFlow<D> {
-            GradientFlow::Stop(FusedError::StoppedByHook {
-                path: parameter.path.to_string(),
-                reason: "enough".to_string(),
-            })
-        }
-    }
-
     let device = Device::flex().autodiff();
     let mut fused = FusedOptimizer::new_ok(Squashed::init(&device), SgdConfig::new().init())
-        .with_hook(ParamGroup::from_path("input.bias"), Stopping);
+        .with_hook(
+            ParamGroup::from_path("input.bias"),
+            hook(|_| Answer::Stop("enough")),
+        );
     let x = batches(&device, 1).remove(0);
     let error = fused.step(LEARNING_RATE, |model| model.loss(x.clone()));
     let message = error.unwrap_err().to_string();
-    assert!(message.contains("`input.bias`: enough"), "{message}");
+    assert_says(&message, "`input.bias`: enough");
 }

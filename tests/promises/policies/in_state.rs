@@ -295,7 +295,7 @@ fn optimizers_without_a_fitting_state_are_refused() {
         let model = Squashed::init(&device);
         let error = FusedOptimizer::accumulating_in_state(model, optimizer).unwrap_err();
         assert!(matches!(error, FusedError::NotInState { .. }));
-        assert!(error.to_string().contains(words), "{error}");
+        assert_says(&error, words);
     }
     assert_refused(SgdConfig::new().build(), "without momentum");
     let nesterov = MomentumConfig::new().with_nesterov(true);
@@ -317,19 +317,14 @@ fn policies_that_need_the_sum_are_refused() {
         let adam = AdamConfig::new().build();
         FusedOptimizer::accumulating_in_state(Squashed::init(&device), adam).unwrap()
     };
-    let exact = fused()
-        .with_config(FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(1.0))));
+    let exact = fused().with_config(FusedConfig::exact(1.0));
     assert!(exact.unwrap_err().to_string().contains("Lagged"));
-    let skipping =
-        fused().with_config(FusedConfig::new().with_loss_scaling(Some(LossScalingConfig::new())));
+    let skipping = fused().with_config(FusedConfig::scaling(LossScalingConfig::new()));
     assert!(skipping.unwrap_err().to_string().contains("SkipParameter"));
 
     let scaling = LossScalingConfig::new().with_overflow(Overflow::SkipParameter);
-    let mut fused = fused().with_config_ok(
-        FusedConfig::new()
-            .with_clipping(Some(GlobalNormClippingConfig::Lagged(1.0)))
-            .with_loss_scaling(Some(scaling)),
-    );
+    let mut fused =
+        fused().with_config_ok(FusedConfig::lagged(1.0).with_loss_scaling(Some(scaling)));
     train(&mut fused, &groups(&device), LEARNING_RATE);
     let rate: ModuleLearningRate = LEARNING_RATE.into();
     let [x, ..] = &batches(&device, 1)[..] else {

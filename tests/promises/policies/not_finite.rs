@@ -6,7 +6,7 @@ use crate::backends::on_every_backend;
 fn lagged_clipping_not_finite_gradient_is_an_error(device: &Device) {
     let initial = Squashed::init(device);
     let before = copy(&initial, || Squashed::init(device));
-    let config = FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Lagged(1.0)));
+    let config = FusedConfig::lagged(1.0);
     let mut fused =
         FusedOptimizer::new_ok(initial, AdamConfig::new().init()).with_config_ok(config);
     let error = fused.step(LEARNING_RATE, |model| model.loss(infinite(device)));

@@ -12,9 +12,8 @@ fn gradients_of_any_size_are_clipped_to_the_norm(device: &Device) {
     for size in [1e-30, 1e-22, 1e-12, 1.0, 1e12, 1e22, 1e37] {
         let weight = Param::from_tensor(Tensor::<1>::zeros([4], device));
         let max_norm = size / 10.0;
-        let mut fused = FusedOptimizer::new_ok(weight, SgdConfig::new().init()).with_config_ok(
-            FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Exact(max_norm))),
-        );
+        let mut fused = FusedOptimizer::new_ok(weight, SgdConfig::new().init())
+            .with_config_ok(FusedConfig::exact(max_norm));
         // The norm is 5 times the size.
         let gradient = Tensor::from_data([3.0 * size, -4.0 * size, 0.0, 0.0], device);
         step_with(&mut fused, gradient);
@@ -59,7 +58,7 @@ fn norms_are_those_of_all_elements(device: &Device) {
                 let clipping = GlobalNormClippingConfig::Exact(1e9);
                 let mut fused =
                     FusedOptimizer::new_ok(Param::from_tensor(weight), SgdConfig::new().init())
-                        .with_config_ok(FusedConfig::new().with_clipping(Some(clipping)));
+                        .with_config_ok(FusedConfig::clipping(clipping));
                 fused.step_repeatable_ok(0.0, |weight| {
                     let weight = weight.val();
                     let weight = if is_view { weight.transpose() } else { weight };
@@ -95,7 +94,7 @@ fn half_parameters_move_under_a_large_loss_scale() {
             .with_initial_scale(scale)
             .with_growth_interval(None);
         let mut fused = FusedOptimizer::new_ok(weight, SgdConfig::new().init())
-            .with_config_ok(FusedConfig::new().with_loss_scaling(Some(scaling)));
+            .with_config_ok(FusedConfig::scaling(scaling));
         // Scaled, the gradient is 2^15.
         let gradient = Tensor::<1>::full([4], 2f64.powi(-11), &device);
         fused.step_repeatable_ok(16.0, |weight| {
@@ -131,7 +130,7 @@ fn a_model_on_two_backends_is_clipped_as_on_one() {
         let train = |there: Device| {
             let model = init(&there).load_record(initial.clone().into_record());
             let mut fused = FusedOptimizer::new_ok(model, SgdConfig::new().init())
-                .with_config_ok(FusedConfig::new().with_clipping(Some(clipping)));
+                .with_config_ok(FusedConfig::clipping(clipping));
             for _ in 0..3 {
                 fused.step_repeatable_ok(1.0, |model| {
                     let x = model.here.forward(x.clone()).tanh().to_device(&there);

@@ -160,7 +160,7 @@ fn the_norm_of_exact_clipping_resumes_for_lagged_clipping() {
         GlobalNormClippingConfig::ExactInBuffer(0.01),
     ] {
         let sgd = |model| FusedOptimizer::new_ok(model, SgdConfig::new().init());
-        let config = FusedConfig::new().with_clipping(Some(exact));
+        let config = FusedConfig::clipping(exact);
         let mut before = sgd(Squashed::init(&device)).with_config_ok(config);
         before.step_repeatable_ok(LEARNING_RATE, |model| model.loss(x.clone()));
         let mut resumed = lagged(sgd(copy(&before.model(), || Squashed::init(&device))));

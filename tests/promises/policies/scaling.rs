@@ -82,7 +82,7 @@ fn scaling_equals_a_stock_loop_with_planted_overflows(device: &Device) {
         ];
         assert_eq!(scales, growing);
         let mut fused = FusedOptimizer::new_ok(copy(), AdamWConfig::new().init())
-            .with_config_ok(FusedConfig::new().with_loss_scaling(Some(config(overflow))));
+            .with_config_ok(FusedConfig::scaling(config(overflow)));
         for (index, (x, scale)) in batches.iter().zip(scales).enumerate() {
             fused.step_repeatable_ok(LEARNING_RATE, |model| model.loss(x.clone()));
             let report = fused.last_step();
@@ -101,8 +101,7 @@ fn a_skipped_step_changes_nothing(device: &Device) {
     // Clones of a model share its running statistics.
     let before = copy(&initial, || Network::init(device));
     let mut fused = FusedOptimizer::new_ok(initial, AdamConfig::new().init()).with_config_ok(
-        FusedConfig::new()
-            .with_loss_scaling(Some(LossScalingConfig::new()))
+        FusedConfig::scaling(LossScalingConfig::new())
             .with_clipping(Some(GlobalNormClippingConfig::Exact(1.0))),
     );
     let (x, infinite) = (batches(device, 1).remove(0), infinite(device));
@@ -140,7 +139,7 @@ fn scaling_saves_gradients_that_vanish_in_f16() {
         });
         let mut fused = FusedOptimizer::new_ok(model, SgdConfig::new().init());
         if let Some(scaling) = scaling {
-            fused = fused.with_config_ok(FusedConfig::new().with_loss_scaling(Some(scaling)));
+            fused = fused.with_config_ok(FusedConfig::scaling(scaling));
         }
         let before = weights(&fused.model());
         // The step must show in the weights beside their size.
@@ -159,7 +158,7 @@ fn a_record_brings_the_scale_back(device: &Device) {
     let initial = Squashed::init(device);
     let batches = with_overflows(device, &[0]);
     let mut fused = FusedOptimizer::new_ok(initial, AdamConfig::new().init())
-        .with_config_ok(FusedConfig::new().with_loss_scaling(Some(config(Overflow::SkipStep))));
+        .with_config_ok(FusedConfig::scaling(config(Overflow::SkipStep)));
     for x in &batches[..2] {
         fused.step_repeatable_ok(LEARNING_RATE, |model| model.loss(x.clone()));
     }
@@ -169,7 +168,7 @@ fn a_record_brings_the_scale_back(device: &Device) {
     let model = || copy(&fused.model(), || Squashed::init(device));
 
     let mut again = FusedOptimizer::new_ok(model(), AdamConfig::new().init())
-        .with_config_ok(FusedConfig::new().with_loss_scaling(Some(config(Overflow::SkipStep))));
+        .with_config_ok(FusedConfig::scaling(config(Overflow::SkipStep)));
     again.load_record_ok(record());
     let scales = batches[2..5].iter().map(|x| {
         again.step_repeatable_ok(LEARNING_RATE, |model| model.loss(x.clone()));
@@ -200,9 +199,7 @@ fn every_micro_batch_in_the_optimizer_state_adapts_the_scale() {
     let adam = backburn::optim::AdamConfig::new().build();
     let mut fused = FusedOptimizer::accumulating_in_state(Squashed::init(&device), adam)
         .unwrap()
-        .with_config_ok(
-            FusedConfig::new().with_loss_scaling(Some(config(Overflow::SkipParameter))),
-        );
+        .with_config_ok(FusedConfig::scaling(config(Overflow::SkipParameter)));
     let x = batches(&device, 1).remove(0);
     fused.accumulate_ok(|model| model.loss(infinite(&device)));
     assert!(fused.last_step().overflowed);
@@ -218,7 +215,7 @@ fn a_static_scale_stays() {
     let device = Device::flex().autodiff();
     let scaling = config(Overflow::SkipStep).with_growth_interval(None);
     let mut fused = FusedOptimizer::new_ok(Squashed::init(&device), SgdConfig::new().init())
-        .with_config_ok(FusedConfig::new().with_loss_scaling(Some(scaling)));
+        .with_config_ok(FusedConfig::scaling(scaling));
     for (index, x) in with_overflows(&device, &[4]).iter().enumerate() {
         fused.step_repeatable_ok(LEARNING_RATE, |model| model.loss(x.clone()));
         assert_eq!(fused.last_step().loss_scale, Some(1024.0));
@@ -230,7 +227,7 @@ fn a_static_scale_stays() {
 fn an_overflow_that_no_scale_helps_against_ends_in_an_error() {
     let device = Device::flex().autodiff();
     let mut fused = FusedOptimizer::new_ok(Squashed::init(&device), SgdConfig::new().init())
-        .with_config_ok(FusedConfig::new().with_loss_scaling(Some(LossScalingConfig::new())));
+        .with_config_ok(FusedConfig::scaling(LossScalingConfig::new()));
     let x = infinite(&device);
     let steps = (0..100).map(|_| fused.step_repeatable(0.1, |model| model.loss(x.clone())));
     let error = steps.filter_map(Result::err).next().unwrap();
@@ -248,23 +245,22 @@ fn mistakes_in_loss_scaling_get_a_clear_error() {
     for scale in [0.0, -1.0, f64::NAN, f64::INFINITY, 1e-40, 1e39] {
         let scaling = LossScalingConfig::new().with_initial_scale(scale);
         let error = fused()
-            .with_config(FusedConfig::new().with_loss_scaling(Some(scaling)))
+            .with_config(FusedConfig::scaling(scaling))
             .unwrap_err();
-        assert!(error.to_string().contains("positive finite"), "{error}");
+        assert_says(&error, "positive finite");
     }
     let scaling = LossScalingConfig::new().with_growth_interval(Some(0));
     let error = fused()
-        .with_config(FusedConfig::new().with_loss_scaling(Some(scaling)))
+        .with_config(FusedConfig::scaling(scaling))
         .unwrap_err();
-    assert!(error.to_string().contains("`growth_interval`"), "{error}");
+    assert_says(&error, "`growth_interval`");
 
-    let one_pass = FusedConfig::new().with_loss_scaling(Some(config(Overflow::SkipParameter)));
+    let one_pass = FusedConfig::scaling(config(Overflow::SkipParameter));
     let exact = Some(GlobalNormClippingConfig::Exact(1.0));
     let error = fused().with_config(one_pass.with_clipping(exact));
     assert!(error.unwrap_err().to_string().contains("SkipStep"));
 
-    let mut fused = fused()
-        .with_config_ok(FusedConfig::new().with_loss_scaling(Some(config(Overflow::SkipStep))));
+    let mut fused = fused().with_config_ok(FusedConfig::scaling(config(Overflow::SkipStep)));
     let x = batches(&device, 1).remove(0);
     let error = fused.step(0.1, |model| model.loss(x.clone()));
     assert_eq!(error.unwrap_err(), FusedError::RunsTwice);

@@ -145,8 +145,7 @@ fn the_norm_is_that_over_all_devices() {
         for in_blocks in [false, true] {
             let train = |clipping| {
                 let fused = FusedOptimizer::new_ok(copied(&initial, &devices), adam());
-                let mut fused =
-                    fused.with_config_ok(FusedConfig::new().with_clipping(Some(clipping)));
+                let mut fused = fused.with_config_ok(FusedConfig::clipping(clipping));
                 for x in &batches {
                     fused.step_repeatable_ok(LEARNING_RATE, |model| {
                         model.loss(x.clone(), in_blocks)
@@ -179,10 +178,9 @@ fn accumulation_and_loss_scaling_work_on_several_devices() {
         let expected = stock(copied(&initial, &devices), adamw(), &groups, |_| 1.0);
         let fused = FusedOptimizer::new_ok(copied(&initial, &devices), adamw());
         // A power of two changes no digit.
-        let mut fused = fused.with_config_ok(
-            FusedConfig::new()
-                .with_loss_scaling(Some(LossScalingConfig::new().with_initial_scale(1024.0))),
-        );
+        let mut fused = fused.with_config_ok(FusedConfig::scaling(
+            LossScalingConfig::new().with_initial_scale(1024.0),
+        ));
         for group in &groups {
             for x in &group[..2] {
                 fused.accumulate_ok(|model| model.loss(x.clone(), true));

@@ -85,7 +85,7 @@ fn adapters_on_codes_train_on_several_devices() {
     for sharding in [Sharding::State, Sharding::Full] {
         let train = |model: Stack| {
             let devices = vec![Device::flex().autodiff(); 2];
-            let config = FusedConfig::new().with_sharding(sharding);
+            let config = FusedConfig::sharded(sharding);
             let mut fused = FusedReplicas::new_ok(model, AdamConfig::new().init(), devices)
                 .with_config_ok(config);
             for group in xs.chunks(2) {

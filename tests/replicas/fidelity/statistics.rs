@@ -171,7 +171,7 @@ fn model_taken_from_replicas_keeps_its_statistics() {
     let batch = |value: f32| Tensor::<2>::full([6, 4], value, device);
     for sharding in [Sharding::State, Sharding::Full] {
         let mut fused = FusedReplicas::new_ok(NormedBlocks::init(device), adamw(), flex(2))
-            .with_config_ok(FusedConfig::new().with_sharding(sharding));
+            .with_config_ok(FusedConfig::sharded(sharding));
         let step = |fused: &mut FusedReplicas<NormedBlocks>, values: [f32; 2]| {
             fused.step_ok(RATE, values.map(batch), |model: &NormedBlocks, x| {
                 model.loss(x, true)

@@ -62,17 +62,12 @@ impl Fault {
     }
 }
 
-pub struct Hook;
-
-impl GradientHook for Hook {
-    fn call<const D: usize>(
-        &self,
-        _parameter: HookedParameter<'_, D>,
-        gradient: Tensor<D>,
-    ) -> GradientFlow<D> {
+/// Fails at its fault.
+pub fn failing() -> impl GradientHook {
+    hook(|_| {
         assert!(!Fault::Hook.strikes(), "in a hook");
-        GradientFlow::Continue(gradient)
-    }
+        Answer::Use
+    })
 }
 
 /// An optimizer of a user's around one of ours.

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::*;
-use faults::{Fault, Hook, Panicking};
+use faults::{Fault, Panicking, failing};
 use table::Row;
 
 /// A training, on one device or on several.

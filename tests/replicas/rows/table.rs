@@ -110,7 +110,7 @@ pub const ROWS: &[Row] = &[
         name: "ZeRO 3",
         ranks: 3,
         stock: Stock::Sharded,
-        config: || FusedConfig::new().with_sharding(Sharding::Full),
+        config: || FusedConfig::sharded(Sharding::Full),
         peak: 5.0,
         ..PLAIN
     },
@@ -118,7 +118,7 @@ pub const ROWS: &[Row] = &[
         name: "ZeRO 3 with master weights",
         ranks: 3,
         stock: Stock::Sharded,
-        config: || in_bf16(FusedConfig::new().with_sharding(Sharding::Full)),
+        config: || in_bf16(FusedConfig::sharded(Sharding::Full)),
         peak: 5.0,
         ..PLAIN
     },
@@ -254,13 +254,13 @@ impl Row {
         match self.ranks {
             1 => Box::new(
                 FusedOptimizer::new_ok(network, optimizer)
-                    .with_hook(ParamGroup::all(), Hook)
+                    .with_hook(ParamGroup::all(), failing())
                     .with_config_on_ok(config, &Device::flex()),
             ),
             ranks => Box::new(
                 FusedReplicas::new_ok(network, optimizer, flex(ranks))
                     .with_config_ok(config)
-                    .with_hook(ParamGroup::all(), Hook),
+                    .with_hook(ParamGroup::all(), failing()),
             ),
         }
     }
@@ -290,5 +290,5 @@ pub fn offloaded(offload: Offload) -> FusedConfig {
     let config = OffloadConfig::new(offload)
         .with_host(OffloadHost::NdArray)
         .with_min_elements(1);
-    FusedConfig::new().with_offload(Some(config))
+    FusedConfig::offload(config)
 }

@@ -88,7 +88,7 @@ fn a_plan_that_would_not_come_back_is_refused_before_anything_is_written() {
     let checkpoint = Checkpoint::at(folder.path());
     let progress = Progress::new(1).with_plan(Lopsided { _name: 1 });
     let refused = checkpoint.save(&small(), &progress).unwrap_err();
-    assert!(refused.to_string().contains("Lopsided"), "{refused}");
-    assert!(refused.to_string().contains("after"), "{refused}");
+    assert_says(&refused, "Lopsided");
+    assert_says(&refused, "after");
     assert!(before == files(folder.path()));
 }

@@ -1,0 +1,59 @@
+//! A hook made of a closure.
+
+use backburn::{FusedError, GradientFlow, GradientHook, HookedParameter};
+use burn::tensor::{Device, Tensor};
+
+/// A finished gradient, whatever its rank.
+pub struct Finished<'a> {
+    /// The path of its parameter.
+    pub path: &'a str,
+    /// Where its parameter is stepped.
+    pub device: Device,
+    elements: &'a dyn Fn() -> Vec<f32>,
+}
+
+impl Finished<'_> {
+    pub fn elements(&self) -> Vec<f32> {
+        (self.elements)()
+    }
+}
+
+/// What a hook does with a gradient.
+pub enum Answer {
+    Use,
+    Scale(f32),
+    Veto,
+    /// Stops the step for this reason.
+    Stop(&'static str),
+}
+
+/// A hook that calls `answer` with every gradient.
+pub fn hook(answer: impl Fn(&Finished<'_>) -> Answer + Send + Sync + 'static) -> impl GradientHook {
+    Hook(answer)
+}
+
+struct Hook<F>(F);
+
+impl<F: Fn(&Finished<'_>) -> Answer + Send + Sync + 'static> GradientHook for Hook<F> {
+    fn call<const D: usize>(
+        &self,
+        parameter: HookedParameter<'_, D>,
+        gradient: Tensor<D>,
+    ) -> GradientFlow<D> {
+        assert_eq!(parameter.value.device(), gradient.device());
+        let finished = Finished {
+            path: parameter.path,
+            device: gradient.device(),
+            elements: &|| gradient.to_data().iter().collect(),
+        };
+        match (self.0)(&finished) {
+            Answer::Use => GradientFlow::Continue(gradient),
+            Answer::Scale(factor) => GradientFlow::Continue(gradient.mul_scalar(factor)),
+            Answer::Veto => GradientFlow::Veto,
+            Answer::Stop(reason) => GradientFlow::Stop(FusedError::StoppedByHook {
+                path: parameter.path.to_string(),
+                reason: reason.to_string(),
+            }),
+        }
+    }
+}
