@@ -70,6 +70,18 @@ pub fn assert_equal_weights<M: Module>(stock: &M, fused: &M) {
     }
 }
 
+/// Panics with the path of the first parameter that differs by more than `absolute` and this part of its size.
+#[track_caller]
+pub fn assert_near_weights<M: Module>(expected: &M, found: &M, absolute: f64, relative: f64) {
+    let (expected, found) = (weights(expected), weights(found));
+    assert_eq!(expected.len(), found.len());
+    for ((path, expected), (_, found)) in expected.iter().zip(&found) {
+        let near = |(a, b): (f64, f64)| (a - b).abs() <= absolute + relative * a.abs();
+        let near = expected.iter::<f64>().zip(found.iter::<f64>()).all(near);
+        assert!(near, "`{path}` differs: {found} for {expected}");
+    }
+}
+
 /// Panics unless training changed every parameter for which `trained` says so, and no other.
 #[track_caller]
 pub fn assert_changed<M: Module>(before: &M, after: &M, trained: impl Fn(&str) -> bool) {

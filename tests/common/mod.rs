@@ -2,6 +2,7 @@
 
 #![allow(dead_code, unused_imports)] // Each program uses a part.
 
+pub mod block;
 pub mod compare;
 pub mod config;
 pub mod contents;
@@ -14,8 +15,8 @@ pub mod says;
 
 pub(crate) use says::assert_matches;
 pub use {
-    compare::*, config::*, contents::*, hooks::*, in_types_of::*, noting::*, ok::*, panics::*,
-    says::*,
+    block::*, compare::*, config::*, contents::*, hooks::*, in_types_of::*, noting::*, ok::*,
+    panics::*, says::*,
 };
 
 // The names that most tests use. Optimizers without a path are Burn's.

@@ -16,10 +16,7 @@ fn recurrent() -> Vec<Lstm> {
 
 fn loss(layers: &[Lstm], x: Tensor<3>, in_blocks: bool) -> Tensor<1> {
     let run = |layer: &Lstm, x: Tensor<3>| layer.forward(x, None).0;
-    let forward = |x, layer| match in_blocks {
-        true => gradient_checkpointing(layer, x, run),
-        false => run(layer, x),
-    };
+    let forward = |x, layer| block_if(in_blocks, layer, x, run);
     layers.iter().fold(x, forward).powi_scalar(2).mean()
 }
 

@@ -151,7 +151,7 @@ impl Course {
 
     fn assert_equal(&self, stock: &Model, fused: &Model) {
         if self.is_near() {
-            assert_near(stock, fused, 1e-2);
+            assert_near_weights(stock, fused, 1e-2, 1e-2);
         } else {
             assert_equal_weights(stock, fused);
         }
@@ -163,15 +163,4 @@ pub fn values_of(model: &Model) -> Vec<(String, TensorData)> {
     let mut values = weights(model);
     values.retain(|(path, _)| !path.contains("running"));
     values
-}
-
-fn assert_near(stock: &Model, fused: &Model, tolerance: f64) {
-    for ((path, stock), (_, fused)) in weights(stock).iter().zip(&weights(fused)) {
-        let near = |(a, b): (f64, f64)| (a - b).abs() <= tolerance * (1.0 + a.abs());
-        let mut pairs = stock.iter::<f64>().zip(fused.iter::<f64>());
-        assert!(
-            pairs.all(near),
-            "`{path}` differs: stock {stock}, fused {fused}"
-        );
-    }
 }

@@ -104,22 +104,13 @@ impl Model {
         for (index, layer) in self.layers.iter().chain(&self.layers[..1]).enumerate() {
             if let (1, Some(norm)) = (index, &self.norm) {
                 let normed = |norm: &BatchNorm, x: Tensor<2>| norm.forward(x);
-                x = match in_blocks {
-                    true => gradient_checkpointing(norm, x, normed),
-                    false => norm.forward(x),
-                };
+                x = block_if(in_blocks, norm, x, normed);
             }
-            x = match in_blocks {
-                true => gradient_checkpointing(layer, x, run),
-                false => run(layer, x),
-            };
+            x = block_if(in_blocks, layer, x, run);
         }
         if is_even {
             let forward = |seldom: &Linear, x: Tensor<2>| seldom.forward(x);
-            x = match in_blocks {
-                true => gradient_checkpointing(&self.seldom, x, forward),
-                false => forward(&self.seldom, x),
-            };
+            x = block_if(in_blocks, &self.seldom, x, forward);
         }
         let x = x * self.scale.val().unsqueeze();
         let logits = x.matmul(self.embedding.weight.val().transpose());

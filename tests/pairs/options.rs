@@ -19,7 +19,7 @@ macro_rules! options {
 options! {
     Weights { Plain, Adapters, TrainedBase, BaseInBytes, BaseInCodes }
     Statistics { None, Normed }
-    Numbers { F32, F32InBf16, F32InF16, Bf16, Bf16InF32, F64, F16 }
+    Numbers { F32, F32InBf16, F32InF16, Bf16, Bf16InF32, F64, F16, F64InF32 }
     Stepped { Sgd, BurnAdam, AdamW, AdamW8, AdamW4, Muon, Groups, BurnSgd }
     Low { Plain, Stochastic, Split24, Split32 }
     Blocks { None, Twice, SomeKept, InputsOffloaded }
@@ -80,8 +80,7 @@ impl Options {
         if weights_wait && self.has_adapters() && self.blocks == Blocks::None {
             self.blocks = Blocks::Twice;
         }
-        if self.numbers == Numbers::F64 && matches!(self.stepped, Stepped::AdamW8 | Stepped::AdamW4)
-        {
+        if self.dtype() == F64 && matches!(self.stepped, Stepped::AdamW8 | Stepped::AdamW4) {
             self.stepped = Stepped::AdamW;
         }
         self
@@ -100,7 +99,7 @@ impl Options {
         match self.numbers {
             Numbers::F32 | Numbers::F32InBf16 | Numbers::F32InF16 => F32,
             Numbers::Bf16 | Numbers::Bf16InF32 => BF16,
-            Numbers::F64 => F64,
+            Numbers::F64 | Numbers::F64InF32 => F64,
             Numbers::F16 => F16,
         }
     }
@@ -109,7 +108,7 @@ impl Options {
         match self.numbers {
             Numbers::F32InBf16 => Some(BF16),
             Numbers::F32InF16 => Some(F16),
-            Numbers::Bf16InF32 => Some(F32),
+            Numbers::Bf16InF32 | Numbers::F64InF32 => Some(F32),
             _ => None,
         }
     }
@@ -145,6 +144,6 @@ impl Options {
     /// Whether its optimizer states come back from a record in their type: Burn loads its own in the default one.
     pub fn loads(&self) -> bool {
         let of_burn = matches!(self.stepped, Stepped::BurnAdam | Stepped::Groups);
-        !(of_burn && self.dtype() != FloatDType::F32) && self.numbers != Numbers::F64
+        !(of_burn && self.dtype() != F32) && self.dtype() != F64
     }
 }

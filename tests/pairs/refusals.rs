@@ -1,5 +1,6 @@
 //! What is refused.
 
+use crate::common::FloatDType;
 use crate::options::{Clipping, Group, Numbers, Options, Scaling, Statistics, Stepped, Waiting};
 
 /// Why the pages of the options refuse each other, if they do.
@@ -40,7 +41,7 @@ pub fn refusals(options: &Options) -> Vec<&'static str> {
             "which the host Device<NdArray(Cpu)> does not have",
         ),
         (
-            waiting == Waiting::States && numbers == Numbers::F64,
+            waiting == Waiting::States && options.dtype() == FloatDType::F64,
             "wait in f32",
         ),
     ];

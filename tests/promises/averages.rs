@@ -1,8 +1,5 @@
 //! Averages of the weights equal those of a stock loop to the bit, whatever else a training does.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-
 use crate::common::*;
 
 const RATE: f64 = 0.05;
@@ -174,15 +171,6 @@ fn average_after_each_step_equals_stock_loop() {
     }
 }
 
-/// Vetoes while it is on.
-fn switch(is_on: &Arc<AtomicBool>) -> impl GradientHook {
-    let is_on = is_on.clone();
-    hook(move |_| match is_on.load(Ordering::Relaxed) {
-        true => Answer::Veto,
-        false => Answer::Use,
-    })
-}
-
 #[test]
 fn average_without_update_stays() {
     let initial = Stack::init();
@@ -216,146 +204,6 @@ fn average_without_update_stays() {
         plain.step_ok(RATE, |model| model.loss(x.clone()));
     }
     assert_equal_weights(&plain.averaged(), &clipped.averaged());
-}
-
-/// What happens to a training.
-#[derive(Clone, Copy, Debug)]
-enum Event {
-    Step,
-    /// The gradients of the last layer are vetoed.
-    Vetoed,
-    /// Two micro-batches and their step.
-    Accumulated,
-    /// Freezes the layer between.
-    Freeze,
-    Thaw,
-    /// The training goes on in a new optimizer with its model and record.
-    Resume,
-    DryRun,
-}
-
-const EVENTS: [Event; 18] = {
-    use Event::*;
-    [
-        Accumulated,
-        Step,
-        Vetoed,
-        Freeze,
-        Step,
-        Vetoed,
-        Accumulated,
-        Thaw,
-        Step,
-        Resume,
-        Vetoed,
-        DryRun,
-        Freeze,
-        Resume,
-        Step,
-        Thaw,
-        Vetoed,
-        Accumulated,
-    ]
-};
-
-/// Goes through all events with an optimizer, beside averages by hand.
-fn go_through(optimizer: &ModuleOptimizer, how: &FusedConfig, dtype: FloatDType) {
-    let vetoes: Arc<AtomicBool> = Arc::default();
-    let start = |model: Stack, optimizer: ModuleOptimizer| {
-        FusedOptimizer::new_ok(model, optimizer)
-            .with_hook(ParamGroup::from_predicate("layers.2"), switch(&vetoes))
-            .with_config_on_ok(how.clone(), &Device::flex())
-    };
-    let xs = batches(2 * EVENTS.len()).into_iter();
-    let mut xs = xs.map(|x| Tensor::from_inner(x.inner().cast(dtype)));
-    let mut fused = start(cast(Stack::init(), dtype).unwrap(), optimizer.clone());
-    let mut by_hand = ByHand::all(how.averaging.unwrap(), &fused.model());
-    let mut frozen = false;
-    for (index, event) in EVENTS.into_iter().enumerate() {
-        let mut x = || xs.next().expect("there are enough");
-        let is_vetoed = matches!(event, Event::Vetoed);
-        vetoes.store(is_vetoed, Ordering::Relaxed);
-        let mut steps = false;
-        match event {
-            Event::Step | Event::Vetoed => {
-                let x = x();
-                fused.step_ok(RATE, |model| model.loss(x));
-                steps = true;
-            }
-            Event::Accumulated => {
-                for x in [x(), x()] {
-                    fused.accumulate_ok(|model| model.loss(x));
-                }
-                fused.step_accumulated_ok(RATE);
-                steps = true;
-            }
-            Event::DryRun => {
-                let x = x();
-                fused.dry_run(|model| model.loss(x)).unwrap();
-            }
-            Event::Freeze => {
-                let group = ParamGroup::from_predicate("layers.1");
-                fused.change_model_ok(|model| model.freeze_group(group));
-                frozen = true;
-            }
-            Event::Thaw => {
-                fused.change_model_ok(Stack::unfreeze);
-                frozen = false;
-            }
-            Event::Resume => {
-                let record = fused.to_record();
-                let (model, _) = fused.into_parts();
-                fused = start(model, optimizer.clone());
-                fused.load_record_ok(record);
-            }
-        }
-        let (values, found) = (values(&fused.model()), values(&fused.averaged()));
-        for (of, (average, value)) in by_hand.iter_mut().zip(values).enumerate() {
-            let (is_frozen, is_vetoed) = (frozen && of / 2 == 1, is_vetoed && of / 2 == 2);
-            if steps && !is_frozen && !is_vetoed {
-                average.update(value.clone());
-            }
-            let expected = if is_frozen {
-                value
-            } else {
-                average.mean.clone()
-            };
-            assert!(
-                found[of].to_data() == expected.cast(dtype).to_data(),
-                "{index} {event:?}: parameter {of} in {dtype:?} with {how}"
-            );
-        }
-    }
-}
-
-#[test]
-fn average_through_all_events_equals_stock_loop() {
-    let optimizers: [ModuleOptimizer; 3] = [
-        AdamWConfig::new().init(),
-        optim::AdamWConfig::new().init(),
-        optim::MuonWithAdamWConfig::new(Vec::new()).init(),
-    ];
-    let clipping = Some(GlobalNormClippingConfig::Lagged(1.0));
-    for optimizer in &optimizers {
-        for how in [
-            averaging(ema(0.75)),
-            averaging(ema(0.75)).with_clipping(clipping),
-            averaging(WeightAveragingConfig::new()),
-            averaging(ema(0.75)).with_offload(Some(on_host(Offload::States))),
-            averaging(ema(0.75)).with_offload(Some(on_host(Offload::Updates))),
-        ] {
-            go_through(optimizer, &how, FloatDType::F32);
-        }
-    }
-}
-
-#[test]
-fn average_of_half_types_is_in_f32() {
-    for dtype in [FloatDType::BF16, FloatDType::F16] {
-        // (Burn's own does not resume in half types.)
-        let optimizer = optim::AdamWConfig::new().init();
-        go_through(&optimizer, &averaging(ema(0.75)), dtype);
-    }
 }
 
 #[test]

@@ -1,7 +1,4 @@
-//! Adapters on a quantized base train as in stock Burn.
-
-use burn::module::{QLora, Quantizer};
-use burn::tensor::quantization::{Calibration, QuantValue};
+//! What the tests of a base in codes share. That it trains as in stock Burn, under every policy, is in `tests/pairs`.
 
 use crate::common::*;
 
@@ -20,17 +17,6 @@ impl Stack {
         Self {
             layers: (0..3).map(layer).collect(),
         }
-    }
-
-    /// Weights in 8 bits, adapters of rank 2.
-    fn init() -> Self {
-        let stack = Self::dense();
-        let device = Device::flex().autodiff();
-        let scheme = device.settings().quantization.scheme;
-        let scheme = scheme.with_value(QuantValue::Q8S);
-        let mut quantizer = Quantizer::new(Calibration::MinMax, scheme);
-        quantizer.set_param_group(ParamGroup::from_predicate("weight"));
-        stack.apply_qlora(QLora::new(Lora::new(2, 4.0), quantizer))
     }
 
     pub fn loss(&self, x: Tensor<2>) -> Tensor<1> {
@@ -57,18 +43,10 @@ pub fn batches(count: usize) -> Vec<Tensor<2>> {
     (0..count).map(batch).collect()
 }
 
-/// Two batches an update.
-pub fn stock(mut model: Stack, groups: &[&[Tensor<2>]]) -> Stack {
-    let mut optimizer = AdamConfig::new().init();
-    for group in groups {
-        let mut sum = GradientsAccumulator::new();
-        for x in *group {
-            let gradients = model.loss(x.clone()).backward();
-            sum.accumulate(&model, GradientsParams::from_grads(gradients, &model));
-        }
-        model = optimizer.step(RATE, model, sum.grads());
-    }
-    model
+/// One batch an update, with Burn alone.
+pub fn stock(model: Stack, xs: &[Tensor<2>]) -> Stack {
+    let loss = |model: &Stack, step: usize| model.loss(xs[step].clone());
+    train_stock(model, &mut AdamConfig::new().init(), xs.len(), RATE, loss)
 }
 
 /// Fused, with what waits on flex.
@@ -86,27 +64,6 @@ pub fn train(fused: &mut FusedOptimizer<Stack>, xs: &[Tensor<2>], in_blocks: boo
         });
         assert_eq!(fused.last_step().updated, 6);
     }
-}
-
-/// Fused with every policy in turn, two batches an update.
-pub fn with_policies<'a>(
-    initial: &'a Stack,
-    groups: &'a [&[Tensor<2>]],
-) -> impl Iterator<Item = Stack> + 'a {
-    let scaling = LossScalingConfig::new().with_initial_scale(256.0);
-    let configs = [
-        FusedConfig::new(),
-        FusedConfig::exact(1e9),
-        FusedConfig::scaling(scaling),
-    ];
-    configs.into_iter().map(move |config| {
-        let mut fused = fused(twin(initial), config);
-        for group in groups {
-            fused.accumulate_ok(|model| model.loss_in_blocks(group[0].clone()));
-            fused.step_repeatable_ok(RATE, |model| model.loss_in_blocks(group[1].clone()));
-        }
-        fused.model()
-    })
 }
 
 /// Every way to wait on the host.
@@ -145,50 +102,4 @@ pub fn assert_in_codes(model: &Stack) {
 /// Another handle to every tensor: codes are not drawn twice.
 pub fn twin(model: &Stack) -> Stack {
     model.clone()
-}
-
-#[test]
-fn adapters_on_a_quantized_base_train_as_in_stock() {
-    let initial = Stack::init();
-    assert_in_codes(&initial);
-    let xs = batches(6);
-    let singles: Vec<_> = xs.chunks(1).collect();
-    let expected = stock(twin(&initial), &singles);
-    for in_blocks in [false, true] {
-        let mut fused = fused(twin(&initial), FusedConfig::new());
-        train(&mut fused, &xs, in_blocks);
-        assert_equal_weights(&expected, &fused.model());
-        assert_in_codes(&fused.model());
-    }
-}
-
-#[test]
-fn policies_work_on_adapters_of_a_quantized_base() {
-    let initial = Stack::init();
-    let xs = batches(6);
-    let groups: Vec<_> = xs.chunks(2).collect();
-    let expected = stock(twin(&initial), &groups);
-    for model in with_policies(&initial, &groups) {
-        assert_equal_weights(&expected, &model);
-    }
-}
-
-#[test]
-fn a_quantized_base_waits_on_the_host_in_codes() {
-    let initial = Stack::init();
-    let xs = batches(4);
-    let singles: Vec<_> = xs.chunks(1).collect();
-    let expected = stock(twin(&initial), &singles);
-    for config in waiting() {
-        let mut fused = fused(twin(&initial), config);
-        train(&mut fused, &xs, true);
-        assert_in_codes(&fused.model());
-        assert_equal_weights(&expected, &fused.model());
-    }
-}
-
-#[test]
-fn a_run_on_a_quantized_base_resumes_exactly() {
-    let [whole, second] = interrupted(&Stack::init(), Stack::init);
-    assert_equal_weights(&whole, &second);
 }

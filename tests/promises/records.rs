@@ -211,13 +211,7 @@ fn records_of_stock_accumulate_in_state_and_back(device: &Device) {
     training.step(&mut back);
     training.step(&mut stock);
     training.step(&mut stock);
-    for ((path, stock), (_, back)) in weights(&stock.model()).iter().zip(weights(&back.model())) {
-        let near = |(a, b): (f64, f64)| (a - b).abs() <= 1e-4 + 1e-3 * a.abs();
-        assert!(
-            stock.iter::<f64>().zip(back.iter::<f64>()).all(near),
-            "`{path}`"
-        );
-    }
+    assert_near_weights(&stock.model(), &back.model(), 1e-4, 1e-3);
 }
 
 /// Muon on each half of the columns of a matrix.

@@ -214,10 +214,7 @@ fn what_draws_nothing_is_not_disturbed(device: &Device) {
         for _ in 0..20 {
             fused.step_repeatable_ok(1e-2, |model| {
                 let run = |linear: &Linear, x| linear.forward(x).tanh();
-                let forward = |x, linear| match recompute {
-                    true => gradient_checkpointing(linear, x, run),
-                    false => run(linear, x),
-                };
+                let forward = |x, linear| block_if(recompute, linear, x, run);
                 model.iter().fold(x.clone(), forward).powi_scalar(2).mean()
             });
         }

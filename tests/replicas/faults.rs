@@ -137,32 +137,6 @@ fn a_fault_of_a_rank_ends_the_step_on_all_and_nothing_is_lost() {
     }
 }
 
-/// Nothing had come from all ranks: a step that fails in forward changes nothing.
-#[test]
-fn a_step_that_fails_before_the_first_gradient_can_be_repeated() {
-    let _alone = alone();
-    let devices = flex(2);
-    let initial = Network::init(&devices[0]);
-    let steps: Vec<_> = (0..4).map(|_| tokens(&devices[0], &[2, 4])).collect();
-    let model = copy(&initial, || Network::init(&devices[0]));
-    let expected = train_stock(model, &devices, &steps, Stock::Sharded);
-    for sharding in [Sharding::State, Sharding::Full] {
-        let model = copy(&initial, || Network::init(&devices[0]));
-        let mut fused = FusedReplicas::new_ok(model, adamw(), devices.clone())
-            .with_config_ok(FusedConfig::sharded(sharding));
-        for batches in &steps {
-            let failing = batches.clone().into_iter().zip([false, true]);
-            let error = fused.step(RATE, failing, |model: &Network, (tokens, fails)| {
-                assert!(!fails, "on purpose");
-                model.loss(tokens)
-            });
-            assert_matches!(error, Err(FusedError::RankPanicked { rank: 1, .. }));
-            fused.step_ok(RATE, batches.clone(), Network::loss);
-        }
-        assert_equal_weights(&expected, &fused.model());
-    }
-}
-
 #[test]
 fn a_micro_batch_that_fails_leaves_the_sum_of_those_before() {
     let _alone = alone();
@@ -223,26 +197,6 @@ fn a_hook_that_fails_ends_the_step_in_the_name_of_the_owner() {
             });
         }
     }
-}
-
-/// What only one rank's data spoil ends the step on all.
-#[test]
-fn a_norm_that_is_not_finite_is_an_error() {
-    let _alone = alone();
-    let device = &flex(1)[0];
-    let initial = Network::init(device);
-    let mut fused =
-        FusedReplicas::new_ok(copy(&initial, || Network::init(device)), adamw(), flex(2))
-            .with_config_ok(FusedConfig::exact(1.0));
-    let batches: Vec<_> = tokens(device, &[2, 2])
-        .into_iter()
-        .zip([1.0, f32::NAN])
-        .collect();
-    let error = fused.step_repeatable(RATE, batches, |model: &Network, (tokens, factor)| {
-        model.loss(tokens) * factor
-    });
-    assert!(matches!(error, Err(FusedError::NormNotFinite { .. })));
-    assert_equal_weights(&initial, &fused.model());
 }
 
 /// A base that stays an ordinary leaf keeps its sum elsewhere.

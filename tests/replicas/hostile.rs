@@ -327,10 +327,7 @@ fn a_block_that_reads_a_weight_as_a_constant_keeps_it_from_being_stepped() {
         let x = model.embedding.forward(tokens);
         let run = |layer: &Linear, x: Tensor<3>| layer.forward(x).tanh();
         let frozen = model.layers[0].clone().no_grad();
-        let x = match in_blocks {
-            true => gradient_checkpointing(&frozen, x, run),
-            false => run(&frozen, x),
-        };
+        let x = block_if(in_blocks, &frozen, x, run);
         run(&model.layers[0], x).powi_scalar(2).mean()
     };
     let initial = Network::init(device);

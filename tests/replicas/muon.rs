@@ -79,39 +79,6 @@ fn muon_on_several_devices_equals_stock_whoever_owns_a_matrix() {
     }
 }
 
-/// A group of two micro-batches, whose sum is clipped by a norm that is never reached: exactly, in two passes.
-#[test]
-fn muon_accumulates_and_clips_on_several_devices_as_in_stock() {
-    let _alone = alone();
-    let devices = flex(2);
-    let initial = Network::init(&devices[0]);
-    let course: Vec<_> = (0..4).map(|_| tokens(&devices[0], &[2, 3])).collect();
-    let mut optimizer = by_hand();
-    let mut expected = copy(&initial, || Network::init(&devices[0]));
-    for pair in course.chunks(2) {
-        let mut sum = burn::optim::GradientsAccumulator::new();
-        for tokens in pair.iter().flatten() {
-            let gradients = expected.loss(tokens.clone()).backward();
-            let gradients = GradientsParams::from_grads(gradients, &expected);
-            sum.accumulate(&expected, gradients);
-        }
-        expected = optimizer.step(RATE, expected, sum.grads());
-    }
-    for sharding in [Sharding::State, Sharding::Full] {
-        let config = FusedConfig::sharded(sharding)
-            .with_ownership(Ownership::MainDevice)
-            .with_clipping(Some(GlobalNormClippingConfig::Exact(1e9)));
-        let model = copy(&initial, || Network::init(&devices[0]));
-        let mut fused =
-            FusedReplicas::new_ok(model, recipe().init(), devices.clone()).with_config_ok(config);
-        for pair in course.chunks(2) {
-            fused.accumulate_ok(pair[0].clone(), Network::loss_in_blocks);
-            fused.step_repeatable_ok(RATE, pair[1].clone(), Network::loss_in_blocks);
-        }
-        assert_equal_weights(&expected, &fused.model());
-    }
-}
-
 /// Four bytes a parameter: the momentum and the low bits are the owner's, and no other rank has any of them.
 #[test]
 fn muon_in_formats_is_the_same_on_any_number_of_devices() {

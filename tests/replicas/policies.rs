@@ -104,95 +104,8 @@ fn in_every_way(
     }
 }
 
-/// Equal but for rounding.
-pub(super) fn assert_close_weights(expected: &Network, found: &Network) {
-    for ((path, expected), (_, found)) in weights(expected).iter().zip(&weights(found)) {
-        let mut pairs = expected.iter::<f64>().zip(found.iter::<f64>());
-        assert!(pairs.all(|(a, b)| (a - b).abs() < 1e-5), "`{path}`");
-    }
-}
-
 #[test]
-fn exact_clipping_goes_by_the_norm_over_all_ranks() {
-    let _alone = alone();
-    let device = &flex(1)[0];
-    let initial = Network::init(device);
-    for ranks in [2, 3] {
-        let steps = weighed(device, ranks, 4);
-        let groups: Vec<_> = steps.chunks(1).collect();
-        for max_norm in [0.01, 1e9] {
-            let clip = |norms: &[f64]| Some((max_norm / norms[norms.len() - 1]).min(1.0));
-            let model = copy(&initial, || Network::init(device));
-            let expected = train_reference(model, adamw(), &groups, clip);
-            let train = |mut fused: FusedReplicas<Network>, exact: GlobalNormClippingConfig| {
-                let config = fused.config().clone().with_clipping(Some(exact));
-                fused = fused.with_config_ok(config);
-                for batches in &steps {
-                    match exact {
-                        GlobalNormClippingConfig::Exact(_) => {
-                            fused.step_repeatable_ok(RATE, batches.clone(), weighed_loss)
-                        }
-                        _ => fused.step_ok(RATE, batches.clone(), weighed_loss),
-                    };
-                    assert_eq!(fused.last_step().clipping == Some(1.0), max_norm > 1.0);
-                }
-                match fused.config().offload {
-                    None => assert_equal_weights(&expected, &fused.model()),
-                    // The host, another backend, adds up the squares of a norm in another order.
-                    Some(_) => assert_close_weights(&expected, &fused.model()),
-                }
-            };
-            for exact in [
-                GlobalNormClippingConfig::Exact,
-                GlobalNormClippingConfig::ExactInBuffer,
-            ] {
-                in_every_way(&initial, ranks, adamw, |fused| {
-                    train(fused, exact(max_norm));
-                });
-            }
-        }
-    }
-}
-
-#[test]
-fn lagged_clipping_goes_by_the_norm_over_all_ranks_of_the_step_before() {
-    let _alone = alone();
-    let device = &flex(1)[0];
-    let initial = Network::init(device);
-    let steps = weighed(device, 2, 4);
-    let groups: Vec<_> = steps.chunks(1).collect();
-    in_every_way(&initial, 2, adamw, |mut fused| {
-        let lagged = Some(GlobalNormClippingConfig::Lagged(0.01));
-        let config = fused.config().clone().with_clipping(lagged);
-        fused = fused.with_config_ok(config);
-        let norms = steps.iter().map(|batches| {
-            fused.step_ok(RATE, batches.clone(), weighed_loss);
-            fused.last_step().gradient_norm.unwrap()
-        });
-        let norms: Vec<_> = norms.collect();
-        // The host, another backend, adds up the squares of a norm in another order.
-        let rounding = match fused.config().offload {
-            None => 0.0,
-            Some(_) => 1e-6,
-        };
-        let clip = |expected: &[f64]| {
-            let step = expected.len() - 1;
-            let difference = (expected[step] - norms[step]).abs();
-            assert!(
-                difference <= rounding * expected[step],
-                "{expected:?} {norms:?}"
-            );
-            let before = step.checked_sub(1);
-            Some(before.map_or(1.0, |before| (0.01 / norms[before]).min(1.0)))
-        };
-        let model = copy(&initial, || Network::init(device));
-        let expected = train_reference(model, adamw(), &groups, clip);
-        assert_equal_weights(&expected, &fused.model());
-    });
-}
-
-#[test]
-fn accumulated_gradients_equal_stock_in_the_order_of_the_ranks() {
+fn replicas_step_accumulated_equals_stock() {
     let _alone = alone();
     let device = &flex(1)[0];
     let initial = Network::init(device);
@@ -202,23 +115,6 @@ fn accumulated_gradients_equal_stock_in_the_order_of_the_ranks() {
         let groups = [&steps[..3], &steps[3..]];
         let model = copy(&initial, || Network::init(device));
         let expected = train_reference(model, adamw(), &groups, |_| Some(1.0));
-        for clip in [false, true] {
-            in_every_way(&initial, ranks, adamw, |mut fused| {
-                if clip {
-                    let exact = Some(GlobalNormClippingConfig::Exact(1e9));
-                    let config = fused.config().clone().with_clipping(exact);
-                    fused = fused.with_config_ok(config);
-                }
-                for group in groups {
-                    let (last, before) = group.split_last().unwrap();
-                    for batches in before {
-                        fused.accumulate_ok(batches.clone(), weighed_loss);
-                    }
-                    fused.step_repeatable_ok(RATE, last.clone(), weighed_loss);
-                }
-                assert_equal_weights(&expected, &fused.model());
-            });
-        }
         in_every_way(&initial, ranks, adamw, |mut fused| {
             for group in groups {
                 for batches in group {
@@ -230,34 +126,6 @@ fn accumulated_gradients_equal_stock_in_the_order_of_the_ranks() {
             let error = fused.step_accumulated(RATE).unwrap_err();
             assert_eq!(error, FusedError::NothingAccumulated);
         });
-    }
-}
-
-#[test]
-fn gradients_that_go_into_the_state_equal_one_device() {
-    let _alone = alone();
-    let device = &flex(1)[0];
-    let initial = Network::init(device);
-    let steps = weighed(device, 2, 6);
-    let optimizer = backburn::optim::AdamWConfig::new().build();
-    let model = copy(&initial, || Network::init(device));
-    let mut alone = FusedOptimizer::accumulating_in_state(model, optimizer.clone()).unwrap();
-    let model = copy(&initial, || Network::init(device));
-    let mut fused = FusedReplicas::accumulating_in_state(model, optimizer, flex(2)).unwrap();
-    for group in steps.chunks(2) {
-        let both = |model: &Network, batches: &[Weighed]| {
-            let loss = |index: usize| weighed_loss(model, batches[index].clone());
-            loss(0) + loss(1)
-        };
-        alone.accumulate_ok(|model| both(model, &group[0]));
-        alone.step_ok(RATE, |model| both(model, &group[1]));
-        fused.accumulate_ok(group[0].clone(), weighed_loss);
-        fused.step_ok(RATE, group[1].clone(), weighed_loss);
-    }
-    let (alone, fused) = (weights(&alone.model()), weights(&fused.model()));
-    for ((path, alone), (_, fused)) in alone.iter().zip(&fused) {
-        let mut pairs = alone.iter::<f64>().zip(fused.iter::<f64>());
-        assert!(pairs.all(|(a, b)| (a - b).abs() < 1e-5), "`{path}`");
     }
 }
 
@@ -327,27 +195,6 @@ fn hooks_are_called_once_with_the_sum() {
         let counts = counts.lock().unwrap();
         assert_eq!(counts.len(), 12);
         assert!(counts.values().all(|calls| *calls == 1), "{counts:?}");
-        assert_equal_weights(&expected, &fused.model());
-    });
-}
-
-#[test]
-fn parameter_groups_and_their_learning_rates_are_those_of_burn() {
-    let _alone = alone();
-    let device = &flex(1)[0];
-    let initial = Network::init(device);
-    let steps = weighed(device, 2, 3);
-    let groups: Vec<_> = steps.chunks(1).collect();
-    let grouped = || {
-        let biases = ParamGroup::from_predicate("bias");
-        adamw().with_group(biases, AdamConfig::new().build(), None)
-    };
-    let model = copy(&initial, || Network::init(device));
-    let expected = train_reference(model, grouped(), &groups, |_| Some(1.0));
-    in_every_way(&initial, 2, grouped, |mut fused| {
-        for batches in &steps {
-            fused.step_ok(RATE, batches.clone(), weighed_loss);
-        }
         assert_equal_weights(&expected, &fused.model());
     });
 }

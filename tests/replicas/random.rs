@@ -24,10 +24,7 @@ impl Dropping {
             let block = (layer.clone(), self.dropout.clone());
             let run =
                 |(layer, dropout): &(Linear, Dropout), x| dropout.forward(layer.forward(x).tanh());
-            match in_blocks {
-                true => gradient_checkpointing(&block, x, run),
-                false => run(&block, x),
-            }
+            block_if(in_blocks, &block, x, run)
         });
         x.powi_scalar(2).mean()
     }

@@ -1,6 +1,5 @@
 //! Weights and states go from any number of devices to any other, and to stock Burn and back.
 
-use super::policies::assert_close_weights;
 use super::rows::table::offloaded;
 use super::*;
 
@@ -70,39 +69,7 @@ fn records_go_on_with_any_number_of_devices() {
         By::Ranks(3, state),
         By::Ranks(2, full),
     ]);
-    assert_close_weights(&expected, &mixed);
-}
-
-#[test]
-fn a_resumed_training_equals_one_that_was_not_interrupted() {
-    let _alone = alone();
-    let devices = flex(3);
-    let initial = Network::init(&devices[0]);
-    let steps: Vec<_> = (0..6).map(|_| tokens(&devices[0], &[2, 3, 4])).collect();
-    let expected = {
-        let model = copy(&initial, || Network::init(&devices[0]));
-        let mut fused = FusedReplicas::new_ok(model, adamw(), devices.clone());
-        for batches in &steps {
-            fused.step_ok(RATE, batches.clone(), Network::loss);
-        }
-        fused.model()
-    };
-    for sharding in [Sharding::State, Sharding::Full] {
-        let model = copy(&initial, || Network::init(&devices[0]));
-        let mut fused = FusedReplicas::new_ok(model, adamw(), devices.clone())
-            .with_config_ok(FusedConfig::sharded(sharding));
-        for (index, batches) in steps.iter().enumerate() {
-            if index == 3 {
-                let record = fused.to_record();
-                let model = copy(&fused.model(), || Network::init(&devices[0]));
-                fused = FusedReplicas::new_ok(model, adamw(), devices.clone())
-                    .with_config_ok(FusedConfig::sharded(sharding));
-                fused.load_record_ok(record);
-            }
-            fused.step_ok(RATE, batches.clone(), Network::loss);
-        }
-        assert_equal_weights(&expected, &fused.model());
-    }
+    assert_near_weights(&expected, &mixed, 1e-5, 0.0);
 }
 
 #[test]
@@ -132,37 +99,6 @@ fn replicas_can_be_made_again_with_another_config() {
         fused = fused.with_config_ok(config);
     }
     assert_equal_weights(&expected, &fused.model());
-}
-
-#[test]
-fn parameters_can_be_frozen_and_thawed_between_steps() {
-    let _alone = alone();
-    let devices = flex(2);
-    let initial = Network::init(&devices[0]);
-    let steps: Vec<_> = (0..3).map(|_| tokens(&devices[0], &[2, 4])).collect();
-    let mut stock = copy(&initial, || Network::init(&devices[0]));
-    let mut optimizer = adamw();
-    let model = copy(&initial, || Network::init(&devices[0]));
-    let mut fused = FusedReplicas::new_ok(model, adamw(), devices.clone())
-        .with_config_ok(FusedConfig::sharded(Sharding::Full));
-    for (index, batches) in steps.iter().enumerate() {
-        let change: fn(Network) -> Network = match index {
-            1 => |model| model.freeze_group(ParamGroup::from_predicate("layers.2")),
-            2 => Network::unfreeze,
-            _ => |model| model,
-        };
-        stock = change(stock);
-        fused.change_model_ok(change);
-        stock = stock_step(
-            stock,
-            &mut optimizer,
-            &devices,
-            batches.clone(),
-            Stock::Sharded,
-        );
-        fused.step_ok(RATE, batches.clone(), Network::loss);
-    }
-    assert_equal_weights(&stock, &fused.model());
 }
 
 #[test]
@@ -298,7 +234,7 @@ fn a_checkpoint_goes_on_with_any_number_of_devices() {
     }
     let mut resumed = FusedOptimizer::new_ok(Network::init(device), adamw());
     assert_eq!(checkpoint.load::<()>(&mut resumed).unwrap().step, 6);
-    assert_close_weights(&expected, &resumed.model());
+    assert_near_weights(&expected, &resumed.model(), 1e-5, 0.0);
 }
 
 #[test]

@@ -23,10 +23,7 @@ fn an_output_that_is_not_used_gives_no_gradient(device: &Device) {
             fused.step_ok(RATE, |model| {
                 let x = model.input.forward(x.clone());
                 let input = (x.clone(), x);
-                let (a, b) = match recompute {
-                    true => gradient_checkpointing(&model.blocks, input, both),
-                    false => both(&model.blocks, input),
-                };
+                let (a, b) = block_if(recompute, &model.blocks, input, both);
                 // Of the first step, both are used.
                 if step == 0 {
                     a.mean() + b.mean()
@@ -58,10 +55,7 @@ fn a_weight_computed_outside_of_the_block_gets_its_gradient(device: &Device) {
                 layer.weight = Param::initialized(layer.weight.id, direction.tanh() * size);
                 let x = model.input.forward(x.clone());
                 let run = |layer: &Linear, x: Tensor<2>| layer.forward(x).tanh();
-                let x = match recompute {
-                    true => gradient_checkpointing(&layer, x, run),
-                    false => run(&layer, x),
-                };
+                let x = block_if(recompute, &layer, x, run);
                 x.powi_scalar(2).mean()
             });
             // Two weights, and bias and weight of the input, and the bias of the layer.
@@ -91,10 +85,7 @@ fn a_computed_weight_in_two_layers_gets_both_gradients(device: &Device) {
                 let run = |layers: &Vec<Linear>, x: Tensor<2>| {
                     layers[1].forward(layers[0].forward(x).tanh())
                 };
-                let x = match recompute {
-                    true => gradient_checkpointing(&layers, x.clone(), run),
-                    false => run(&layers, x.clone()),
-                };
+                let x = block_if(recompute, &layers, x.clone(), run);
                 x.powi_scalar(2).mean()
             });
             assert_eq!(fused.last_step().updated, 3);
@@ -125,10 +116,7 @@ fn an_input_that_is_not_used_gets_a_gradient_of_zeros(device: &Device) {
                     };
                     block.forward(x)
                 };
-                let x = match recompute {
-                    true => gradient_checkpointing(&model.blocks[0], (a, b), both),
-                    false => both(&model.blocks[0], (a, b)),
-                };
+                let x = block_if(recompute, &model.blocks[0], (a, b), both);
                 x.powi_scalar(2).mean()
             });
             assert_eq!(fused.last_step().updated, 2 + 4 + 6);
@@ -147,19 +135,13 @@ fn a_true_zero_is_a_gradient(device: &Device) {
         let x = xs[step].clone();
         let gate = if step == 0 { 1.0 } else { 0.0 };
         let gated = move |layer: &Linear, x: Tensor<2>| layer.forward(x) * gate;
-        let hidden = match in_blocks {
-            true => gradient_checkpointing(&model.blocks[0].expand, x.clone(), gated),
-            false => gated(&model.blocks[0].expand, x.clone()),
-        };
+        let hidden = block_if(in_blocks, &model.blocks[0].expand, x.clone(), gated);
         let hidden = hidden + gated(&model.blocks[2].expand, x.clone());
         let unused = model.blocks[1].expand.forward(x);
         let ignoring = |layer: &Linear, (x, _): Pair| layer.forward(x).tanh();
         let contract = &model.blocks[0].contract;
         // The backward pass comes here first.
-        let x = match in_blocks {
-            true => gradient_checkpointing(contract, (hidden, unused), ignoring),
-            false => ignoring(contract, (hidden, unused)),
-        };
+        let x = block_if(in_blocks, contract, (hidden, unused), ignoring);
         x.powi_scalar(2).mean()
     };
     let stock = copy(&initial, || Stack::init(device));
@@ -188,10 +170,7 @@ fn a_parameter_that_a_block_reads_and_does_not_use_gets_no_gradient(device: &Dev
                     let read = layers[1].contract.forward(layers[1].expand.forward(x));
                     if step == 0 { used + read } else { used }
                 };
-                let x = match recompute {
-                    true => gradient_checkpointing(&model.blocks, x.clone(), both),
-                    false => both(&model.blocks, x.clone()),
-                };
+                let x = block_if(recompute, &model.blocks, x.clone(), both);
                 x.powi_scalar(2).mean()
             });
             let updated = if step == 0 { 8 } else { 4 };
@@ -214,18 +193,12 @@ fn outputs_without_elements_and_blocks_without_parameters_work(device: &Device) 
                 let x = block.forward(x);
                 (x.clone().slice([0..0, 0..6]), vec![x], None::<Tensor<1>>)
             };
-            let (empty, list, none) = match recompute {
-                true => gradient_checkpointing(&model.blocks[0], x, run),
-                false => run(&model.blocks[0], x),
-            };
+            let (empty, list, none) = block_if(recompute, &model.blocks[0], x, run);
             assert!(none.is_none());
             let x = list[0].clone();
             let twice = |_: &Vec<Linear>, x: Tensor<2>| x * 2.0;
             let nothing = Vec::<Linear>::new();
-            let x = match recompute {
-                true => gradient_checkpointing(&nothing, x, twice),
-                false => twice(&nothing, x),
-            };
+            let x = block_if(recompute, &nothing, x, twice);
             x.mean() + empty.sum()
         });
         assert_eq!(fused.last_step().updated, 8);

@@ -65,10 +65,7 @@ fn float_tensors_of_several_dtypes_train_as_those_of_a_plain_block() {
                     let x = block.forward(x) * scale.cast(FloatDType::F32);
                     (x.clone(), x.tanh().cast(FloatDType::F64))
                 };
-                let (x, wide) = match recompute {
-                    true => gradient_checkpointing(&model.blocks[0], (first, wide), run),
-                    false => run(&model.blocks[0], (first, wide)),
-                };
+                let (x, wide) = block_if(recompute, &model.blocks[0], (first, wide), run);
                 x.mean() + wide.mean().cast(FloatDType::F32)
             });
         }
@@ -150,10 +147,7 @@ fn block_runs_that_read_other_parameters_are_an_error() {
                 false => x + block.contract.forward(hidden),
             }
         };
-        let outer = move |block: &Block, x: Tensor<2>| match is_nested {
-            true => gradient_checkpointing(block, x, run),
-            false => run(block, x),
-        };
+        let outer = move |block: &Block, x: Tensor<2>| block_if(is_nested, block, x, run);
         let result = fused.step(RATE, |model| {
             let x = gradient_checkpointing(
                 &model.blocks[2],
@@ -249,10 +243,7 @@ fn a_block_on_another_device_trains_as_a_plain_one_if_its_closure_moves_the_acti
                     let x = x.to_device(&linear.weight.device());
                     linear.forward(x).tanh()
                 };
-                let forward = |x, linear| match recompute {
-                    true => gradient_checkpointing(linear, x, run),
-                    false => run(linear, x),
-                };
+                let forward = |x, linear| block_if(recompute, linear, x, run);
                 model.iter().fold(x.clone(), forward).mean()
             });
             assert_eq!(fused.last_step().without_gradient, 0);

@@ -129,10 +129,7 @@ fn state_used_by_two_blocks_is_that_of_stock(device: &Device) {
         let twice = |model: &Vec<Centered>, x: &Tensor<2>, in_blocks| {
             let run = |layer: &Centered, x: Tensor<2>| layer.forward(x);
             let layers = model.iter().chain(model);
-            let x = layers.fold(x.clone(), |x, layer| match in_blocks {
-                true => gradient_checkpointing(layer, x, run),
-                false => run(layer, x),
-            });
+            let x = layers.fold(x.clone(), |x, layer| block_if(in_blocks, layer, x, run));
             x.powi_scalar(2).mean()
         };
         let stock = train_stock(

@@ -80,10 +80,7 @@ fn fused_equals_stock_in_tiles(device: &Device) {
         let x = input(7, device);
         let loss = |model: &Layer, _| {
             let run = |layer: &Layer, x| layer.forward(x, Some(4));
-            let output = match nested {
-                true => gradient_checkpointing(model, x.clone(), run),
-                false => run(model, x.clone()),
-            };
+            let output = block_if(nested, model, x.clone(), run);
             output.powi_scalar(2).mean()
         };
         let stock = train_stock(copy(), &mut AdamWConfig::new().init(), 3, RATE, loss);

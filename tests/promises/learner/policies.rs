@@ -357,11 +357,7 @@ fn accumulation_in_state_equals_a_loop() {
     let learner =
         FusedLearner::accumulating_in_state(model, sgd().build(), ConstantLr::new(0.01)).unwrap();
     let fused = run().training(folders[1].path()).launch_fused(learner);
-    for ((path, stock), (_, fused)) in weights(&stock.model).iter().zip(weights(&fused.model)) {
-        let near = |(a, b): (f64, f64)| (a - b).abs() <= 1e-5 * (1.0 + a.abs());
-        let near = stock.iter::<f64>().zip(fused.iter::<f64>()).all(near);
-        assert!(near, "`{path}` differs: stock {stock}, fused {fused}");
-    }
+    assert_near_weights(&stock.model, &fused.model, 1e-5, 1e-5);
     assert_changed(&initial, &fused.model, |_| true);
 }
 

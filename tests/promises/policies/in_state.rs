@@ -180,11 +180,7 @@ fn velocity_takes_the_gradients_as_their_sum(device: &Device) {
     let mut fused = FusedOptimizer::accumulating_in_state(copy(), ours.build()).unwrap();
     train(&mut fused, &groups, rate);
     // The terms of a sum in another order: equal but for rounding.
-    for ((path, stock), (_, fused)) in weights(&stock).iter().zip(weights(&fused.model())) {
-        let near = |(a, b): (f64, f64)| (a - b).abs() <= 1e-5 * (1.0 + a.abs());
-        let near = stock.iter::<f64>().zip(fused.iter::<f64>()).all(near);
-        assert!(near, "`{path}` differs: stock {stock}, fused {fused}");
-    }
+    assert_near_weights(&stock, &fused.model(), 1e-5, 1e-5);
 }
 
 fn without_micro_batches_it_is_the_optimizer_itself(device: &Device) {

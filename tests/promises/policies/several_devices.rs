@@ -38,10 +38,10 @@ impl Placed {
     }
 
     fn loss(&self, x: Tensor<2>, in_blocks: bool) -> Tensor<1> {
-        let x = self.layers.iter().fold(x, |x, layer| match in_blocks {
-            true => gradient_checkpointing(layer, x, Self::run),
-            false => Self::run(layer, x),
-        });
+        let x = self
+            .layers
+            .iter()
+            .fold(x, |x, layer| block_if(in_blocks, layer, x, Self::run));
         let x = self
             .norm
             .forward(x.to_device(&self.norm.gamma.val().device()));

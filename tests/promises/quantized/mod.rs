@@ -9,7 +9,6 @@ use burn::tensor::quantization::{Calibration, QuantValue};
 use crate::common::*;
 use crate::qlora::{
     RATE, Stack, assert_in_codes, batches, fused, interrupted, stock, train, twin, waiting,
-    with_policies,
 };
 
 mod moved;
@@ -81,11 +80,10 @@ fn assert_equal_factors(expected: &Stack, found: &Stack) {
 #[test]
 fn adapters_on_codes_train_as_loras_on_what_they_stand_for() {
     let xs = batches(6);
-    let singles: Vec<_> = xs.chunks(1).collect();
     for format in FORMATS {
         let initial = quantized(format);
-        let expected = stock(loras_of(&initial), &singles);
-        assert_equal_factors(&expected, &stock(twin(&initial), &singles));
+        let expected = stock(loras_of(&initial), &xs);
+        assert_equal_factors(&expected, &stock(twin(&initial), &xs));
         for in_blocks in [false, true] {
             let mut fused = fused(twin(&initial), FusedConfig::new());
             train(&mut fused, &xs, in_blocks);
@@ -99,11 +97,10 @@ fn adapters_on_codes_train_as_loras_on_what_they_stand_for() {
 fn adapters_on_codes_train_in_half_types() {
     let xs: Vec<_> = batches(4);
     let xs: Vec<_> = xs.into_iter().map(|x| x.cast(FloatDType::BF16)).collect();
-    let singles: Vec<_> = xs.chunks(1).collect();
     for format in FORMATS {
         let dense = cast(Stack::dense(), FloatDType::BF16).unwrap();
         let initial = dense.apply_reparameterization(QuantizedLora::new(lora(), format));
-        let expected = stock(loras_of(&initial), &singles);
+        let expected = stock(loras_of(&initial), &xs);
         let mut fused = FusedOptimizer::new_ok(twin(&initial), AdamConfig::new().init());
         for x in &xs {
             fused.step_ok(RATE, |model| model.loss_in_blocks(x.clone()));
@@ -214,17 +211,6 @@ fn codes_are_the_same_whatever_type_the_rest_is_saved_and_loaded_in() {
                 }
             }
         }
-    }
-}
-
-#[test]
-fn policies_work_on_adapters_of_codes() {
-    let initial = quantized(BaseFormat::Bits4);
-    let xs = batches(6);
-    let groups: Vec<_> = xs.chunks(2).collect();
-    let expected = stock(loras_of(&initial), &groups);
-    for model in with_policies(&initial, &groups) {
-        assert_equal_factors(&expected, &model);
     }
 }
 

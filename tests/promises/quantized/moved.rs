@@ -6,8 +6,7 @@ use super::*;
 fn codes_wait_on_the_host_and_come_over_wherever_they_are_read() {
     let initial = quantized(BaseFormat::Bits4);
     let xs = batches(4);
-    let singles: Vec<_> = xs.chunks(1).collect();
-    let expected = stock(loras_of(&initial), &singles);
+    let expected = stock(loras_of(&initial), &xs);
     let loss = |valid: &Stack| valid.loss(xs[0].clone().inner()).into_scalar::<f32>();
     let mut without = fused(twin(&initial), FusedConfig::new());
     train(&mut without, &xs, false);
@@ -75,28 +74,5 @@ fn codes_go_to_any_host_and_back_when_the_training_changes() {
                 assert_equal_factors(&expected, &train(Some(offload)));
             }
         }
-    }
-}
-
-#[test]
-fn adapters_on_codes_train_on_several_devices() {
-    let initial = quantized(BaseFormat::Bits4);
-    let xs = batches(6);
-    for sharding in [Sharding::State, Sharding::Full] {
-        let train = |model: Stack| {
-            let devices = vec![Device::flex().autodiff(); 2];
-            let config = FusedConfig::sharded(sharding);
-            let mut fused = FusedReplicas::new_ok(model, AdamConfig::new().init(), devices)
-                .with_config_ok(config);
-            for group in xs.chunks(2) {
-                fused.step_ok(RATE, group.to_vec(), |model: &Stack, x: Tensor<2>| {
-                    model.loss_in_blocks(x)
-                });
-            }
-            fused.model()
-        };
-        let model = train(twin(&initial));
-        assert_equal_factors(&train(loras_of(&initial)), &model);
-        assert_in_codes(&model);
     }
 }

@@ -61,10 +61,7 @@ impl TwoWays {
                 x
             }
         };
-        let x = match in_a_block {
-            true => gradient_checkpointing(self, x, run),
-            false => run(self, x),
-        };
+        let x = block_if(in_a_block, self, x, run);
         x.powi_scalar(3).mean()
     }
 }
@@ -130,10 +127,10 @@ impl NormedBlocks {
 
     fn loss(&self, x: Tensor<2>, in_blocks: bool) -> Tensor<1> {
         let run = |block: &(Linear, BatchNorm), x| block.1.forward(block.0.forward(x).tanh());
-        let x = self.blocks.iter().fold(x, |x, block| match in_blocks {
-            true => gradient_checkpointing(block, x, run),
-            false => run(block, x),
-        });
+        let x = self
+            .blocks
+            .iter()
+            .fold(x, |x, block| block_if(in_blocks, block, x, run));
         x.powi_scalar(3).mean()
     }
 }
