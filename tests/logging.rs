@@ -11,7 +11,7 @@ use burn::data::dataloader::DataLoaderBuilder;
 use burn::data::dataloader::batcher::Batcher;
 use burn::data::dataset::InMemDataset;
 use burn::lr_scheduler::constant::ConstantLr;
-use burn::train::{InferenceStep, RegressionOutput, SupervisedTraining, TrainOutput, TrainStep};
+use burn::train::{RegressionOutput, SupervisedTraining};
 use log::{Level, LevelFilter, Log, Metadata, Record};
 
 use crate::common::*;
@@ -145,24 +145,8 @@ impl Model {
     }
 }
 
-impl TrainStep for Model {
-    type Input = Tensor<2>;
-    type Output = RegressionOutput;
-
-    fn step(&self, x: Tensor<2>) -> TrainOutput<RegressionOutput> {
-        let output = self.output(x);
-        TrainOutput::new(self, output.loss.backward(), output)
-    }
-}
-
-impl InferenceStep for Model {
-    type Input = Tensor<2>;
-    type Output = RegressionOutput;
-
-    fn step(&self, x: Tensor<2>) -> RegressionOutput {
-        self.output(x)
-    }
-}
+impl_train_step!(Model, Tensor<2>);
+impl_inference_step!(Model, Tensor<2>);
 
 struct Ones;
 

@@ -314,9 +314,7 @@ fn burns_training_holds_the_weights_once_and_logs_the_peak_of_each_step() {
     use burn::data::dataloader::{DataLoaderBuilder, batcher::Batcher};
     use burn::data::dataset::InMemDataset;
     use burn::lr_scheduler::constant::ConstantLr;
-    use burn::train::{
-        InferenceStep, RegressionOutput, SupervisedTraining, TrainOutput, TrainStep,
-    };
+    use burn::train::{RegressionOutput, SupervisedTraining};
 
     #[derive(Module, Debug)]
     struct Model {
@@ -330,24 +328,8 @@ fn burns_training_holds_the_weights_once_and_logs_the_peak_of_each_step() {
         }
     }
 
-    impl TrainStep for Model {
-        type Input = Tensor<2>;
-        type Output = RegressionOutput;
-
-        fn step(&self, x: Tensor<2>) -> TrainOutput<RegressionOutput> {
-            let output = self.output(x);
-            TrainOutput::new(self, output.loss.backward(), output)
-        }
-    }
-
-    impl InferenceStep for Model {
-        type Input = Tensor<2>;
-        type Output = RegressionOutput;
-
-        fn step(&self, x: Tensor<2>) -> RegressionOutput {
-            self.output(x)
-        }
-    }
+    impl_train_step!(Model, Tensor<2>);
+    impl_inference_step!(Model, Tensor<2>);
 
     struct Ones;
 

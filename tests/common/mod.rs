@@ -8,11 +8,13 @@ pub mod config;
 pub mod contents;
 pub mod hooks;
 pub mod in_types_of;
+pub mod learn;
 pub mod noting;
 pub mod ok;
 pub mod panics;
 pub mod says;
 
+pub(crate) use learn::{impl_inference_step, impl_train_step};
 pub(crate) use says::assert_matches;
 pub use {
     block::*, compare::*, config::*, contents::*, hooks::*, in_types_of::*, noting::*, ok::*,

@@ -6,10 +6,7 @@ use backburn::train::{FusedLearner, LaunchFused};
 use burn::data::dataloader::DataLoaderBuilder;
 use burn::data::dataloader::batcher::Batcher;
 use burn::data::dataset::InMemDataset;
-use burn::train::{
-    ExecutionStrategy, InferenceStep, MultiDeviceOptim, RegressionOutput, SupervisedTraining,
-    TrainOutput, TrainStep,
-};
+use burn::train::{ExecutionStrategy, MultiDeviceOptim, RegressionOutput, SupervisedTraining};
 
 use super::*;
 
@@ -39,24 +36,8 @@ impl Net {
     }
 }
 
-impl TrainStep for Net {
-    type Input = Tensor<2>;
-    type Output = RegressionOutput;
-
-    fn step(&self, x: Tensor<2>) -> TrainOutput<RegressionOutput> {
-        let output = self.output(x);
-        TrainOutput::new(self, output.loss.backward(), output)
-    }
-}
-
-impl InferenceStep for Net {
-    type Input = Tensor<2>;
-    type Output = RegressionOutput;
-
-    fn step(&self, x: Tensor<2>) -> RegressionOutput {
-        self.output(x)
-    }
-}
+impl_train_step!(Net, Tensor<2>);
+impl_inference_step!(Net, Tensor<2>);
 
 #[test]
 fn a_training_whose_server_dies_ends_with_an_error() {

@@ -58,9 +58,7 @@ fn replicas_equal_stock_on_devices_of_several_kinds() {
             (Sharding::Full, false),
             (Sharding::Full, true),
         ] {
-            let model = copy(&initial, || Network::init(&devices[0]));
-            let mut fused = FusedReplicas::new_ok(model, adamw(), devices.clone())
-                .with_config_ok(FusedConfig::sharded(sharding));
+            let mut fused = replicas(&initial, &devices, FusedConfig::sharded(sharding));
             for batches in &steps {
                 fused.step_ok(
                     RATE,
@@ -107,8 +105,9 @@ fn policies_hold_on_devices_of_several_kinds() {
         let model = copy(&initial, || Network::init(&devices[0]));
         let expected = train_stock(model, &devices, &steps, Stock::Sharded).fork(&devices[0]);
         for sharding in [Sharding::State, Sharding::Full] {
-            let model = copy(&initial, || Network::init(&devices[0]));
-            let mut fused = FusedReplicas::new_ok(model, adamw(), devices.clone()).with_config_ok(
+            let mut fused = replicas(
+                &initial,
+                &devices,
                 FusedConfig::sharded(sharding)
                     .with_clipping(Some(GlobalNormClippingConfig::Exact(1e9)))
                     .with_loss_scaling(Some(LossScalingConfig::new().with_initial_scale(256.0))),

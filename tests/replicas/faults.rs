@@ -139,9 +139,8 @@ fn a_fault_of_a_rank_ends_the_step_on_all_and_nothing_is_lost() {
 
 #[test]
 fn a_micro_batch_that_fails_leaves_the_sum_of_those_before() {
-    let _alone = alone();
+    let (_alone, _, initial) = begin();
     let devices = flex(2);
-    let initial = Network::init(&devices[0]);
     let batches = tokens(&devices[0], &[2, 4]);
     let train = |fails: bool| {
         let model = copy(&initial, || Network::init(&devices[0]));

@@ -47,9 +47,11 @@ fn replicas_equal_stock_on_several_devices() {
         for (stock, ownership) in [by_id, on_main].into_iter().chain(alike) {
             let expected = train_stock(copied(&initial, &devices[0]), &devices, &steps, stock);
             for sharding in [Sharding::State, Sharding::Full] {
-                let model = copied(&initial, &devices[0]);
-                let mut fused = FusedReplicas::new_ok(model, adamw(), devices.clone())
-                    .with_config_ok(FusedConfig::sharded(sharding).with_ownership(ownership));
+                let mut fused = replicas(
+                    &initial,
+                    &devices,
+                    FusedConfig::sharded(sharding).with_ownership(ownership),
+                );
                 train(&mut fused, &steps);
                 assert_equal_weights(&expected, &fused.model());
                 assert_eq!(fused.last_step().copied, Some(0), "{ranks} {sharding:?}");
@@ -60,9 +62,8 @@ fn replicas_equal_stock_on_several_devices() {
 
 #[test]
 fn one_replica_equals_a_fused_optimizer() {
-    let _alone = alone();
+    let (_alone, _, initial) = begin();
     let devices = flex(1);
-    let initial = Network::init(&devices[0]);
     let steps = steps(&devices[0], 1, 5);
     let mut alone = FusedOptimizer::new_ok(copied(&initial, &devices[0]), adamw());
     let mut fused = FusedReplicas::new_ok(copied(&initial, &devices[0]), adamw(), devices.clone());
@@ -77,9 +78,8 @@ fn one_replica_equals_a_fused_optimizer() {
 
 #[test]
 fn a_batch_split_over_ranks_equals_the_whole() {
-    let _alone = alone();
+    let (_alone, _, initial) = begin();
     let devices = flex(4);
-    let initial = Network::init(&devices[0]);
     let whole = tokens(&devices[0], &[8, 8, 8]);
     let mut alone = FusedOptimizer::new_ok(copied(&initial, &devices[0]), adamw());
     let mut fused = FusedReplicas::new_ok(copied(&initial, &devices[0]), adamw(), devices.clone());
@@ -104,9 +104,8 @@ fn loss_in_chunks(model: &Network, tokens: Tensor<2, Int>) -> Tensor<1> {
 
 #[test]
 fn a_loss_in_chunks_over_ranks_equals_that_of_the_whole_batch() {
-    let _alone = alone();
+    let (_alone, _, initial) = begin();
     let devices = flex(3);
-    let initial = Network::init(&devices[0]);
     let whole = tokens(&devices[0], &[6, 6, 6]);
     let clipping = GlobalNormClippingConfig::Exact(0.3);
     let mut alone = FusedOptimizer::new_ok(copied(&initial, &devices[0]), adamw())
@@ -116,9 +115,11 @@ fn a_loss_in_chunks_over_ranks_equals_that_of_the_whole_batch() {
     }
     let expected = alone.model();
     for sharding in [Sharding::State, Sharding::Full] {
-        let model = copied(&initial, &devices[0]);
-        let mut fused = FusedReplicas::new_ok(model, adamw(), devices.clone())
-            .with_config_ok(FusedConfig::sharded(sharding).with_clipping(Some(clipping)));
+        let mut fused = replicas(
+            &initial,
+            &devices,
+            FusedConfig::sharded(sharding).with_clipping(Some(clipping)),
+        );
         for batch in &whole {
             let parts = batch.clone().chunk(3, 0);
             fused.step_repeatable_ok(RATE, parts, move |model, part| {
@@ -134,18 +135,15 @@ fn a_loss_in_chunks_over_ranks_equals_that_of_the_whole_batch() {
 
 #[test]
 fn ranks_without_a_batch_stand_by_as_in_stock() {
-    let _alone = alone();
+    let (_alone, _, initial) = begin();
     let devices = flex(3);
-    let initial = Network::init(&devices[0]);
     let mut uneven = steps(&devices[0], 3, 4);
     uneven[1].truncate(2);
     uneven[3].truncate(1);
     let model = copied(&initial, &devices[0]);
     let expected = train_stock(model, &devices, &uneven, Stock::Sharded);
     for sharding in [Sharding::State, Sharding::Full] {
-        let model = copied(&initial, &devices[0]);
-        let mut fused = FusedReplicas::new_ok(model, adamw(), devices.clone())
-            .with_config_ok(FusedConfig::sharded(sharding));
+        let mut fused = replicas(&initial, &devices, FusedConfig::sharded(sharding));
         train(&mut fused, &uneven);
         assert_equal_weights(&expected, &fused.model());
     }

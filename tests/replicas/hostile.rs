@@ -293,9 +293,7 @@ fn full_precision_accumulation_changes_no_step_without_micro_batches() {
 /// A gradient of zeros, of a block that ignores an input, is an answer of its rank.
 #[test]
 fn zeros_of_one_rank_swallow_no_gradient_of_another() {
-    let _alone = alone();
-    let device = &flex(1)[0];
-    let initial = Network::init(device);
+    let (_alone, device, initial) = begin();
     let model = copy(&initial, || Network::init(device));
     let mut fused = FusedReplicas::new_ok(model, SgdConfig::new().init(), flex(2));
     let x = Tensor::<2>::random([4, 6], Distribution::Default, device);
@@ -343,9 +341,7 @@ fn a_block_that_reads_a_weight_as_a_constant_keeps_it_from_being_stepped() {
     assert_equal_weights(&one(false), &one(true));
     for sharding in [Sharding::State, Sharding::Full] {
         let train = |in_blocks: bool| {
-            let model = copy(&initial, || Network::init(device));
-            let mut fused = FusedReplicas::new_ok(model, adamw(), flex(2))
-                .with_config_ok(FusedConfig::sharded(sharding));
+            let mut fused = replicas(&initial, &flex(2), FusedConfig::sharded(sharding));
             for _ in 0..3 {
                 let batches = vec![batch.clone(); 2];
                 fused.step_ok(RATE, batches, move |model: &Network, tokens| {

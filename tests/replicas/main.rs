@@ -14,7 +14,7 @@ mod records;
 mod rows;
 mod types;
 
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{LazyLock, Mutex, MutexGuard};
 
 use burn::optim::MultiGradientsParams;
 
@@ -88,6 +88,18 @@ fn alone() -> MutexGuard<'static, ()> {
     ALONE
         .lock()
         .unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// The start of most tests: [`alone`], a device, and a network on it.
+fn begin() -> (MutexGuard<'static, ()>, &'static Device, Network) {
+    static DEVICE: LazyLock<Device> = LazyLock::new(|| Device::flex().autodiff());
+    (alone(), &DEVICE, Network::init(&DEVICE))
+}
+
+/// A copy of `initial` on several devices.
+fn replicas(initial: &Network, devices: &[Device], config: FusedConfig) -> FusedReplicas<Network> {
+    let model = copy(initial, || Network::init(&devices[0]));
+    FusedReplicas::new_ok(model, adamw(), devices.to_vec()).with_config_ok(config)
 }
 
 fn flex(ranks: usize) -> Vec<Device> {

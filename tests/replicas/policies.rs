@@ -106,9 +106,7 @@ fn in_every_way(
 
 #[test]
 fn replicas_step_accumulated_equals_stock() {
-    let _alone = alone();
-    let device = &flex(1)[0];
-    let initial = Network::init(device);
+    let (_alone, device, initial) = begin();
     for ranks in [2, 3] {
         let mut steps = weighed(device, ranks, 5);
         steps[1].pop();
@@ -131,9 +129,7 @@ fn replicas_step_accumulated_equals_stock() {
 
 #[test]
 fn one_overflow_anywhere_skips_everywhere() {
-    let _alone = alone();
-    let device = &flex(1)[0];
-    let initial = Network::init(device);
+    let (_alone, device, initial) = begin();
     let mut steps = weighed_of(device, &[2, 4], 7);
     steps[2][1].1 = f32::INFINITY;
     steps[5][0].1 = f32::INFINITY;
@@ -166,9 +162,7 @@ fn one_overflow_anywhere_skips_everywhere() {
 
 #[test]
 fn hooks_are_called_once_with_the_sum() {
-    let _alone = alone();
-    let device = &flex(1)[0];
-    let initial = Network::init(device);
+    let (_alone, device, initial) = begin();
     let steps = weighed(device, 3, 3);
     let groups: Vec<_> = steps.chunks(1).collect();
     let sgd = || SgdConfig::new().init();
@@ -201,9 +195,7 @@ fn hooks_are_called_once_with_the_sum() {
 
 #[test]
 fn optimizers_in_formats_equal_themselves_in_stock() {
-    let _alone = alone();
-    let device = &flex(1)[0];
-    let initial = Network::init(device);
+    let (_alone, device, initial) = begin();
     let steps = weighed(device, 2, 3);
     let groups: Vec<_> = steps.chunks(1).collect();
     let in_bf16 = |model: Network| backburn::cast(model, FloatDType::BF16).unwrap();
@@ -226,9 +218,7 @@ fn optimizers_in_formats_equal_themselves_in_stock() {
 
 #[test]
 fn a_closure_may_run_the_backward_pass_itself() {
-    let _alone = alone();
-    let device = &flex(1)[0];
-    let initial = Network::init(device);
+    let (_alone, device, initial) = begin();
     let steps = weighed(device, 2, 3);
     let groups: Vec<_> = steps.chunks(1).collect();
     let model = copy(&initial, || Network::init(device));
@@ -258,9 +248,7 @@ fn what_needs_two_passes_says_so() {
 
 #[test]
 fn averages_of_the_weights_are_those_of_one_device_and_resume_on_any_number() {
-    let _alone = alone();
-    let device = &flex(1)[0];
-    let initial = Network::init(device);
+    let (_alone, device, initial) = begin();
     let averaging = WeightAveragingConfig::new().with_decay(Some(0.5));
     let averaging = Some(averaging.with_every(2));
     for ranks in [2, 3] {

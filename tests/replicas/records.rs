@@ -44,9 +44,7 @@ fn train(
 
 #[test]
 fn records_go_on_with_any_number_of_devices() {
-    let _alone = alone();
-    let device = &flex(1)[0];
-    let initial = Network::init(device);
+    let (_alone, device, initial) = begin();
     let batches = tokens(device, &[2, 4, 3, 2, 4, 2]);
     let all = |ways: [By; 6]| {
         let mut model = copy(&initial, || Network::init(device));
@@ -74,9 +72,8 @@ fn records_go_on_with_any_number_of_devices() {
 
 #[test]
 fn replicas_can_be_made_again_with_another_config() {
-    let _alone = alone();
+    let (_alone, _, initial) = begin();
     let devices = flex(2);
-    let initial = Network::init(&devices[0]);
     let steps: Vec<_> = (0..8).map(|_| tokens(&devices[0], &[2, 3])).collect();
     let model = copy(&initial, || Network::init(&devices[0]));
     let expected = train_stock(model, &devices, &steps, Stock::Sharded);
@@ -174,9 +171,7 @@ fn the_states_of_a_removed_layer_leave_the_record_of_replicas() {
 /// Each goes on from the checkpoint of the one before.
 #[test]
 fn a_checkpoint_goes_on_with_any_number_of_devices() {
-    let _alone = alone();
-    let device = &flex(1)[0];
-    let initial = Network::init(device);
+    let (_alone, device, initial) = begin();
     let half = |model: &Network, batch| model.loss(batch) / 2.0;
     let clipped = || {
         let clipping = GlobalNormClippingConfig::Lagged(0.5);
@@ -184,8 +179,7 @@ fn a_checkpoint_goes_on_with_any_number_of_devices() {
     };
     let batches = tokens(device, &[2, 4, 3, 2, 4, 2]);
     let expected = {
-        let model = copy(&initial, || Network::init(device));
-        let mut fused = FusedReplicas::new_ok(model, adamw(), flex(2)).with_config_ok(clipped());
+        let mut fused = replicas(&initial, &flex(2), clipped());
         for batch in &batches {
             fused.step_ok(RATE, vec![batch.clone(); 2], half);
         }
@@ -239,18 +233,14 @@ fn a_checkpoint_goes_on_with_any_number_of_devices() {
 
 #[test]
 fn replicas_that_refuse_a_checkpoint_train_on() {
-    let _alone = alone();
-    let device = &flex(1)[0];
-    let initial = Network::init(device);
+    let (_alone, device, initial) = begin();
     let folder = tempfile::tempdir().unwrap();
     let checkpoint = Checkpoint::at(folder.path());
     let wide = FusedReplicas::new_ok(Network::of_width(8, device), adamw(), flex(2));
     checkpoint.save(&wide, &Progress::new(1)).unwrap();
     let batches = tokens(device, &[2, 4]);
     let [expected, refused] = [false, true].map(|tries| {
-        let model = copy(&initial, || Network::init(device));
-        let mut fused = FusedReplicas::new_ok(model, adamw(), flex(2))
-            .with_config_ok(FusedConfig::sharded(Sharding::Full));
+        let mut fused = replicas(&initial, &flex(2), FusedConfig::sharded(Sharding::Full));
         for _ in 0..2 {
             if tries {
                 let error = checkpoint.load::<()>(&mut fused).unwrap_err();

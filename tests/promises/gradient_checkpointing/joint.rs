@@ -4,10 +4,29 @@ use super::*;
 
 type Pair = (Tensor<2>, Tensor<2>);
 
-/// With Adam, a zero gradient moves a parameter that has a momentum, and none does not.
-fn an_output_that_is_not_used_gives_no_gradient(device: &Device) {
+/// Trains plain and in blocks with AdamW, on what `loss` computes of a step's number and batch, and calls `check` after each
+/// step. Panics unless the weights are the same in the end.
+fn assert_same_in_blocks(
+    device: &Device,
+    loss: impl Fn(&Stack, usize, Tensor<2>, bool) -> Tensor<1>,
+    check: impl Fn(&StepReport, usize),
+) {
     let initial = Stack::init(device);
     let xs = xs(device);
+    let train = |recompute: bool| {
+        let model = copy(&initial, || Stack::init(device));
+        let mut fused = FusedOptimizer::new_ok(model, AdamWConfig::new().init());
+        for (step, x) in xs.iter().enumerate() {
+            fused.step_ok(RATE, |model| loss(model, step, x.clone(), recompute));
+            check(fused.last_step(), step);
+        }
+        fused.valid()
+    };
+    assert_equal_weights(&train(false), &train(true));
+}
+
+/// With Adam, a zero gradient moves a parameter that has a momentum, and none does not.
+fn an_output_that_is_not_used_gives_no_gradient(device: &Device) {
     // Two blocks, each with an output of its own.
     let both = |blocks: &Vec<Block>, (a, b): Pair| {
         let [a, b] = [(0, a), (1, b)].map(|(index, x)| {
@@ -16,114 +35,83 @@ fn an_output_that_is_not_used_gives_no_gradient(device: &Device) {
         });
         (a, b)
     };
-    let train = |recompute: bool| {
-        let model = copy(&initial, || Stack::init(device));
-        let mut fused = FusedOptimizer::new_ok(model, AdamWConfig::new().init());
-        for (step, x) in xs.iter().enumerate() {
-            fused.step_ok(RATE, |model| {
-                let x = model.input.forward(x.clone());
-                let input = (x.clone(), x);
-                let (a, b) = block_if(recompute, &model.blocks, input, both);
-                // Of the first step, both are used.
-                if step == 0 {
-                    a.mean() + b.mean()
-                } else {
-                    a.mean()
-                }
-            });
-            let unused = if step == 0 { 0 } else { 4 };
-            // The last two blocks, the norms and the output layer are in no step.
-            assert_eq!(fused.last_step().without_gradient, 2 * 6 + 4 + 2 + unused);
+    let loss = |model: &Stack, step: usize, x: Tensor<2>, recompute: bool| {
+        let x = model.input.forward(x.clone());
+        let input = (x.clone(), x);
+        let (a, b) = block_if(recompute, &model.blocks, input, both);
+        // Of the first step, both are used.
+        if step == 0 {
+            a.mean() + b.mean()
+        } else {
+            a.mean()
         }
-        fused.model()
     };
-    assert_equal_weights(&train(false), &train(true));
+    assert_same_in_blocks(device, loss, |report, step| {
+        let unused = if step == 0 { 0 } else { 4 };
+        // The last two blocks, the norms and the output layer are in no step.
+        assert_eq!(report.without_gradient, 2 * 6 + 4 + 2 + unused);
+    });
 }
 
 /// Weight normalization: the weight of the block is computed from two parameters outside of it.
 fn a_weight_computed_outside_of_the_block_gets_its_gradient(device: &Device) {
-    let initial = Stack::init(device);
-    let xs = xs(device);
-    let train = |recompute: bool| {
-        let model = copy(&initial, || Stack::init(device));
-        let mut fused = FusedOptimizer::new_ok(model, AdamWConfig::new().init());
-        for x in &xs {
-            fused.step_ok(RATE, |model| {
-                let mut layer = model.blocks[0].expand.clone();
-                let direction = model.blocks[1].expand.weight.val();
-                let size = model.blocks[2].expand.weight.val();
-                layer.weight = Param::initialized(layer.weight.id, direction.tanh() * size);
-                let x = model.input.forward(x.clone());
-                let run = |layer: &Linear, x: Tensor<2>| layer.forward(x).tanh();
-                let x = block_if(recompute, &layer, x, run);
-                x.powi_scalar(2).mean()
-            });
-            // Two weights, and bias and weight of the input, and the bias of the layer.
-            assert_eq!(fused.last_step().updated, 5);
-        }
-        fused.model()
+    let loss = |model: &Stack, _, x: Tensor<2>, recompute: bool| {
+        let mut layer = model.blocks[0].expand.clone();
+        let direction = model.blocks[1].expand.weight.val();
+        let size = model.blocks[2].expand.weight.val();
+        layer.weight = Param::initialized(layer.weight.id, direction.tanh() * size);
+        let x = model.input.forward(x.clone());
+        let run = |layer: &Linear, x: Tensor<2>| layer.forward(x).tanh();
+        let x = block_if(recompute, &layer, x, run);
+        x.powi_scalar(2).mean()
     };
-    assert_equal_weights(&train(false), &train(true));
+    assert_same_in_blocks(device, loss, |report, _| {
+        // Two weights, and bias and weight of the input, and the bias of the layer.
+        assert_eq!(report.updated, 5);
+    });
 }
 
 /// The same weight, under the same id, in both layers of the block.
 fn a_computed_weight_in_two_layers_gets_both_gradients(device: &Device) {
-    let initial = Stack::init(device);
-    let xs = xs(device);
-    let train = |recompute: bool| {
-        let model = copy(&initial, || Stack::init(device));
-        let mut fused = FusedOptimizer::new_ok(model, AdamWConfig::new().init());
-        for x in &xs {
-            fused.step_ok(RATE, |model| {
-                let weight = model.input.weight.val().tanh();
-                let weight = Param::initialized(model.blocks[0].expand.weight.id, weight);
-                let layer = |bias: &Linear| Linear {
-                    weight: weight.clone(),
-                    bias: bias.bias.clone(),
-                };
-                let layers = vec![layer(&model.blocks[0].contract), layer(&model.input)];
-                let run = |layers: &Vec<Linear>, x: Tensor<2>| {
-                    layers[1].forward(layers[0].forward(x).tanh())
-                };
-                let x = block_if(recompute, &layers, x.clone(), run);
-                x.powi_scalar(2).mean()
-            });
-            assert_eq!(fused.last_step().updated, 3);
-        }
-        fused.model()
+    let loss = |model: &Stack, _, x: Tensor<2>, recompute: bool| {
+        let weight = model.input.weight.val().tanh();
+        let weight = Param::initialized(model.blocks[0].expand.weight.id, weight);
+        let layer = |bias: &Linear| Linear {
+            weight: weight.clone(),
+            bias: bias.bias.clone(),
+        };
+        let layers = vec![layer(&model.blocks[0].contract), layer(&model.input)];
+        let run =
+            |layers: &Vec<Linear>, x: Tensor<2>| layers[1].forward(layers[0].forward(x).tanh());
+        let x = block_if(recompute, &layers, x.clone(), run);
+        x.powi_scalar(2).mean()
     };
-    assert_equal_weights(&train(false), &train(true));
+    assert_same_in_blocks(device, loss, |report, _| {
+        assert_eq!(report.updated, 3);
+    });
 }
 
 /// An input that the block leaves unused gets zeros: as one that counts for nothing in a plain block.
 fn an_input_that_is_not_used_gets_a_gradient_of_zeros(device: &Device) {
-    let initial = Stack::init(device);
-    let xs = xs(device);
-    let train = |recompute: bool| {
-        let model = copy(&initial, || Stack::init(device));
-        let mut fused = FusedOptimizer::new_ok(model, AdamWConfig::new().init());
-        for (step, x) in xs.iter().enumerate() {
-            fused.step_ok(RATE, |model| {
-                let a = model.input.forward(x.clone());
-                let b = model.blocks[1]
-                    .contract
-                    .forward(model.blocks[1].expand.forward(x.clone()));
-                let both = move |block: &Block, (a, b): Pair| {
-                    let x = match step {
-                        0 => a + b,
-                        _ if recompute => a,
-                        _ => a + b * 0.0,
-                    };
-                    block.forward(x)
-                };
-                let x = block_if(recompute, &model.blocks[0], (a, b), both);
-                x.powi_scalar(2).mean()
-            });
-            assert_eq!(fused.last_step().updated, 2 + 4 + 6);
-        }
-        fused.valid()
+    let loss = |model: &Stack, step: usize, x: Tensor<2>, recompute: bool| {
+        let a = model.input.forward(x.clone());
+        let b = model.blocks[1]
+            .contract
+            .forward(model.blocks[1].expand.forward(x.clone()));
+        let both = move |block: &Block, (a, b): Pair| {
+            let x = match step {
+                0 => a + b,
+                _ if recompute => a,
+                _ => a + b * 0.0,
+            };
+            block.forward(x)
+        };
+        let x = block_if(recompute, &model.blocks[0], (a, b), both);
+        x.powi_scalar(2).mean()
     };
-    assert_equal_weights(&train(false), &train(true));
+    assert_same_in_blocks(device, loss, |report, _| {
+        assert_eq!(report.updated, 2 + 4 + 6);
+    });
 }
 
 /// A gate that closes, with momentum, beside a block that leaves an input unused.
@@ -156,29 +144,21 @@ fn a_true_zero_is_a_gradient(device: &Device) {
 
 /// Momentum moves on without a gradient in no optimizer of Burn: what a block reads and does not use stays.
 fn a_parameter_that_a_block_reads_and_does_not_use_gets_no_gradient(device: &Device) {
-    let initial = Stack::init(device);
-    let xs = xs(device);
-    let train = |recompute: bool| {
-        let model = copy(&initial, || Stack::init(device));
-        let mut fused = FusedOptimizer::new_ok(model, AdamWConfig::new().init());
-        for (step, x) in xs.iter().enumerate() {
-            fused.step_ok(RATE, |model| {
-                let both = move |layers: &Vec<Block>, x: Tensor<2>| {
-                    let used = layers[0]
-                        .contract
-                        .forward(layers[0].expand.forward(x.clone()));
-                    let read = layers[1].contract.forward(layers[1].expand.forward(x));
-                    if step == 0 { used + read } else { used }
-                };
-                let x = block_if(recompute, &model.blocks, x.clone(), both);
-                x.powi_scalar(2).mean()
-            });
-            let updated = if step == 0 { 8 } else { 4 };
-            assert_eq!(fused.last_step().updated, updated);
-        }
-        fused.valid()
+    let loss = |model: &Stack, step: usize, x: Tensor<2>, recompute: bool| {
+        let both = move |layers: &Vec<Block>, x: Tensor<2>| {
+            let used = layers[0]
+                .contract
+                .forward(layers[0].expand.forward(x.clone()));
+            let read = layers[1].contract.forward(layers[1].expand.forward(x));
+            if step == 0 { used + read } else { used }
+        };
+        let x = block_if(recompute, &model.blocks, x.clone(), both);
+        x.powi_scalar(2).mean()
     };
-    assert_equal_weights(&train(false), &train(true));
+    assert_same_in_blocks(device, loss, |report, step| {
+        let updated = if step == 0 { 8 } else { 4 };
+        assert_eq!(report.updated, updated);
+    });
 }
 
 fn outputs_without_elements_and_blocks_without_parameters_work(device: &Device) {

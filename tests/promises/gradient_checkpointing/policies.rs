@@ -6,64 +6,52 @@ use std::sync::{Arc, Mutex};
 use super::*;
 use crate::common::*;
 
-fn accumulation_and_clipping_work_with_recomputed_blocks(device: &Device) {
+fn policies_of_recomputed_blocks_equal_plain(device: &Device) {
+    type Way = fn(&[Block], Tensor<2>) -> Tensor<2>;
     let initial = Stack::init(device);
     let xs = xs(device);
-    let train = |way: fn(&[Block], Tensor<2>) -> Tensor<2>| {
-        let model = copy(&initial, || Stack::init(device));
-        let mut fused = FusedOptimizer::new_ok(model, AdamWConfig::new().init())
-            .with_config_ok(FusedConfig::exact(0.05));
+    let mut overflows = xs.clone();
+    overflows[2] = xs[2].clone().slice_fill([0..5, 0..1], f32::INFINITY);
+    let copied = || copy(&initial, || Stack::init(device));
+    let fuse = || FusedOptimizer::new_ok(copied(), AdamWConfig::new().init());
+    let pairs = |mut fused: FusedOptimizer<Stack>, way: Way| {
         for pair in xs.chunks_exact(2) {
             fused.accumulate_ok(|model| model.loss(pair[0].clone(), way));
             fused.step_repeatable_ok(RATE, |model| model.loss(pair[1].clone(), way));
-            assert!(fused.last_step().clipping.unwrap() < 1.0);
         }
+        assert!(fused.last_step().clipping.unwrap() < 1.0);
         fused.valid()
     };
-    let plain = train(plain);
-    assert_equal_weights(&plain, &train(each));
-    assert_equal_weights(&plain, &train(nested));
-}
-
-fn loss_scaling_works_with_recomputed_blocks(device: &Device) {
-    let initial = Stack::init(device);
-    let mut xs = xs(device);
-    xs[2] = xs[2].clone().slice_fill([0..5, 0..1], f32::INFINITY);
-    let train = |way: fn(&[Block], Tensor<2>) -> Tensor<2>| {
-        let model = copy(&initial, || Stack::init(device));
-        let mut fused = FusedOptimizer::new_ok(model, AdamWConfig::new().init()).with_config_ok(
-            FusedConfig::scaling(LossScalingConfig::new().with_initial_scale(1024.0)),
-        );
-        for (step, x) in xs.iter().enumerate() {
+    let exact = |way: Way| pairs(fuse().with_config_ok(FusedConfig::exact(0.05)), way);
+    let in_state_lagged = |way: Way| {
+        let optimizer = optim::AdamWConfig::new().build();
+        let fused = FusedOptimizer::accumulating_in_state(copied(), optimizer).unwrap();
+        pairs(fused.with_config_ok(FusedConfig::lagged(0.05)), way)
+    };
+    let scaled = |way: Way| {
+        let scaling = LossScalingConfig::new().with_initial_scale(1024.0);
+        let mut fused = fuse().with_config_ok(FusedConfig::scaling(scaling));
+        for (step, x) in overflows.iter().enumerate() {
             fused.step_repeatable_ok(RATE, |model| model.loss(x.clone(), way));
             assert_eq!(fused.last_step().overflowed, step == 2);
         }
         fused.valid()
     };
-    let plain = train(plain);
-    assert_equal_weights(&plain, &train(each));
-    assert_equal_weights(&plain, &train(nested));
-}
-
-fn accumulation_in_the_state_and_lagged_clipping_work_with_recomputed_blocks(device: &Device) {
-    let initial = Stack::init(device);
-    let xs = xs(device);
-    let train = |way: fn(&[Block], Tensor<2>) -> Tensor<2>| {
-        let model = copy(&initial, || Stack::init(device));
-        let optimizer = backburn::optim::AdamWConfig::new().build();
-        let mut fused = FusedOptimizer::accumulating_in_state(model, optimizer)
-            .unwrap()
-            .with_config_ok(FusedConfig::lagged(0.05));
-        for pair in xs.chunks_exact(2) {
-            fused.accumulate_ok(|model| model.loss(pair[0].clone(), way));
-            fused.step_ok(RATE, |model| model.loss(pair[1].clone(), way));
+    let policies: [(&str, &dyn Fn(Way) -> Stack); 3] = [
+        ("accumulation and exact clipping", &exact),
+        (
+            "accumulation in the state and lagged clipping",
+            &in_state_lagged,
+        ),
+        ("loss scaling", &scaled),
+    ];
+    for (name, train) in policies {
+        println!("{name}");
+        let plain = train(plain);
+        for way in [each as Way, nested] {
+            assert_equal_weights(&plain, &train(way));
         }
-        assert!(fused.last_step().clipping.unwrap() < 1.0);
-        fused.valid()
-    };
-    let plain = train(plain);
-    assert_equal_weights(&plain, &train(each));
-    assert_equal_weights(&plain, &train(nested));
+    }
 }
 
 /// The gradient of a parameter in a block: the step ends there.
@@ -138,9 +126,7 @@ fn blocks_with_lora_train_as_plain_ones(device: &Device) {
 }
 
 on_every_backend!(
-    accumulation_and_clipping_work_with_recomputed_blocks,
-    loss_scaling_works_with_recomputed_blocks,
-    accumulation_in_the_state_and_lagged_clipping_work_with_recomputed_blocks,
+    policies_of_recomputed_blocks_equal_plain,
     an_anomaly_in_a_recomputed_block_stops_the_step,
     blocks_with_lora_train_as_plain_ones,
 );

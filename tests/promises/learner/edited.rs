@@ -36,14 +36,7 @@ impl TrainStep for Edited {
     }
 }
 
-impl InferenceStep for Edited {
-    type Input = Points;
-    type Output = RegressionOutput;
-
-    fn step(&self, batch: Points) -> RegressionOutput {
-        self.inner.output(batch)
-    }
-}
+impl_inference_step!(Edited, Points, inner);
 
 fn edited(unwraps: bool) -> Edited {
     let inner = copy(&Regression::init(), Regression::init);

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use backburn::train::{FusedLearner, LaunchFused};
 use burn::tensor::GradientCheckpointingStrategy;
-use burn::train::{InferenceStep, Learner, RegressionOutput, TrainOutput, TrainStep};
+use burn::train::{Learner, RegressionOutput, TrainOutput, TrainStep};
 
 use super::{Points, Regression, Run, files};
 use crate::common::*;
@@ -56,14 +56,7 @@ impl TrainStep for Blocks {
     }
 }
 
-impl InferenceStep for Blocks {
-    type Input = Points;
-    type Output = RegressionOutput;
-
-    fn step(&self, batch: Points) -> RegressionOutput {
-        self.output(batch)
-    }
-}
+impl_inference_step!(Blocks, Points);
 
 #[test]
 fn recomputed_blocks_train_as_in_stock_with_the_gradient_of_the_input() {
@@ -112,14 +105,7 @@ impl TrainStep for Noting {
     }
 }
 
-impl InferenceStep for Noting {
-    type Input = Points;
-    type Output = RegressionOutput;
-
-    fn step(&self, batch: Points) -> RegressionOutput {
-        self.inner.output(batch)
-    }
-}
+impl_inference_step!(Noting, Points, inner);
 
 #[test]
 fn burns_gradient_checkpointing_goes_by_the_device_of_the_model() {

@@ -9,7 +9,7 @@ use burn::lr_scheduler::constant::ConstantLr;
 use burn::train::checkpoint::{FileCheckpointer, KeepLastNCheckpoints};
 use burn::train::metric::store::EventStoreClient;
 use burn::train::{
-    EarlyStoppingStrategy, InferenceStep, Learner, LearnerModel, LearningResult, RegressionOutput,
+    EarlyStoppingStrategy, Learner, LearnerModel, LearningResult, RegressionOutput,
     SupervisedTraining, TrainOutput, TrainStep,
 };
 
@@ -247,14 +247,7 @@ fn a_second_backward_pass_in_a_step_is_refused() {
         }
     }
 
-    impl InferenceStep for Twice {
-        type Input = Points;
-        type Output = RegressionOutput;
-
-        fn step(&self, batch: Points) -> RegressionOutput {
-            self.inner.output(batch)
-        }
-    }
+    impl_inference_step!(Twice, Points, inner);
 
     let folder = tempfile::tempdir().unwrap();
     let run = Run::new(1);

@@ -71,24 +71,8 @@ impl Regression {
     }
 }
 
-impl TrainStep for Regression {
-    type Input = Points;
-    type Output = RegressionOutput;
-
-    fn step(&self, batch: Points) -> TrainOutput<RegressionOutput> {
-        let output = self.output(batch);
-        TrainOutput::new(self, output.loss.backward(), output)
-    }
-}
-
-impl InferenceStep for Regression {
-    type Input = Points;
-    type Output = RegressionOutput;
-
-    fn step(&self, batch: Points) -> RegressionOutput {
-        self.output(batch)
-    }
-}
+impl_train_step!(Regression, Points);
+impl_inference_step!(Regression, Points);
 
 #[derive(Clone, Debug)]
 struct Points {
@@ -212,6 +196,18 @@ impl Run {
             training = training.with_training_strategy(strategy().into());
         }
         training.launch(Learner::new(model, self.optimizer, self.scheduler))
+    }
+
+    /// A fused training of any model with this config, on one device.
+    fn launch<M>(&self, model: M, config: FusedConfig, folder: &Path) -> LearningResult<M>
+    where
+        M: LearnerModel,
+        M: TrainStep<Input = Points, Output = RegressionOutput>,
+        M: InferenceStep<Input = Points, Output = RegressionOutput>,
+    {
+        let learner = FusedLearner::new(model, self.optimizer.clone(), self.scheduler.clone());
+        let training = self.training(folder);
+        training.launch_fused(learner.with_config_ok(config))
     }
 
     fn fused(self, model: Regression, folder: &Path) -> LearningResult<Regression> {

@@ -5,9 +5,7 @@ use std::path::Path;
 use backburn::train::{FusedLearner, LaunchFused};
 use burn::lr_scheduler::constant::ConstantLr;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
-use burn::train::{
-    InferenceStep, Learner, LearningResult, RegressionOutput, TrainOutput, TrainStep,
-};
+use burn::train::{Learner, LearningResult, RegressionOutput, TrainOutput, TrainStep};
 
 use super::{Points, Regression, Run, files};
 use crate::common::*;
@@ -57,14 +55,7 @@ impl TrainStep for Clipped {
     }
 }
 
-impl InferenceStep for Clipped {
-    type Input = Points;
-    type Output = RegressionOutput;
-
-    fn step(&self, batch: Points) -> RegressionOutput {
-        self.inner.output(batch)
-    }
-}
+impl_inference_step!(Clipped, Points, inner);
 
 struct Clip<'a> {
     gradients: &'a mut GradientsParams,
@@ -209,11 +200,11 @@ fn a_loss_that_is_not_scaled_ends_the_training_before_the_first_update() {
             let folder = tempfile::tempdir().unwrap();
             let run = run(accumulation);
             let model = copy(&initial, Regression::init);
-            let learner = FusedLearner::new(model, run.optimizer.clone(), run.scheduler.clone())
-                .with_config_ok(FusedConfig::scaling(
-                    LossScalingConfig::new().with_overflow(overflow),
-                ));
-            let result = run.training(folder.path()).launch_fused(learner);
+            let result = run.launch(
+                model,
+                FusedConfig::scaling(LossScalingConfig::new().with_overflow(overflow)),
+                folder.path(),
+            );
             let error = result.error.expect("the training failed").to_string();
             assert_says(&error, "scale_loss");
             assert_untrained(&initial, &result.model);
@@ -234,9 +225,7 @@ fn a_norm_that_is_not_finite_ends_the_training_before_the_update() {
         .map(|_| broken.detach().require_grad());
     let before = weights(&model);
     let run = run(None);
-    let learner = FusedLearner::new(model, run.optimizer.clone(), run.scheduler.clone())
-        .with_config_ok(FusedConfig::exact(1.0));
-    let result = run.training(folder.path()).launch_fused(learner);
+    let result = run.launch(model, FusedConfig::exact(1.0), folder.path());
     let error = result.error.expect("the training failed").to_string();
     assert_says(&error, "global norm");
     for ((path, before), (_, after)) in before.iter().zip(weights(&result.model)) {
@@ -258,9 +247,7 @@ fn a_checkpoint_brings_the_scale_back() {
             ..Run::new(1 + resume.unwrap_or(0))
         };
         let model = copy(&initial, Clipped::init);
-        let learner = FusedLearner::new(model, run.optimizer.clone(), run.scheduler.clone())
-            .with_config_ok(FusedConfig::scaling(scaling));
-        let result = run.training(folder.path()).launch_fused(learner);
+        let result = run.launch(model, FusedConfig::scaling(scaling), folder.path());
         assert!(result.error.is_none());
 
         let (epoch, expected) = match resume {
@@ -324,9 +311,7 @@ fn lagged_clipping_resumes_exactly_from_a_checkpoint() {
             ..Run::new(epochs)
         };
         let model = copy(&initial, Clipped::init);
-        let learner = FusedLearner::new(model, run.optimizer.clone(), run.scheduler.clone())
-            .with_config_ok(FusedConfig::lagged(1e-3));
-        let result = run.training(folder).launch_fused(learner);
+        let result = run.launch(model, FusedConfig::lagged(1e-3), folder);
         assert!(result.error.is_none());
         result.model
     };
