@@ -10,7 +10,7 @@ use super::activations::{Activations, each};
 use super::node::CheckpointNode;
 use crate::device::sent;
 use crate::memory::{self, BlockRun};
-use crate::tap::{GradientSink, PassedGradients, join, lift, tap};
+use crate::tap::{GradientSink, PassedGradients, join, lift};
 
 /// What a block returns.
 #[derive(Debug, Default)]
@@ -101,7 +101,11 @@ pub(super) fn backward_root<Y: Activations>(
             let gradient = Mutex::new(Some(gradient));
             let given = OutputGradient { gradient, run };
             let anchor = tensor.clone().into_dispatch();
-            let root = tap(value, strategy, anchor, Arc::new(given));
+            let root = join(
+                lift(value, strategy).require_grad(),
+                anchor,
+                Arc::new(given),
+            );
             // One after the other they would be summed in another order than in the plain call.
             all = Some(match all.take() {
                 Some(others) => sent(root, &others.device()) + others,

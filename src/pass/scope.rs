@@ -1,7 +1,6 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 
-use burn::module::ParamId;
 use burn::tensor::Device;
 
 use super::{Graph, Pass, Readers, Reads};
@@ -14,8 +13,8 @@ pub(crate) struct Scope {
     pub(crate) place: Place,
     /// Of the blocks within the one that is under way, whichever of its runs.
     seeds: Option<Arc<Seeds>>,
-    /// What the innermost second run has read, those of blocks within it included.
-    second_reads: Option<Arc<Reads>>,
+    /// What the innermost recomputation has read, including the blocks within it.
+    pub(crate) second_reads: Option<Arc<Reads>>,
 }
 
 /// What becomes of a parameter that is read.
@@ -115,13 +114,6 @@ impl Scope {
             place: Place::Hook(path.into()),
             seeds: None,
             second_reads: None,
-        }
-    }
-
-    /// A parameter is read here.
-    pub(crate) fn note_read(&self, id: ParamId, path: &Arc<str>) {
-        if let Some(reads) = &self.second_reads {
-            reads.add(id, path);
         }
     }
 

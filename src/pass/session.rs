@@ -24,8 +24,8 @@ pub(crate) struct Order {
 pub(crate) struct Session {
     /// If there are other ranks.
     among: Option<Membership>,
-    /// The pass under way.
-    pass: Mutex<Option<Arc<Pass>>>,
+    /// The pass in flight.
+    pub(crate) pass: Mutex<Option<Arc<Pass>>>,
     /// The optimizer. The core alone changes it between two passes, since what it keeps beside states has to be taken over then.
     pub(crate) update: Arc<Mutex<Update>>,
     pub(crate) clocks: Mutex<Clocks>,
@@ -104,11 +104,6 @@ impl Session {
         }
         let session = self.clone();
         Running { session, pass }
-    }
-
-    /// The pass under way.
-    pub(crate) fn pass(&self) -> Option<Arc<Pass>> {
-        self.pass.lock().clone()
     }
 }
 

@@ -19,21 +19,6 @@ pub(crate) use graph_gc::{GraphGc, collect_graph_if_due};
 
 use extension::{Delivery, TapBackend};
 
-/// Lifts `value` (without autodiff) into the autodiff graph so that its finished gradient is
-/// delivered to `sink`. What is `beside` it lends its depth on the tape and gets the gradient that the
-/// sink passes on to it.
-///
-/// Every call hangs the tap on a leaf of its own: a common leaf would join graphs that must stay
-/// apart, since a graph is locked while its backward steps run.
-pub(crate) fn tap<const D: usize>(
-    value: Tensor<D>,
-    strategy: GradientCheckpointingStrategy,
-    anchor: DispatchTensor,
-    sink: Arc<dyn GradientSink>,
-) -> Tensor<D> {
-    join(lift(value, strategy).require_grad(), anchor, sink)
-}
-
 /// Taps `value` beside another tensor, one of which is tracked: the finished gradient is delivered to `sink`,
 /// and what is tracked gets what the sink passes on.
 pub(crate) fn join<const D: usize>(

@@ -1,6 +1,6 @@
 //! The way of a gradient from a tap to the home of its parameter: a tap [receives](Arrival) one, the view adds up what has come for it
-//! ([`arrive`](View::arrive)) and, when nothing is owed any more, gives the sum home ([`give`](View::give)), with the word of this rank
-//! ([`answer`](View::answer)). A gradient that is complete without a tap joins them there ([`complete`](View::complete)). What home
+//! ([`arrive`](View::arrive)) and, when no other is pending, reports the sum to the home
+//! ([`report_gradient`](View::report_gradient)). A gradient that is complete without a tap joins them there ([`complete`](View::complete)). What home
 //! does with it is in `update`.
 
 use std::sync::Arc;
@@ -96,13 +96,15 @@ impl View {
         let placement = self.layout.placement.as_ref();
         let queue = placement.filter(|p| !p.config.offloads_states() && !pass.is_recorded);
         match queue {
-            None => self.give(pass, gradient),
+            None => self.report_gradient(pass, Some(gradient)),
             Some(placement) => {
                 let (view, of_queue) = (self.clone(), pass.clone());
                 placement.step_on_host(self.bytes(), move || {
                     // What has failed elsewhere since, later gradients see.
                     if !of_queue.is_stopped() {
-                        of_queue.guarded(FailedIn::Update, || view.give(&of_queue, gradient));
+                        of_queue.guarded(FailedIn::Update, || {
+                            view.report_gradient(&of_queue, Some(gradient))
+                        });
                     }
                 });
             }
@@ -116,7 +118,7 @@ impl View {
     pub(super) fn complete(&self, pass: &Arc<Pass>, gradient: AnyTensor) {
         self.state.lock().stage = Stage::Answered { received: true };
         if pass.admits() {
-            self.give(pass, gradient);
+            self.report_gradient(pass, Some(gradient));
             if let Some(member) = &self.among {
                 self.wait_for_others(pass, member);
             }
@@ -136,7 +138,7 @@ impl View {
         };
         match arrived {
             Some(partial) => self.complete(pass, partial.whole()),
-            None => self.answer(pass, None),
+            None => self.report_gradient(pass, None),
         }
     }
 
@@ -153,38 +155,43 @@ impl View {
         }
     }
 
-    /// Gives a gradient home, if its device has computed it: the first of the parameter is asked for, since most kernels are
-    /// launched for the first time then, and one that fails would spoil whatever is written with its result. With offload
-    /// each is, since memory is short there: what waits on the host is read anyway.
-    fn give(&self, pass: &Arc<Pass>, gradient: AnyTensor) {
-        if pass.is_recorded {
-            memory::note_gradient(gradient.shape().num_elements() * gradient.dtype().size());
-        }
-        let is_proven = self.state.lock().proven && self.layout.placement.is_none();
-        if !is_proven {
-            if let Err(reason) = device::check_written(&*gradient) {
-                let path = self.home.path.to_string();
-                return pass.fail(
-                    FailedIn::Update,
-                    FusedError::GradientNotComputed { path, reason },
-                );
+    /// Reports the gradient of this rank, or its absence, to the home. The last rank to do so has the home apply the sum.
+    ///
+    /// The device must have computed it: the first gradient of a parameter is checked, since most kernels are launched for the
+    /// first time then, and one that fails would spoil whatever is written with its result. With offload each is checked, since
+    /// memory is short there, and the host reads it anyway.
+    pub(super) fn report_gradient(&self, pass: &Arc<Pass>, gradient: Option<AnyTensor>) {
+        let home = &self.home;
+        if let Some(gradient) = &gradient {
+            if pass.is_recorded {
+                memory::note_gradient(gradient.shape().num_elements() * gradient.dtype().size());
             }
-            self.state.lock().proven = true;
+            let is_proven = self.state.lock().proven && self.layout.placement.is_none();
+            if !is_proven {
+                if let Err(reason) = device::check_written(&**gradient) {
+                    let path = home.path.to_string();
+                    let error = FusedError::GradientNotComputed { path, reason };
+                    return pass.fail(FailedIn::Update, error);
+                }
+                self.state.lock().proven = true;
+            }
         }
-        self.answer(pass, Some(gradient));
+        // Where the home is what this rank computes with, the gradient is there.
+        if self.among.is_none() && self.given == Holding::Shared {
+            return home.apply_gradients(pass, gradient.into_iter().collect());
+        }
+        if let Err(error) = self.reduce(pass, gradient) {
+            pass.fail(FailedIn::Update, error);
+        }
     }
 
-    /// Tells the home what this rank has of the gradient. The last rank to do so has the home use the sum.
-    pub(super) fn answer(&self, pass: &Arc<Pass>, gradient: Option<AnyTensor>) {
+    /// Sends the gradient of this rank, or its absence, to the home.
+    fn reduce(&self, pass: &Arc<Pass>, gradient: Option<AnyTensor>) -> Result<(), FusedError> {
         let home = &self.home;
         let ranks = self.among.as_ref();
-        // Where the home is what this rank computes with, the gradient is there.
-        if ranks.is_none() && self.given == Holding::Shared {
-            return home.use_gradients(pass, gradient.into_iter().collect());
-        }
         if gradient.is_none() && ranks.is_some() {
             if !pass.admits() {
-                return;
+                return Ok(());
             }
             self.state.lock().stage = Stage::Answered { received: false };
         }
@@ -192,27 +199,20 @@ impl View {
             .as_ref()
             .and(ranks)
             .map(|member| self.count_arrival(member));
-        let brought = gradient
+        let gradient = gradient
             .map(|gradient| self.bring_home(pass, gradient))
-            .transpose();
-        let gradient = match brought {
-            Ok(gradient) => gradient,
-            Err(error) => return pass.fail(FailedIn::Update, error),
-        };
+            .transpose()?;
         let Some(member) = ranks else {
-            let gradients = gradient.into_iter().collect();
-            home.use_gradients(pass, gradients);
+            home.apply_gradients(pass, gradient.into_iter().collect());
             // What the device computes with next is on its way while other gradients are computed.
-            if let Err(error) = self.renew_copy() {
-                pass.fail(FailedIn::Update, error);
-            }
-            return;
+            return self.renew_copy();
         };
         let held = gradient.zip(hold);
         let held = held.map(|(gradient, hold)| Held { gradient, hold });
         if let Some(gradients) = home.answer(&self.layout, held) {
             home.use_answers(&member.group, gradients);
         }
+        Ok(())
     }
 
     /// A gradient where the value rests: in its float type, or in a wider one if the sum is to be rounded once.

@@ -32,7 +32,7 @@ pub(crate) struct Home {
     /// That of the rank which owns the parameter.
     pub(super) session: OnceLock<Arc<Session>>,
     /// How often the value may have changed.
-    version: AtomicUsize,
+    pub(super) version: AtomicUsize,
     pub(super) state: Leveled<State>,
 }
 
@@ -150,10 +150,6 @@ impl Home {
         self.version.load(Ordering::Acquire)
     }
 
-    pub(super) fn outdate_copies(&self) {
-        self.version.fetch_add(1, Ordering::AcqRel);
-    }
-
     /// Notes what a rank of a group has, and returns the gradients in the order of their sum when all have answered.
     pub(super) fn answer(&self, layout: &Layout, gradient: Option<Held>) -> Option<Vec<Held>> {
         let member = layout.member.as_ref()?;
@@ -162,37 +158,40 @@ impl Home {
         Some(member.group.in_order(self.id, all))
     }
 
-    /// The pass is over, on all ranks. If it has ended `well`, what it has accumulated counts; if not, what had been
-    /// accumulated before does, where it was not overwritten. Only the first call says what has happened.
-    pub(super) fn commit(&self, well: bool) -> ParameterReport {
+    /// Ends the pass on all ranks: it is committed, or rolled back. Only the first call reports what has happened.
+    ///
+    /// | outcome of the pass | left after a commit | left after a rollback |
+    /// |---|---|---|
+    /// | added | the sum | what was left, or an overwritten sum |
+    /// | began | in the optimizer state | in the optimizer state |
+    /// | updated | nothing | what was left, but for what was in the optimizer state |
+    /// | vetoed | what was left, without a sum | what was left |
+    /// | measured | what was left | what was left |
+    pub(super) fn end(&self, committed: bool) -> ParameterReport {
         let mut state = self.state.lock();
         state.answers = Answers::default();
         let Some(outcome) = state.outcome.take() else {
             return ParameterReport::default();
         };
-        let mut report = ParameterReport {
+        let report = ParameterReport {
             received: true,
-            ..ParameterReport::default()
+            updated: matches!(outcome, Outcome::Updated { .. }),
+            copied: match outcome {
+                Outcome::Updated { copied } => copied,
+                _ => None,
+            },
+            vetoed: matches!(outcome, Outcome::Vetoed),
         };
-        let kept = &mut state.accumulated;
-        match outcome {
-            Outcome::Added(sum) if well => *kept = Accumulated::Sum(sum),
-            // The state of the optimizer does not come back from an update.
-            Outcome::Began => *kept = Accumulated::InOptimizerState,
-            Outcome::Updated { copied } => {
-                (report.updated, report.copied) = (true, copied);
-                if well || matches!(kept, Accumulated::InOptimizerState) {
-                    *kept = Accumulated::Nothing;
-                }
-            }
-            Outcome::Vetoed => {
-                report.vetoed = true;
-                if well && matches!(kept, Accumulated::Sum(_)) {
-                    *kept = Accumulated::Nothing;
-                }
-            }
-            Outcome::Added(_) | Outcome::Measured => {}
-        }
+        let before = std::mem::take(&mut state.accumulated);
+        state.accumulated = match (outcome, before, committed) {
+            (Outcome::Added(sum), _, true) => Accumulated::Sum(sum),
+            // The optimizer state is not rolled back.
+            (Outcome::Began, ..) => Accumulated::InOptimizerState,
+            (Outcome::Updated { .. }, _, true)
+            | (Outcome::Updated { .. }, Accumulated::InOptimizerState, false)
+            | (Outcome::Vetoed, Accumulated::Sum(_), true) => Accumulated::Nothing,
+            (_, before, _) => before,
+        };
         report
     }
 

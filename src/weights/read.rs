@@ -6,10 +6,11 @@ use super::arrival::Arrival;
 use super::copy::Keeps;
 use super::frozen::refuse_outside_of_a_block;
 use super::view::{State, View};
+use crate::layout::Holding;
 use crate::memory;
 use crate::parameters::AnyTensor;
 use crate::pass::{Graph, Pass, Place, Readers, Scope, Stage};
-use crate::tap::tap;
+use crate::tap::{join, lift};
 
 impl View {
     /// The current value without autodiff, as the model computes with it.
@@ -21,7 +22,7 @@ impl View {
         }
         let mut state = self.state.lock();
         let may_change = || {
-            let pass = self.session.pass();
+            let pass = self.session.pass.lock().clone();
             pass.is_some_and(|pass| pass.plan.goal.steps())
         };
         if state.has_answered() && self.among.is_some() && may_change() {
@@ -42,7 +43,7 @@ impl View {
             refuse_outside_of_a_block(base);
         }
         let in_pass = |scope: &Scope| {
-            let pass = self.session.pass();
+            let pass = self.session.pass.lock().clone();
             pass.is_some_and(|pass| Arc::ptr_eq(&pass, &scope.pass))
         };
         let Some(scope) = Scope::current().filter(in_pass) else {
@@ -50,8 +51,8 @@ impl View {
         };
         let mut state = self.state.lock();
         let has_answered = state.has_answered();
-        if !has_answered {
-            scope.note_read(self.home.id, &self.home.path);
+        if let Some(reads) = scope.second_reads.as_ref().filter(|_| !has_answered) {
+            reads.add(self.home.id, &self.home.path);
         }
         let Place::Unrecorded(readers) = &scope.place else {
             drop(state);
@@ -70,7 +71,7 @@ impl View {
     ///
     /// Outside of a pass, in a hook, and after the gradient has arrived.
     pub(crate) fn read(self: &Arc<Self>) -> AnyTensor {
-        let pass = self.session.pass().unwrap_or_else(|| {
+        let pass = self.session.pass.lock().clone().unwrap_or_else(|| {
             panic!(
                 "parameter `{}` was read outside of a training step, from a model cloned out of one: \
                  use `FusedOptimizer::model()` or `valid()` instead",
@@ -80,7 +81,16 @@ impl View {
         if pass.is_recorded {
             memory::end_beyond_limit();
         }
-        match self.place(&pass) {
+        let place = match Scope::current() {
+            Some(scope) if Arc::ptr_eq(&scope.pass, &pass) => {
+                if let Some(reads) = &scope.second_reads {
+                    reads.add(self.home.id, &self.home.path);
+                }
+                scope.place
+            }
+            elsewhere => self.place_elsewhere(&pass, elsewhere),
+        };
+        match place {
             Place::Recorded(graph) => {
                 if let Some(base) = &self.waiting_base {
                     refuse_outside_of_a_block(base);
@@ -116,9 +126,9 @@ impl View {
         readers.add(self.home.id, &self.home.path, &self.expecting(state).debt);
     }
 
-    fn place(&self, pass: &Arc<Pass>) -> Place {
-        let current = Scope::current();
-        if let (Some(scope), Some(member)) = (&current, &self.among)
+    /// Returns the place of a read on a thread that has no scope of this pass, maybe one of another pass.
+    fn place_elsewhere(&self, pass: &Arc<Pass>, other: Option<Scope>) -> Place {
+        if let (Some(scope), Some(member)) = (&other, &self.among)
             && let Some(among) = &scope.pass.among
             && Arc::ptr_eq(&among.group, &member.group)
             && among.rank != member.rank
@@ -129,22 +139,21 @@ impl View {
                 self.home.path, member.rank, among.rank
             );
         }
-        let here = current.filter(|scope| Arc::ptr_eq(&scope.pass, pass));
-        match here {
-            Some(scope) => {
-                scope.note_read(self.home.id, &self.home.path);
-                scope.place
-            }
-            None if pass.is_in_hook() => Place::Hook("another".into()),
-            None if pass.blocks.is_running() => panic!(
+        if pass.is_in_hook() {
+            return Place::Hook("another".into());
+        }
+        if pass.blocks.is_running() {
+            panic!(
                 "parameter `{}` was read on another thread while a block under gradient \
                  checkpointing runs: enter the block's `StepContext` on that thread",
                 self.home.path
-            ),
-            None => Place::Recorded(pass.graph.clone()),
+            );
         }
+        Place::Recorded(pass.graph.clone())
     }
 
+    /// Returns the value with its gradient tapped. Every tap hangs on a leaf of its own: a common leaf would join graphs that
+    /// must stay apart, since a graph is locked while its backward steps run.
     fn tapped(self: &Arc<Self>, pass: &Arc<Pass>, graph: &Arc<Graph>) -> AnyTensor {
         let mut state = self.state.lock();
         let expecting = self.expecting(&mut state);
@@ -160,7 +169,10 @@ impl View {
         if self.waits && Arc::ptr_eq(graph, &pass.graph) {
             self.stay();
         }
-        let value = self.here(&mut state, Keeps::Nothing);
+        let value = match self.given {
+            Holding::Shared => self.home.value(),
+            _ => self.here(&mut state, Keeps::Nothing),
+        };
         let expecting = self.expecting(&mut state);
         let (read, owed) = graph.read(&expecting.debt);
         let (device, strategy) = (value.device(), self.home.strategy);
@@ -171,8 +183,8 @@ impl View {
             owed,
             _gathered: self.among.as_ref().and_then(|it| self.count_gathered(it)),
         };
-        let tapped = tap(value.untyped(), strategy, tick, Arc::new(arrival));
-        let tapped = AnyTensor::from(tapped);
+        let leaf = lift(value.untyped(), strategy).require_grad();
+        let tapped = AnyTensor::from(join(leaf, tick, Arc::new(arrival)));
         expecting.tapped = Some((graph.clone(), tapped.clone()));
         tapped
     }

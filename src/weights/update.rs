@@ -1,6 +1,7 @@
 //! What becomes of a complete gradient.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use super::home::Home;
 use super::stage::{Accumulated, Held, Outcome};
@@ -16,7 +17,7 @@ impl Home {
     /// Does with the gradients of all ranks what their pass is for. What goes wrong ends the pass of the owner.
     pub(super) fn use_answers(&self, group: &Group, gradients: Vec<Held>) {
         let owner = self.session.get();
-        let Some(pass) = owner.and_then(|session| session.pass()) else {
+        let Some(pass) = owner.and_then(|session| session.pass.lock().clone()) else {
             return;
         };
         if pass.is_stopped() || group.flow.failed().is_some() {
@@ -25,7 +26,7 @@ impl Home {
         let gradients = gradients.into_iter();
         let (gradients, holds): (Vec<_>, Vec<_>) =
             gradients.map(|held| (held.gradient, held.hold)).unzip();
-        pass.guarded(FailedIn::Update, || self.use_gradients(&pass, gradients));
+        pass.guarded(FailedIn::Update, || self.apply_gradients(&pass, gradients));
         drop(holds);
         if pass.is_stopped() {
             // No other gradient is used, whichever rank it comes from.
@@ -33,49 +34,64 @@ impl Home {
         }
     }
 
-    /// Does with the gradients of a parameter, in the order of their sum, what the pass is for. Without any, it may
-    /// be that something was accumulated.
-    pub(super) fn use_gradients(&self, pass: &Arc<Pass>, gradients: Vec<AnyTensor>) {
+    /// Does with the gradients of a parameter, in the order of their sum, what the pass is for: they go through the hooks, and
+    /// step the parameter if that is the goal. Without any, what was accumulated is used.
+    pub(super) fn apply_gradients(&self, pass: &Arc<Pass>, gradients: Vec<AnyTensor>) {
+        let goal = pass.plan.goal;
         let mut gradients = gradients.into_iter();
-        let Some(first) = gradients.next() else {
-            return self.use_accumulated(pass);
-        };
-        if pass.plan.goal == Goal::Accumulate {
-            return self.add(pass, first, gradients);
-        }
-        let first = match &self.state.lock().accumulated {
-            // In the buffer of the gradient: the sum stays until the pass has ended well.
-            Accumulated::Sum(sum) => {
-                let sum = (**sum).clone().sent(&first.device());
-                first.in_type(sum.dtype()).added(sum)
+        let gradient = match (gradients.next(), goal) {
+            (Some(first), Goal::Accumulate) => return self.add(pass, first, gradients),
+            (Some(first), _) => {
+                let first = match &self.state.lock().accumulated {
+                    // In the buffer of the gradient: the sum stays until the pass has ended well.
+                    Accumulated::Sum(sum) => {
+                        let sum = (**sum).clone().sent(&first.device());
+                        first.in_type(sum.dtype()).added(sum)
+                    }
+                    _ => first,
+                };
+                Some(gradients.fold(first, AnyTensor::added))
             }
-            _ => first,
+            (None, _) => self.take_accumulated(pass),
         };
-        let sum = gradients.fold(first, AnyTensor::added);
-        let sum = if sum.dtype() == self.dtype {
-            sum
+        let Some(mut gradient) = gradient else {
+            return;
+        };
+        if gradient.dtype() != self.dtype {
+            gradient = gradient.in_type(self.dtype);
+        }
+        let hooks = &pass.plan.hooks;
+        let called = if hooks.is_empty() {
+            Ok(Some(gradient))
         } else {
-            sum.in_type(self.dtype)
+            // Nothing is locked that a hook could wait for.
+            let value = self.value();
+            let call = || hooks.call(&self.path, self.id, &value, gradient);
+            pass.call_hooks(&self.path, call)
         };
-        self.spend(pass, sum);
+        match (called, goal) {
+            (Ok(Some(gradient)), Goal::Begin | Goal::Update) => self.step(pass, gradient),
+            (Ok(Some(_measured)), _) => self.state.lock().outcome = Some(Outcome::Measured),
+            (Ok(None), _) => self.state.lock().outcome = Some(Outcome::Vetoed),
+            (Err(error), _) => pass.fail(FailedIn::Update, error),
+        }
     }
 
-    /// Uses what was accumulated for a parameter that has no gradient in this pass.
-    fn use_accumulated(&self, pass: &Arc<Pass>) {
+    /// Returns the sum of what was accumulated, for a parameter that has no gradient in this pass. What the optimizer state holds
+    /// is applied.
+    fn take_accumulated(&self, pass: &Arc<Pass>) -> Option<AnyTensor> {
         if pass.plan.goal == Goal::Accumulate || !pass.admits() {
-            return;
+            return None;
         }
         let mut state = self.state.lock();
         let sum = state.accumulated.sum(pass.plan.spends_sums);
         let begun = matches!(state.accumulated, Accumulated::InOptimizerState);
         drop(state);
-        if let Some(sum) = sum {
-            let sum = sum.sent(&self.ground.site.device);
-            self.spend(pass, sum.in_type(self.dtype));
-        } else if begun && pass.plan.goal == Goal::Update {
+        if sum.is_none() && begun && pass.plan.goal == Goal::Update {
             let nothing = self.value().zeros_like();
             self.step(pass, nothing.into());
         }
+        sum.map(|sum| sum.sent(&self.ground.site.device))
     }
 
     /// Adds gradients, in the order of their sum, to what has been accumulated: in its buffer, since a second one would
@@ -98,29 +114,6 @@ impl Home {
         let others = others.map(|gradient| gradient.moved(&self.ground.sums));
         let sum = Box::new(others.fold(sum, AnyTensor::added));
         state.outcome = Some(Outcome::Added(sum));
-    }
-
-    /// Sends a complete gradient through the hooks, and steps the parameter if that is the goal.
-    fn spend(&self, pass: &Arc<Pass>, gradient: AnyTensor) {
-        let hooks = &pass.plan.hooks;
-        let called = if hooks.is_empty() {
-            Ok(Some(gradient))
-        } else {
-            // Nothing is locked that a hook could wait for.
-            let value = self.value();
-            let call = || hooks.call(&self.path, self.id, &value, gradient);
-            pass.call_hooks(&self.path, call)
-        };
-        match called {
-            Ok(Some(gradient)) if pass.plan.goal.steps() => self.step(pass, gradient),
-            Ok(Some(_measured)) => self.end_with(Outcome::Measured),
-            Ok(None) => self.end_with(Outcome::Vetoed),
-            Err(error) => pass.fail(FailedIn::Update, error),
-        }
-    }
-
-    fn end_with(&self, outcome: Outcome) {
-        self.state.lock().outcome = Some(outcome);
     }
 
     /// Steps the parameter, or lets the state of the optimizer take the gradient if more are to come.
@@ -160,17 +153,17 @@ impl Home {
             memory::enter(memory::Phase::Backward);
         }
         state.value = stepped.value;
-        match (&stepped.result, more_to_come) {
-            (Ok(()), true) => state.outcome = Some(Outcome::Began),
-            (Ok(()), false) => {
-                self.outdate_copies();
+        if stepped.result.is_ok() && more_to_come {
+            state.outcome = Some(Outcome::Began);
+        } else {
+            self.version.fetch_add(1, Ordering::AcqRel);
+            if stepped.result.is_ok() {
                 state.outcome = Some(Outcome::Updated { copied });
                 // Last, since it can fail: the value has moved then.
                 if let (Some(value), Some(average)) = (&state.value, &state.average) {
                     average.update(value);
                 }
             }
-            (Err(_), _) => self.outdate_copies(),
         }
         drop(state);
         if let Err(panic) = stepped.result {

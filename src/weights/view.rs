@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use burn::tensor::{DType, Device};
 
 use super::home::Home;
-use super::stage::{Expecting, ParameterReport, Stage};
+use super::stage::{Expecting, Stage};
 use crate::device::Written;
 use crate::error::FusedError;
 use crate::layout::{Holding, Layout};
@@ -200,21 +200,5 @@ impl View {
         if let Some(value) = self.home.find().filter(|_| self.owns()) {
             written.ask(&self.home.path, &*value);
         }
-    }
-
-    /// Lets go of the autodiff graph and says what happened in this pass, which has ended `well` on all ranks or has
-    /// not.
-    pub(super) fn end(&self, well: bool) -> ParameterReport {
-        let shares = self.given == Holding::Shared;
-        if !shares {
-            self.let_go();
-        }
-        let stage = std::mem::take(&mut self.state.lock().stage);
-        let mut report = self.home.commit(well);
-        report.received |= matches!(stage, Stage::Answered { received: true });
-        if !shares {
-            self.refresh_copy();
-        }
-        report
     }
 }

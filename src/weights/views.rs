@@ -5,8 +5,9 @@ use burn::module::ParamId;
 use burn::optim::GradientsParams;
 
 use super::home::Home;
-use super::stage::{Accumulated, ParameterReport};
+use super::stage::{Accumulated, ParameterReport, Stage};
 use super::view::View;
+use crate::layout::Holding;
 use crate::offload::OffloadedBlocks;
 use crate::parameters::with_rank;
 use crate::pass::{Course, Pass};
@@ -98,7 +99,7 @@ impl Views {
 
     /// Uses what has come and what was accumulated, as far as the backward pass has not, in module order.
     pub(crate) fn flush(&self, pass: &Arc<Pass>) {
-        let released = self.iter().filter(|view| !view.is_leaf);
+        let released = self.all.iter().filter(|view| !view.is_leaf);
         released.for_each(|view| view.flush(pass));
     }
 
@@ -118,11 +119,23 @@ impl Views {
         found.map(|view| &*view.home.path)
     }
 
-    /// Ends the pass in every view and home. If it has not ended `well`, what had been accumulated before is there
-    /// again, but for sums that were overwritten. In module order.
-    pub(crate) fn end(&self, well: bool) -> Vec<(ParamId, ParameterReport)> {
-        let end = |view: &Arc<View>| (view.home.id, view.end(well));
-        self.iter().map(end).collect()
+    /// Ends the pass, which is `committed` or rolled back, in every view and home, and drops the autodiff graph. Returns what has
+    /// happened to each parameter, in module order.
+    pub(crate) fn end(&self, committed: bool) -> Vec<(ParamId, ParameterReport)> {
+        let end = |view: &Arc<View>| {
+            let shares = view.given == Holding::Shared;
+            if !shares {
+                view.let_go();
+            }
+            let stage = std::mem::take(&mut view.state.lock().stage);
+            let mut report = view.home.end(committed);
+            report.received |= matches!(stage, Stage::Answered { received: true });
+            if !shares {
+                view.refresh_copy();
+            }
+            (view.home.id, report)
+        };
+        self.all.iter().map(end).collect()
     }
 
     /// The path of a parameter whose sum of gradients was overwritten by a pass that has not ended well; of several,
