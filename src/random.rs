@@ -14,7 +14,7 @@ use burn::tensor::{DType, Device, Distribution, Tensor};
 
 use crate::device::{answered, is_cubecl};
 
-pub(crate) use lock::{RngLock, ThreadLock};
+pub(crate) use lock::RngLock;
 
 /// Seeds that all come from one.
 #[derive(Debug)]

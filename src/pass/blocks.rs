@@ -16,24 +16,24 @@ use crate::tap::GraphGc;
 /// The blocks of a pass that are under gradient checkpointing.
 #[derive(Debug)]
 pub(crate) struct Blocks {
-    config: Arc<GradientCheckpointingConfig>,
+    pub(super) config: Arc<GradientCheckpointingConfig>,
     /// Who brings what they read, if it comes and goes with their runs.
-    foresight: Option<Arc<dyn Foresight>>,
+    pub(super) foresight: Option<Arc<dyn Foresight>>,
     /// If their inputs wait on the host.
     pub(crate) saved: Option<Arc<ActivationOffload>>,
     /// In which order they run, and what each reads.
     pub(crate) course: Mutex<Course>,
     /// The number of blocks so far that are in no other.
-    called: AtomicUsize,
+    pub(super) called: AtomicUsize,
     /// Blocks whose first run is under way.
-    running: AtomicUsize,
+    pub(super) running: AtomicUsize,
     /// Of their first runs, since the first was called.
-    graph_gc: OnceLock<GraphGc>,
+    pub(super) graph_gc: OnceLock<GraphGc>,
     pub(crate) learned: Arc<Learned>,
     /// Where the seed of this step comes from.
     pub(crate) seeds: Arc<StepSeeds>,
     /// Those of the blocks.
-    own_seeds: OnceLock<Seeds>,
+    pub(super) own_seeds: OnceLock<Seeds>,
     /// The devices that blocks have drawn on.
     pub(super) drawn_on: Mutex<Vec<Device>>,
 }
@@ -48,30 +48,6 @@ pub(crate) enum BlockMode {
 }
 
 impl Blocks {
-    /// The blocks of a pass; `seed` is that of their random numbers, if it has to be this one.
-    pub(super) fn new(
-        config: Arc<GradientCheckpointingConfig>,
-        foresight: Option<Arc<dyn Foresight>>,
-        saved: Option<Arc<ActivationOffload>>,
-        learned: Arc<Learned>,
-        seeds: Arc<StepSeeds>,
-        seed: Option<u64>,
-    ) -> Self {
-        Self {
-            config,
-            foresight,
-            saved,
-            course: Mutex::default(),
-            called: AtomicUsize::new(0),
-            running: AtomicUsize::new(0),
-            graph_gc: OnceLock::new(),
-            learned,
-            seeds,
-            own_seeds: seed.map_or_else(OnceLock::new, |seed| Seeds::from(seed).into()),
-            drawn_on: Mutex::default(),
-        }
-    }
-
     /// What becomes of the next block that is in no other.
     pub(crate) fn next(&self) -> BlockMode {
         self.graph_gc.get_or_init(GraphGc::new);

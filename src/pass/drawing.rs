@@ -1,6 +1,7 @@
 //! The random numbers of a pass, and the lock of the generators.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use burn::tensor::Device;
 
@@ -8,7 +9,7 @@ use super::learned::Draws;
 use super::{Pass, Scope};
 use crate::device::is_cubecl;
 use crate::error::FusedError;
-use crate::random::{RngLock, Stream, ThreadLock, system_seed};
+use crate::random::{RngLock, Stream, system_seed};
 
 /// The lock that a forward pass holds.
 #[derive(Debug)]
@@ -49,14 +50,15 @@ impl Pass {
         late: &[Device],
     ) -> Result<(), FusedError> {
         let learned = &self.blocks.learned;
-        let draws = learned.begin_forward(numbers.is_some());
+        learned.seeded.store(numbers.is_some(), Ordering::Relaxed);
+        let draws = *learned.draws.lock();
         let (lock, numbers) = match (numbers, draws) {
             (None, Draws::Never) => return Ok(()),
             (None, Draws::OutsideOfBlocks) => match RngLock::take(self, late, false)? {
                 Some(lock) => (Some(lock), None),
                 None => {
                     let lock = RngLock::take(self, late, true)?;
-                    learned.begin_forward(true);
+                    learned.seeded.store(true, Ordering::Relaxed);
                     let seed = |device: &Device| self.blocks.seeds.next(device);
                     (lock, Some(Stream::new(devices.to_vec(), seed)))
                 }
@@ -141,7 +143,7 @@ pub(crate) struct RandomRun {
 
 /// The locks of a run of a block: among passes, and among the threads of this one.
 pub(crate) struct BlockLock {
-    _among_threads: Option<ThreadLock>,
+    _among_threads: Option<RngLock>,
     _lock: RngLock,
 }
 
@@ -187,10 +189,12 @@ impl Scope {
 
     /// Waits for blocks on other threads of the closure; a block within another has its lock.
     fn among_threads(&self, lock: RngLock) -> Result<BlockLock, FusedError> {
-        let is_outer = !self.is_in_block();
-        let among_threads = is_outer.then(ThreadLock::take);
+        let among_threads = match self.is_in_block() {
+            true => None,
+            false => RngLock::among_threads()?,
+        };
         Ok(BlockLock {
-            _among_threads: among_threads.transpose()?,
+            _among_threads: among_threads,
             _lock: lock,
         })
     }

@@ -19,9 +19,9 @@ pub(super) enum Draws {
 #[derive(Debug, Default)]
 pub(crate) struct Learned {
     told: Mutex<HashSet<String>>,
-    draws: Mutex<Draws>,
+    pub(super) draws: Mutex<Draws>,
     /// The numbers of this forward pass began with a seed, so what it draws is seen.
-    seeded: AtomicBool,
+    pub(super) seeded: AtomicBool,
     /// Another pass held the generators when a run began, so whether it drew is unknown.
     unlocked: AtomicBool,
 }
@@ -30,12 +30,6 @@ impl Learned {
     /// Whether this is told for the first time.
     pub(super) fn is_new(&self, told: String) -> bool {
         self.told.lock().insert(told)
-    }
-
-    /// A forward pass begins, whose numbers are `seeded` or continue those of the program. Returns what is known of them.
-    pub(super) fn begin_forward(&self, seeded: bool) -> Draws {
-        self.seeded.store(seeded, Ordering::Relaxed);
-        *self.draws.lock()
     }
 
     /// Returns what is known of the random numbers of the model.

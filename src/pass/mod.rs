@@ -69,15 +69,6 @@ pub(crate) struct Pass {
 }
 
 impl Pass {
-    /// The closure has computed its loss.
-    pub(crate) fn enter_backward(&self) {
-        self.end_forward();
-        *self.stage.lock() = Stage::Backward;
-        if let Some(saved) = &self.blocks.saved {
-            saved.prefetch_last();
-        }
-    }
-
     /// Ends the pass with this failure, unless another one has. A deadlock replaces what has.
     pub(crate) fn fail(&self, part: FailedIn, failure: impl Into<Failure>) {
         let failure = failure.into();

@@ -1,5 +1,5 @@
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 
@@ -7,7 +7,7 @@ use super::{Blocks, Closure, Foresight, GradientCheckpointingConfig, Learned, Pa
 use crate::memory;
 use crate::offload::{ActivationOffload, TransferWorkers};
 use crate::policy::{Plan, Update};
-use crate::random::{StepSeeds, Stream, mix, of_rank};
+use crate::random::{Seeds, StepSeeds, Stream, mix, of_rank};
 use crate::replica::Membership;
 use crate::tap::Clocks;
 
@@ -77,14 +77,19 @@ impl Session {
         let seed = twice
             .as_ref()
             .map(|numbers| of_rank(mix(numbers.seed, 0), rank));
-        let blocks = Blocks::new(
-            checkpointing,
+        let blocks = Blocks {
+            config: checkpointing,
             foresight,
-            transfers.map(|it| Arc::new(ActivationOffload::new(it, is_recorded))),
-            self.learned.clone(),
-            self.seeds.clone(),
-            seed,
-        );
+            saved: transfers.map(|it| Arc::new(ActivationOffload::new(it, is_recorded))),
+            course: Mutex::default(),
+            called: AtomicUsize::new(0),
+            running: AtomicUsize::new(0),
+            graph_gc: OnceLock::new(),
+            learned: self.learned.clone(),
+            seeds: self.seeds.clone(),
+            own_seeds: seed.map_or_else(OnceLock::new, |seed| Seeds::from(seed).into()),
+            drawn_on: Mutex::default(),
+        };
         let pass = Arc::new(Pass {
             plan,
             graph: Arc::default(),

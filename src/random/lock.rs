@@ -39,16 +39,12 @@ struct Holder {
     since: Instant,
 }
 
-/// The holder kept the lock longer than the limit.
-#[derive(Debug, PartialEq, Eq)]
-struct TimedOut;
-
-impl TimedOut {
-    fn error(self) -> FusedError {
-        FusedError::RandomNumbersLocked {
-            waited: LONGEST_HOLD,
-        }
-    }
+/// The guard of a lock of the generators.
+#[derive(Debug)]
+#[must_use]
+pub(crate) struct RngLock {
+    lock: &'static Lock,
+    devices: Vec<Device>,
 }
 
 impl Lock {
@@ -60,8 +56,21 @@ impl Lock {
         }
     }
 
-    /// Takes the lock. If another key holds it, waits, or returns `false` unless it `waits`.
-    fn take(&self, key: usize, waits: bool) -> Result<bool, TimedOut> {
+    /// Takes the lock to draw on `devices`. If another key holds it, waits, or returns `None` unless it `waits`.
+    ///
+    /// # Errors
+    ///
+    /// If the holder keeps the lock for longer than the limit.
+    fn take(
+        &'static self,
+        key: usize,
+        devices: &[Device],
+        waits: bool,
+    ) -> Result<Option<RngLock>, FusedError> {
+        let guard = || RngLock {
+            lock: self,
+            devices: devices.to_vec(),
+        };
         let thread = current().id();
         let mut holder = self.holder.lock();
         loop {
@@ -69,16 +78,18 @@ impl Lock {
                 None => break,
                 Some(own) if own.key == key || own.thread == thread => {
                     own.times += 1;
-                    return Ok(true);
+                    return Ok(Some(guard()));
                 }
                 Some(other) => other.since,
             };
             if !waits {
-                return Ok(false);
+                return Ok(None);
             }
             let until = since + self.longest_hold;
             if Instant::now() >= until {
-                return Err(TimedOut);
+                return Err(FusedError::RandomNumbersLocked {
+                    waited: self.longest_hold,
+                });
             }
             self.free.wait_until(&mut holder, until);
         }
@@ -88,30 +99,13 @@ impl Lock {
             times: 1,
             since: Instant::now(),
         });
-        Ok(true)
+        Ok(Some(guard()))
     }
-
-    fn release(&self) {
-        let mut holder = self.holder.lock();
-        let held = holder.as_mut().expect("a guard holds the lock");
-        held.times -= 1;
-        if held.times == 0 {
-            *holder = None;
-            self.free.notify_all();
-        }
-    }
-}
-
-/// The guard of the lock of Burn's generators.
-#[derive(Debug)]
-#[must_use]
-pub(crate) struct RngLock {
-    devices: Vec<Device>,
 }
 
 impl RngLock {
-    /// Takes the lock to draw on `devices`, for the pass or group at the address of `key`. If another holds it, waits, or
-    /// returns `None` unless it `waits`.
+    /// Takes the lock of Burn's generators to draw on `devices`, for the pass or group at the address of `key`. If another holds
+    /// it, waits, or returns `None` unless it `waits`.
     ///
     /// # Errors
     ///
@@ -125,40 +119,20 @@ impl RngLock {
             lock::check_none_held("the random generators are waited for");
         }
         let key = std::ptr::from_ref(key).cast::<()>().addr();
-        match GENERATORS.take(key, waits) {
-            Ok(true) => Ok(Some(Self {
-                devices: devices.to_vec(),
-            })),
-            Ok(false) => Ok(None),
-            Err(TimedOut) => Err(TimedOut.error()),
-        }
+        GENERATORS.take(key, devices, waits)
     }
-}
 
-/// The guard of the lock among the threads of a closure. Its thread may take it again.
-#[derive(Debug)]
-#[must_use]
-pub(crate) struct ThreadLock;
-
-impl ThreadLock {
-    /// Takes the lock. The caller holds [`RngLock`].
+    /// Takes the lock among the threads of a closure that holds the other one. Its thread may take it again.
     ///
     /// # Errors
     ///
     /// If another thread keeps the lock for [`LONGEST_HOLD`].
-    pub(crate) fn take() -> Result<Self, FusedError> {
+    pub(crate) fn among_threads() -> Result<Option<Self>, FusedError> {
         thread_local! {
             static KEY: u8 = const { 0 };
         }
         let key = KEY.with(|key| std::ptr::from_ref(key).addr());
-        THREADS.take(key, true).map_err(TimedOut::error)?;
-        Ok(Self)
-    }
-}
-
-impl Drop for ThreadLock {
-    fn drop(&mut self) {
-        THREADS.release();
+        THREADS.take(key, &[], true)
     }
 }
 
@@ -166,7 +140,13 @@ impl Drop for RngLock {
     fn drop(&mut self) {
         // Operations that `fusion` has gathered draw their numbers when they run.
         self.devices.iter().for_each(hand_over);
-        GENERATORS.release();
+        let mut holder = self.lock.holder.lock();
+        let held = holder.as_mut().expect("a guard holds the lock");
+        held.times -= 1;
+        if held.times == 0 {
+            *holder = None;
+            self.lock.free.notify_all();
+        }
     }
 }
 
@@ -176,34 +156,38 @@ mod tests {
 
     use super::*;
 
+    fn lock(longest_hold: Duration) -> &'static Lock {
+        Box::leak(Box::new(Lock::new(longest_hold)))
+    }
+
     #[test]
     fn lock_held_too_long_is_an_error() {
-        let lock = &Lock::new(Duration::from_millis(20));
-        assert_eq!(lock.take(1, true), Ok(true));
+        let lock = lock(Duration::from_millis(20));
+        let take = |key, waits| lock.take(key, &[], waits);
+        let _held = take(1, true).unwrap().unwrap();
         // The same thread takes it again for another key.
-        assert_eq!(lock.take(2, true), Ok(true));
+        let _again = take(2, true).unwrap().unwrap();
         thread::scope(|scope| {
-            let other = scope.spawn(|| (lock.take(2, false), lock.take(2, true)));
-            assert_eq!(other.join().unwrap(), (Ok(false), Err(TimedOut)));
+            let other = scope.spawn(|| (take(2, false), take(2, true)));
+            let (at_once, late) = other.join().unwrap();
+            assert!(matches!(at_once, Ok(None)));
+            assert!(matches!(late, Err(FusedError::RandomNumbersLocked { .. })));
             // Another thread takes it again for the same key, and releases it.
-            let same = scope.spawn(|| {
-                let taken = lock.take(1, true);
-                lock.release();
-                taken
-            });
-            assert_eq!(same.join().unwrap(), Ok(true));
+            let same = scope.spawn(|| take(1, true).unwrap().is_some());
+            assert!(same.join().unwrap());
         });
     }
 
     #[test]
     fn lock_released_is_taken_by_the_waiting_thread() {
-        let lock = &Lock::new(Duration::from_secs(60));
-        lock.take(1, true).unwrap();
+        let lock = lock(Duration::from_secs(60));
+        let held = lock.take(1, &[], true).unwrap();
         thread::scope(|scope| {
-            let waits = scope.spawn(|| lock.take(2, true));
-            lock.release();
-            assert_eq!(waits.join().unwrap(), Ok(true));
+            let waits = scope.spawn(|| lock.take(2, &[], true));
+            drop(held);
+            let taken = waits.join().unwrap();
+            assert!(matches!(taken, Ok(Some(_))));
+            assert!(matches!(lock.take(1, &[], false), Ok(None)));
         });
-        assert_eq!(lock.take(1, false), Ok(false));
     }
 }

@@ -14,7 +14,7 @@ use crate::layout::Layout;
 use crate::loss::{Loss, OnBackward};
 use crate::memory;
 use crate::offload::TransferWorkers;
-use crate::pass::{FailedIn, Failure, Pass, Scope};
+use crate::pass::{FailedIn, Failure, Pass, Scope, Stage};
 use crate::random::Stream;
 use crate::replica::Membership;
 use crate::weights::Views;
@@ -108,7 +108,11 @@ impl RankPass {
             check_written(&loss.elements())
                 .map_err(|reason| FusedError::LossNotComputed { reason })?;
         }
-        self.pass.enter_backward();
+        self.pass.end_forward();
+        *self.pass.stage.lock() = Stage::Backward;
+        if let Some(saved) = &self.pass.blocks.saved {
+            saved.prefetch_last();
+        }
         let begins = self.pass.among.as_ref().map(|among| {
             let Membership { group, rank } = among.clone();
             group.flow.ready(rank);

@@ -37,7 +37,7 @@ impl<M: Module> Core<M> {
             }
             return Ok(output);
         }
-        self.ranks.session().update.lock().learning_rate = learning_rate;
+        self.ranks.forms[0].session.update.lock().learning_rate = learning_rate;
         let ended = self.attempt(|core| match schedule {
             StepSchedule::OnePass => {
                 core.pass(core.policies.plan(Goal::Update, None), None, executor)
