@@ -9,7 +9,7 @@ use burn::backend::DispatchTensor;
 use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
 
-use super::stage::{Held, Stage};
+use super::stage::{GradientState, Held};
 use super::view::View;
 use crate::device;
 use crate::error::FusedError;
@@ -67,7 +67,7 @@ impl View {
     /// Adds a gradient to those that have arrived, and uses the sum if no other is pending.
     fn arrive(self: &Arc<Self>, pass: &Arc<Pass>, gradient: AnyTensor) {
         let mut state = self.state.lock();
-        let Stage::Expecting(expecting) = &mut state.stage else {
+        let GradientState::Accumulating(expecting) = &mut state.stage else {
             unreachable!("a tap is owed for until its gradient arrives")
         };
         // The tap is a second handle to the value.
@@ -87,7 +87,7 @@ impl View {
                 partial.whole()
             }
         };
-        state.stage = Stage::Answered { received: true };
+        state.stage = GradientState::Done { received: true };
         drop(state);
         if !pass.admits() {
             return;
@@ -116,7 +116,7 @@ impl View {
 
     /// Uses a gradient that has not come through a tap, or was not complete before the end of the pass.
     pub(super) fn complete(&self, pass: &Arc<Pass>, gradient: AnyTensor) {
-        self.state.lock().stage = Stage::Answered { received: true };
+        self.state.lock().stage = GradientState::Done { received: true };
         if pass.admits() {
             self.report_gradient(pass, Some(gradient));
             if let Some(member) = &self.among {
@@ -128,13 +128,13 @@ impl View {
     /// Uses what has come and what was accumulated, as far as the backward pass has not.
     pub(super) fn flush(&self, pass: &Arc<Pass>) {
         let arrived = match &mut self.state.lock().stage {
-            Stage::Answered { .. } => return,
+            GradientState::Done { .. } => return,
             // A use that the loss does not depend on.
-            Stage::Expecting(expecting) => {
+            GradientState::Accumulating(expecting) => {
                 expecting.tapped = None;
                 expecting.partial.take()
             }
-            Stage::Unread => None,
+            GradientState::Idle => None,
         };
         match arrived {
             Some(partial) => self.complete(pass, partial.whole()),
@@ -193,7 +193,7 @@ impl View {
             if !pass.admits() {
                 return Ok(());
             }
-            self.state.lock().stage = Stage::Answered { received: false };
+            self.state.lock().stage = GradientState::Done { received: false };
         }
         let hold = gradient
             .as_ref()

@@ -12,7 +12,7 @@
 
 use std::sync::Arc;
 
-use super::stage::Stage;
+use super::stage::GradientState;
 use super::view::{HomeCopy, State, View};
 use crate::error::FusedError;
 use crate::layout::Holding;
@@ -87,7 +87,10 @@ impl View {
     pub(super) fn lacks_copy(&self, graph: Option<&Arc<Graph>>) -> bool {
         let state = self.state.lock();
         let is_tapped = match (&state.stage, graph) {
-            (Stage::Expecting(expecting), Some(graph)) => expecting.tapped_in(graph).is_some(),
+            (GradientState::Accumulating(expecting), Some(graph)) => {
+                let tapped = expecting.tapped.as_ref();
+                tapped.is_some_and(|(read_in, _)| Arc::ptr_eq(read_in, graph))
+            }
             _ => false,
         };
         !self.has_copy(&state) && !is_tapped

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::arrival::Arrival;
 use super::copy::Keeps;
 use super::frozen::refuse_outside_of_a_block;
+use super::stage::{Expecting, GradientState};
 use super::view::{State, View};
 use crate::layout::Holding;
 use crate::memory;
@@ -152,12 +153,35 @@ impl View {
         Place::Recorded(pass.graph.clone())
     }
 
+    /// Returns the gradients that are still to come in this pass.
+    ///
+    /// # Panics
+    ///
+    /// If the gradient has come already.
+    fn expecting<'a>(&self, state: &'a mut State) -> &'a mut Expecting {
+        if let GradientState::Idle = state.stage {
+            state.stage = GradientState::Accumulating(Box::default());
+        }
+        match &mut state.stage {
+            GradientState::Accumulating(expecting) => expecting,
+            _ => panic!(
+                "parameter `{}` was read again after its gradient had arrived in this step: combine \
+                 the losses and run one backward pass per step. To compute with the model after the \
+                 backward pass (an accuracy, the norm of a weight) read `model.valid()`; to look at \
+                 a gradient, which is released when it has been used, add a `GradientHook`",
+                self.home.path
+            ),
+        }
+    }
+
     /// Returns the value with its gradient tapped. Every tap hangs on a leaf of its own: a common leaf would join graphs that
     /// must stay apart, since a graph is locked while its backward steps run.
     fn tapped(self: &Arc<Self>, pass: &Arc<Pass>, graph: &Arc<Graph>) -> AnyTensor {
         let mut state = self.state.lock();
         let expecting = self.expecting(&mut state);
-        if let Some(tapped) = expecting.tapped_in(graph) {
+        if let Some((read_in, tapped)) = &expecting.tapped
+            && Arc::ptr_eq(read_in, graph)
+        {
             return tapped.clone();
         }
         if let Stage::Over = *pass.stage.lock() {

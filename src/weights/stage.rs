@@ -32,15 +32,16 @@ impl Accumulated {
     }
 }
 
-/// Where the view of a parameter stands in a pass.
+/// The gradient of a parameter on one rank in a pass.
 #[derive(Debug, Default)]
-pub(super) enum Stage {
+pub(super) enum GradientState {
+    /// The parameter was not read.
     #[default]
-    Unread,
-    /// It was read: gradients are to come, from taps and from blocks that have yet to run again.
-    Expecting(Box<Expecting>),
-    /// It owes nothing any more: the home has been told what it has, a gradient that it has `received` or none.
-    Answered { received: bool },
+    Idle,
+    /// The parameter was read: gradients will arrive from taps, and from blocks that are to be recomputed.
+    Accumulating(Box<Expecting>),
+    /// The gradient that was `received`, or its absence, has been reported to the home.
+    Done { received: bool },
 }
 
 /// A gradient that is not complete.
@@ -52,14 +53,6 @@ pub(super) struct Expecting {
     pub(super) debt: Debt,
     /// The sum of what has come.
     pub(super) partial: Option<Box<PartialSum>>,
-}
-
-impl Expecting {
-    /// The tap of the parameter in this graph, if it was read there.
-    pub(super) fn tapped_in(&self, graph: &Arc<Graph>) -> Option<&AnyTensor> {
-        let tapped = self.tapped.as_ref();
-        tapped.and_then(|(read_in, tapped)| Arc::ptr_eq(read_in, graph).then_some(tapped))
-    }
 }
 
 /// What the ranks have said about their gradients of a parameter in a pass.

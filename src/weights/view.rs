@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use burn::tensor::{DType, Device};
 
 use super::home::Home;
-use super::stage::{Expecting, Stage};
+use super::stage::GradientState;
 use crate::device::Written;
 use crate::error::FusedError;
 use crate::layout::{Holding, Layout};
@@ -39,7 +39,7 @@ pub(crate) struct View {
 
 #[derive(Debug)]
 pub(super) struct State {
-    pub(super) stage: Stage,
+    pub(super) stage: GradientState,
     pub(super) copy: Option<Box<HomeCopy>>,
     /// Whether the device has computed a gradient for it.
     pub(super) proven: bool,
@@ -47,7 +47,7 @@ pub(super) struct State {
 
 impl State {
     pub(super) fn has_answered(&self) -> bool {
-        matches!(self.stage, Stage::Answered { .. })
+        matches!(self.stage, GradientState::Done { .. })
     }
 }
 
@@ -78,7 +78,7 @@ impl View {
             owner.expect("a parameter has one owner");
         }
         let state = State {
-            stage: Stage::Unread,
+            stage: GradientState::Idle,
             copy: None,
             proven: false,
         };
@@ -169,27 +169,6 @@ impl View {
         dtype: DType,
     ) -> Result<AnyTensor, FusedError> {
         self.layout.carried(&self.home.path, value, device, dtype)
-    }
-
-    /// What is still to come in this pass.
-    ///
-    /// # Panics
-    ///
-    /// If the gradient has come already.
-    pub(super) fn expecting<'a>(&self, state: &'a mut State) -> &'a mut Expecting {
-        if let Stage::Unread = state.stage {
-            state.stage = Stage::Expecting(Box::default());
-        }
-        match &mut state.stage {
-            Stage::Expecting(expecting) => expecting,
-            _ => panic!(
-                "parameter `{}` was read again after its gradient had arrived in this step: combine \
-                 the losses and run one backward pass per step. To compute with the model after the \
-                 backward pass (an accuracy, the norm of a weight) read `model.valid()`; to look at \
-                 a gradient, which is released when it has been used, add a `GradientHook`",
-                self.home.path
-            ),
-        }
     }
 
     /// Asks whether the device has computed the value.

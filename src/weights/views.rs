@@ -5,7 +5,7 @@ use burn::module::ParamId;
 use burn::optim::GradientsParams;
 
 use super::home::Home;
-use super::stage::{Accumulated, ParameterReport, Stage};
+use super::stage::{Accumulated, GradientState, ParameterReport};
 use super::view::View;
 use crate::layout::Holding;
 use crate::offload::OffloadedBlocks;
@@ -129,7 +129,7 @@ impl Views {
             }
             let stage = std::mem::take(&mut view.state.lock().stage);
             let mut report = view.home.end(committed);
-            report.received |= matches!(stage, Stage::Answered { received: true });
+            report.received |= matches!(stage, GradientState::Done { received: true });
             if !shares {
                 view.refresh_copy();
             }
@@ -149,16 +149,11 @@ impl Views {
 
     /// The optimizer state stays while the model changes: so do the groups that have begun in it.
     pub(crate) fn copy_groups(&self, from: &Self) {
-        for (home, from) in self.homes_beside(from) {
-            if let Accumulated::InOptimizerState = from.accumulated() {
+        for home in self.homes() {
+            let from = from.find(home.id).map(|view| view.home.accumulated());
+            if let Some(Accumulated::InOptimizerState) = from {
                 home.leave(Accumulated::InOptimizerState);
             }
         }
-    }
-
-    /// Each home with that of the same parameter in another form, if it has one.
-    fn homes_beside<'a>(&'a self, other: &'a Self) -> impl Iterator<Item = (&'a Home, &'a Home)> {
-        let homes = self.homes();
-        homes.filter_map(|home| Some((home, &*other.find(home.id)?.home)))
     }
 }
