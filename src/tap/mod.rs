@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use burn::backend::autodiff::NodeId;
 use burn::backend::{BackendTensor, Dispatch, DispatchDevice, DispatchTensor, DispatchTensorKind};
-use burn::tensor::{Device, GradientCheckpointingStrategy, Tensor};
+use burn::tensor::{Device, Tensor};
 
 pub(crate) use backburn_base::lift;
 pub(crate) use clock::Clocks;
