@@ -2,9 +2,9 @@ use backburn_base::debug_prints_message;
 use backburn_optim::OptimError;
 use burn::module::ParamId;
 
-/// An error of creating a training, or of a step. The message names the parameter or option, and what to do.
+/// An error in the construction of a training or in a step. The message names the parameter or option and says what to do.
 ///
-/// `Debug` prints the message, too, so that `unwrap` and a `main` that returns the error show it.
+/// `Debug` prints the same message, so that `unwrap` and a `main` that returns the error show it.
 #[derive(Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FusedError {
@@ -16,59 +16,59 @@ pub enum FusedError {
     NotAutodiff {
         /// Path of the first parameter found.
         path: String,
-        /// Its device.
+        /// Device of the parameter.
         device: String,
     },
 
-    /// This build of backburn has no tap for the backend of the model.
+    /// The backend of the model is not enabled in this build of backburn.
     #[error(
         "parameter `{path}` is on {device}, a backend this build of backburn does not cover: \
-         enable the backburn feature of that backend (`flex`, `ndarray`, `wgpu`, `cuda`, ..)"
+        enable the backburn feature of that backend (`flex`, `ndarray`, `wgpu`, `cuda`, ..)"
     )]
     BackendNotCovered {
         /// Path of the first parameter found.
         path: String,
-        /// Its device.
+        /// Device of the parameter.
         device: String,
     },
 
-    /// A parameter that its optimizer does not step, whatever its gradient.
+    /// The optimizer does not support a parameter, for example because of its rank.
     #[error("parameter `{path}` can't be trained: {reason}")]
     UnsupportedParameter {
-        /// Path of the parameter; of several, the first by name.
+        /// Path of the parameter; the first by name if there are several.
         path: String,
-        /// Why, and what to do.
+        /// The cause, and what to do.
         reason: String,
     },
 
-    /// A device that is not there, or can't be opened.
+    /// A device does not exist or can't be opened.
     #[error(
-        "{device} can't be used: {reason}. Look whether the device is there, and whether its driver is \
-         installed and new enough for this build of Burn; what its thread has printed says more"
+        "{device} can't be used: {reason}. Check that the device exists and that its driver is \
+        installed and new enough for this build of Burn; the output of the device's thread may contain the cause"
     )]
     DeviceUnavailable {
         /// The device.
         device: String,
-        /// What is known.
+        /// The cause.
         reason: String,
     },
 
-    /// A device whose server does not answer any more.
+    /// The server of a device no longer answers.
     #[error(
-        "{device} does not answer: {reason}. What is on it is lost, with the parameters of this step; go on from the \
-         last checkpoint. The output of the server may say more"
+        "{device} does not answer: {reason}. Its tensors and the parameters of this step are lost: resume from the \
+        last checkpoint. The output of the server may contain the cause"
     )]
     DeviceLost {
         /// The device.
         device: String,
-        /// What Burn says.
+        /// The error that Burn reports.
         reason: String,
     },
 
-    /// A device that can't compute in a float type.
+    /// A device can't compute in a float type.
     #[error(
-        "{device} can't compute in {dtype}: create the model in another float type (`supports_dtype` of \
-         the device tells in which), or on another device"
+        "{device} can't compute in {dtype}: create the model in another float type (check with `supports_dtype` of \
+        the device), or on another device"
     )]
     FloatTypeNotSupported {
         /// The float type.
@@ -77,72 +77,72 @@ pub enum FusedError {
         device: String,
     },
 
-    /// A device gives wrong results.
+    /// A device returns wrong results.
     #[error(
-        "{device} gives wrong results in {dtype}: {found}. A kernel may not have compiled, and then the device's \
-         thread has printed why. Use another float type, or another device"
+        "{device} returns wrong results in {dtype}: {found}. If a kernel did not compile, the device's \
+    thread has printed the reason. Use another float type, or another device"
     )]
     WrongResults {
         /// The float type.
         dtype: String,
         /// The device.
         device: String,
-        /// What was computed.
+        /// The wrong result.
         found: String,
     },
 
-    /// The device has failed to compute the loss: a kernel, or the memory for it.
+    /// The device failed to compute the loss, because a kernel or an allocation failed.
     #[error(
-        "the device has not computed the loss: {reason}. No parameter was updated; if the device has no memory \
-         left, make the batch smaller, use gradient checkpointing, or offload"
+        "the device did not compute the loss: {reason}. No parameter was updated; if the device is out of memory, \
+        make the batch smaller, use gradient checkpointing, or offload"
     )]
     LossNotComputed {
-        /// What the device says.
+        /// The error that the device reports.
         reason: String,
     },
 
-    /// The device has failed to compute a gradient: a kernel, or the memory for it. It was asked before the gradient
-    /// was used.
+    /// The device failed to compute a gradient, because a kernel or an allocation failed. The check runs before the gradient
+    /// is applied.
     #[error(
-        "the device has not computed the gradient of parameter `{path}`: {reason}. The parameter and its \
-         optimizer state are those of its last update; if the device has no memory left, make the batch \
-         smaller, use gradient checkpointing, or offload more"
+        "the device did not compute the gradient of parameter `{path}`: {reason}. The parameter and its \
+        optimizer state are those of its last update; if the device is out of memory, make the batch \
+        smaller, use gradient checkpointing, or offload more"
     )]
     GradientNotComputed {
         /// Path of the parameter.
         path: String,
-        /// What the device says.
+        /// The error that the device reports.
         reason: String,
     },
 
     /// A kernel that computes the new value of a parameter failed.
     #[error(
-        "the device has not computed the new value of parameter `{path}`: {reason}. The parameter is lost if it was \
-         updated in this step; go on from the last checkpoint"
+        "the device did not compute the new value of parameter `{path}`: {reason}. The parameter is lost if it was \
+        updated in this step: resume from the last checkpoint"
     )]
     NotComputed {
         /// Path of the first parameter found.
         path: String,
-        /// What the device says.
+        /// The error that the device reports.
         reason: String,
     },
 
-    /// One trainable parameter stands at two places of the module.
+    /// One trainable parameter appears at two paths of the module.
     #[error(
         "parameter {id} appears twice in the module, as `{first}` and as `{second}`: Burn's \
-         optimizer would step one of them only. Keep it in one place and use its value in both, \
-         or give the copy an id of its own"
+        optimizer would step one of them only. Keep it in one place and use its value in both, \
+        or give the copy an id of its own"
     )]
     DuplicateParameter {
-        /// The id both places share.
+        /// The id that both share.
         id: ParamId,
-        /// Path of the first.
+        /// The first path.
         first: String,
-        /// Path of the second.
+        /// The second path.
         second: String,
     },
 
-    /// A parameter holds a tensor that autodiff has computed from others.
+    /// The tensor of a parameter was computed from other tracked tensors.
     #[error(
         "parameter `{path}` is not a leaf of the autodiff graph: its value was computed from other tracked \
          tensors. Detach it (`param.map(|value| value.detach())`), and let it require a gradient if it \
@@ -153,7 +153,7 @@ pub enum FusedError {
         path: String,
     },
 
-    /// The model is already in fused form: it was cloned out of a training step.
+    /// The model is attached to a training: it was cloned inside of a training step.
     #[error(
         "parameter `{path}` belongs to a model cloned out of a fused step: use \
          `FusedOptimizer::model()` to get an ordinary model"
@@ -163,10 +163,10 @@ pub enum FusedError {
         path: String,
     },
 
-    /// A quantized parameter under an adapter was thawed, and codes can't be trained.
+    /// A quantized parameter under an adapter was unfrozen. Quantized values can't be trained.
     #[error(
-        "parameter `{path}` is quantized and was thawed: its codes can't be trained. Thaw all but it \
-         (`unfreeze_group(ParamGroup::all().exclude(..))`), or make an ordinary weight of it (`Module::materialize`)"
+        "parameter `{path}` is quantized and was unfrozen, and quantized values can't be trained. Exclude it \
+    (`unfreeze_group(ParamGroup::all().exclude(..))`), or convert it to an ordinary weight (`Module::materialize`)"
     )]
     QuantizedInTraining {
         /// Path of the first parameter found.
@@ -183,107 +183,107 @@ pub enum FusedError {
     /// The backward pass reached none of the model's parameters.
     #[error(
         "the loss depends on no trainable parameter of the model: none of its {parameters} \
-         parameters got a gradient, and nothing was updated. Compute it with the model that the closure is given, and \
-         detach no output of it"
+        parameters got a gradient, and nothing was updated. Compute the loss with the model that the closure receives, and \
+        don't detach the model's output"
     )]
     LossWithoutParameters {
         /// The number of trainable parameters.
         parameters: usize,
     },
 
-    /// A largest norm that nothing can be clipped to.
+    /// The maximum norm is not positive.
     #[error(
-        "gradients can't be clipped to a global norm of {max_norm}: that of `GlobalNormClippingConfig` must be positive"
+        "gradients can't be clipped to a global norm of {max_norm}: the norm in `GlobalNormClippingConfig` must be positive"
     )]
     MaxNorm {
-        /// The norm asked for.
+        /// The configured norm.
         max_norm: f64,
     },
 
-    /// A loss scale that is out of range.
+    /// The initial loss scale is out of range.
     #[error(
         "the loss can't be scaled by {scale:e}: `initial_scale` must be a positive finite f32 with a finite reciprocal"
     )]
     LossScale {
-        /// The scale asked for.
+        /// The configured scale.
         scale: f64,
     },
 
-    /// A growth interval of zero steps.
+    /// The growth interval of the loss scale is zero steps.
     #[error(
         "the loss scale can't grow after 0 good steps: set `growth_interval` to 1 or more, or to \
          `None` for a static scale"
     )]
     GrowthInterval,
 
-    /// Policies that make no sense together.
+    /// Two options of the config contradict each other.
     #[error("these policies make no sense together: {reason}")]
     Combination {
-        /// Why, and what to do.
+        /// The cause, and what to do.
         reason: &'static str,
     },
 
-    /// An optimizer whose state can't take the gradients of micro-batches with these options.
+    /// The optimizer can't accumulate gradients of micro-batches in its state with these options.
     #[error("the optimizer can't accumulate in its state: {reason}")]
     NotInState {
-        /// Why, and what to do.
+        /// The cause, and what to do.
         reason: &'static str,
     },
 
-    /// The policies run the forward pass twice, and the closure runs once.
+    /// The policies run the forward pass twice, but the closure is `FnOnce`.
     #[error(
         "exact clipping and `Overflow::SkipStep` run the forward pass twice, and `step` takes a \
-         closure that runs once: use `step_repeatable`, or `GlobalNormClippingConfig::ExactInBuffer`, in which \
-         the gradients wait, or `GlobalNormClippingConfig::Lagged` and `Overflow::SkipParameter`"
+    closure that runs once: use `step_repeatable`, or `GlobalNormClippingConfig::ExactInBuffer`, which \
+    buffers the gradients, or `GlobalNormClippingConfig::Lagged` and `Overflow::SkipParameter`"
     )]
     RunsTwice,
 
-    /// Random numbers that should have come twice did not: another thread has drawn from Burn's
-    /// generator, which all threads of the process share.
+    /// Two runs that must draw equal random numbers drew different ones: another thread used Burn's generator, which all
+    /// threads of the process share.
     #[error(
         "{place} did not compute the same as the first, so it drew other random numbers: another thread used Burn's random \
-         generators, which all threads share, or the closure has a generator of its own or took another branch. {unmoved}. \
-         Draw the noise of a batch in the closure of the step, or in the batcher from a generator of its own (the crate \
-         `rand`); a closure must compute the same from its inputs whenever it runs"
+    generators, which all threads share, or the closure has its own generator or took another branch. {unmoved}. \
+    Draw the noise of a batch in the closure of the step, or in the batcher from a separate generator (the crate \
+    `rand`); a closure must compute the same result from its inputs in each run"
     )]
     RandomNumbers {
-        /// What saw them the second time.
+        /// The pass or block whose results differ.
         place: String,
-        /// Which parameters have kept their values.
+        /// The parameters that were not updated.
         unmoved: String,
     },
 
-    /// The second run of a block under gradient checkpointing read other parameters than its first.
+    /// The recomputation of a block under gradient checkpointing read other parameters than its first run.
     #[error(
-        "{} run of the recomputed block {name}{} read parameter `{path}`, and the other run did not: its closure took \
-         another branch. Its parameters and those that only blocks before it use have not moved; those behind it may \
-         have. A closure must read the same parameters whenever it runs: draw what decides outside of the block, and \
-         capture it, or pass it as a `Constant`",
+    "{} run of the recomputed block {name}{} read parameter `{path}`, and the other run did not: its closure took \
+    another branch. Its parameters and those that only earlier blocks use were not updated; those of later blocks may \
+    have been. A closure must read the same parameters in each run: decide outside of the block, and \
+    capture the decision, or pass it as a `Constant`",
         ["the first", "the second"][usize::from(*is_second)],
         numbered(*block)
     )]
     BlockReads {
-        /// Number of the block in the pass, counted from 0 in the order of the first runs; `None` for a block in another.
+        /// Index of the block in the pass, in the order of the first runs; `None` for a nested block.
         block: Option<usize>,
         /// Module and type of the block.
         name: String,
-        /// Path of the first parameter that one run read alone.
+        /// Path of the first parameter that only one of the runs read.
         path: String,
-        /// `true` if the second run read it, `false` if the first did.
+        /// `true` if the recomputation read it, `false` if the first run did.
         is_second: bool,
     },
 
-    /// Another training held the lock of Burn's random generators for too long.
+    /// Another training held the lock of Burn's random generators longer than the timeout.
     #[error(
         "the random generators were locked by the forward pass of another training for {waited:?}: don't wait for another step \
-         in the closure of a step, and call it before or after"
+    in the closure of a step; call it before or after"
     )]
     RandomNumbersLocked {
-        /// How long the other held the lock.
+        /// The time for which the other training held the lock.
         waited: std::time::Duration,
     },
 
-    /// A step from accumulated gradients without any.
+    /// `step_accumulated` was called without accumulated gradients.
     #[error(
         "there are no accumulated gradients to step with: call `accumulate` before \
          `step_accumulated`"
@@ -296,23 +296,23 @@ pub enum FusedError {
     )]
     NoItems,
 
-    /// The backward pass of a micro-batch broke off when it had added to accumulated gradients, which have one buffer.
+    /// The backward pass of a micro-batch failed after it had added gradients to the only accumulation buffer.
     #[error(
-        "a micro-batch failed ({reason}) after a part of it had been added to the accumulated gradient of parameter \
-         `{path}`: all accumulated gradients are dropped. Begin again with the first micro-batch since the last step"
+        "a micro-batch failed ({reason}) after it had added to the accumulated gradient of parameter \
+    `{path}`: all accumulated gradients are dropped. Restart with the first micro-batch since the last step"
     )]
     AccumulatedLost {
-        /// Path of the parameter; of several, the first by name.
+        /// Path of the parameter; the first by name if there are several.
         path: String,
-        /// What has ended the backward pass.
+        /// The error of the backward pass.
         reason: String,
     },
 
-    /// The gradients were measured, and not used.
+    /// The global norm of the gradients is not finite; no gradient was applied.
     #[error(
         "the global norm of the gradients is {norm}, because the gradient of parameter `{path}` is not finite: no \
-         parameter was updated. Look for the first loss that is not finite, or lower the learning \
-         rate"
+    parameter was updated. Look for the first loss that is not finite, or lower the learning \
+    rate"
     )]
     NormNotFinite {
         /// The norm.
@@ -321,12 +321,12 @@ pub enum FusedError {
         path: String,
     },
 
-    /// The global norm of the gradients is not finite, and was known only after they were used: lagged clipping on a
-    /// device that computes on its own.
+    /// The global norm of the gradients is not finite, and gradients were applied before it was measured. This happens with
+    /// lagged clipping on an asynchronous device.
     #[error(
         "the global norm of the gradients is {norm}, because the gradient of parameter `{path}` is not finite, and \
-         parameters were updated with it: go on from the last checkpoint. Look for the first loss that is not finite, \
-         lower the learning rate, or clip with `GlobalNormClippingConfig::Exact`, which measures before it updates"
+    parameters were updated with it: resume from the last checkpoint. Look for the first loss that is not finite, \
+    lower the learning rate, or clip with `GlobalNormClippingConfig::Exact`, which measures before it updates"
     )]
     UpdatedNotFinite {
         /// The norm.
@@ -335,19 +335,19 @@ pub enum FusedError {
         path: String,
     },
 
-    /// A closure that runs the backward pass itself, or a `TrainStep`, returned a gradient of its own for a parameter that
-    /// the backward pass steps.
+    /// A closure that runs the backward pass itself, or a `TrainStep`, returned a gradient for a parameter that the backward
+    /// pass steps.
     #[error(
-        "the gradients that the training step returned have one for parameter `{path}`, which was stepped in the backward \
-         pass with its own gradient already: don't edit `TrainOutput::grads`, change gradients in a hook (`with_hook`), \
-         which sees each before it is used"
+        "the training step returned a gradient for parameter `{path}`, which was already stepped in the backward \
+    pass: don't edit `TrainOutput::grads`; change gradients in a hook (`with_hook`), \
+    which receives each before it is applied"
     )]
     GradientReturned {
-        /// Path of the parameter; of several, the first of the module.
+        /// Path of the parameter; the first of the module if there are several.
         path: String,
     },
 
-    /// A hook, or lagged clipping, stopped the step at a gradient with an infinite element, or one that is not a number.
+    /// A hook or lagged clipping stopped the step at a gradient with an element that is infinite or NaN.
     #[error(
         "the gradient of parameter `{path}` is not finite: it and every parameter that the forward pass read \
          earlier were not updated. Look for the first loss that is not finite, or lower the \
@@ -358,140 +358,140 @@ pub enum FusedError {
         path: String,
     },
 
-    /// A hook stopped the step for a reason of its own.
+    /// A hook stopped the step with its own reason.
     #[error("a hook stopped the step at parameter `{path}`: {reason}")]
     StoppedByHook {
         /// Path of the parameter.
         path: String,
-        /// What the hook says.
+        /// The reason that the hook returned.
         reason: String,
     },
 
-    /// A hook returned something else than the gradient of its parameter.
+    /// A hook returned a gradient of another shape, dtype or device.
     #[error(
         "a hook returned {found} as the gradient of parameter `{path}`, which is {expected}: return one of the same \
-         shape, dtype and device. The parameter was not updated"
+        shape, dtype and device. The parameter was not updated"
     )]
     HookedGradient {
         /// Path of the parameter.
         path: String,
-        /// Shape, dtype and device of the gradient that the hook was given.
+        /// Shape, dtype and device of the gradient that the hook received.
         expected: String,
-        /// Those of what it returned.
+        /// Shape, dtype and device of the gradient that it returned.
         found: String,
     },
 
-    /// A budget of bytes for steps that no block was recomputed in.
+    /// The recording has no recomputed block.
     #[error(
         "there is no recomputed block in the recording: record a step of a fused optimizer whose \
          model calls `gradient_checkpointing`, without keeping activations"
     )]
     NoBlocks,
 
-    /// A recording that lost its end.
+    /// The recording lost its last events.
     #[error(
         "the end of the recording is missing: {lost} events did not fit in its log. Record a single step, or a single \
          dry run"
     )]
     IncompleteRecording {
-        /// How many.
+        /// Number of lost events.
         lost: usize,
     },
 
-    /// A recording that is not what a recorder wrote.
+    /// The recording is damaged or not suitable.
     #[error("{reason}")]
     UnusableRecording {
-        /// What is wrong with it.
+        /// The cause, and what to do.
         reason: String,
     },
 
-    /// A budget of bytes that gradient checkpointing can't keep.
+    /// The budget is too small even if all blocks are recomputed.
     #[error(
         "with all blocks recomputed a step takes {least} bytes, more than the budget of {budget}: \
          make the batch or the blocks smaller"
     )]
     Budget {
-        /// The bytes asked for.
+        /// The budget in bytes.
         budget: usize,
-        /// The peak of the recording.
+        /// The peak of the recording in bytes.
         least: usize,
     },
 
-    /// A training that can't be divided between a device and the host in this way.
+    /// The training can't be offloaded with this config.
     #[error("the training can't be offloaded: {reason}")]
     Offload {
-        /// Why, and what to do.
+        /// The cause, and what to do.
         reason: String,
     },
 
-    /// A config of an average of the weights with a value out of range.
+    /// An option of the average of the weights is out of range.
     #[error("the weights can't be averaged: {reason}")]
     Averaging {
-        /// Why, and what to do.
+        /// The cause, and what to do.
         reason: String,
     },
 
-    /// The model is to be computed with in one float type, and has a parameter of another that stays as it is.
+    /// A parameter that is not cast to the compute dtype has another float type.
     #[error(
         "`FusedConfig::compute_dtype` is {compute_dtype}, and parameter `{path}` stays {dtype}, since it is frozen, a running \
-         statistic, or carries a reparameterization: cast it, and have the closure cast its inputs to {compute_dtype}, too, or \
-         leave `compute_dtype` out"
+        statistic, or carries a reparameterization: cast it, and also cast the inputs in the closure to {compute_dtype}, or \
+        leave `compute_dtype` out"
     )]
     ComputeDtype {
         /// Path of the parameter in the model.
         path: String,
-        /// Its type.
+        /// Float type of the parameter.
         dtype: String,
-        /// That which the model is to compute in.
+        /// The configured compute dtype.
         compute_dtype: String,
     },
 
-    /// A weight that could not come over to the device, or a gradient that could not leave it.
+    /// A weight or a gradient could not be transferred to another device.
     #[error(
-        "parameter `{path}` or its gradient could not be moved from one device to the other: {reason}. If a device has no \
-         memory left, offload more, or make the batch or the blocks smaller. With offload, its value and optimizer state are on \
-         the host, as of the last update"
+        "parameter `{path}` or its gradient could not be transferred to another device: {reason}. If a device is out of \
+        memory, offload more, or make the batch or the blocks smaller. With offload, its value and optimizer state are on \
+        the host, as of the last update"
     )]
     Transfer {
         /// Path of the parameter.
         path: String,
-        /// What the device says.
+        /// The error that the device reports.
         reason: String,
     },
 
-    /// Devices, batches or options that a training on several devices can't work with.
+    /// The devices, batches or options don't fit a training on several devices.
     #[error("the replicas can't be trained: {reason}")]
     Replicas {
-        /// Why, and what to do.
+        /// The cause, and what to do.
         reason: String,
     },
 
-    /// One of several ranks can't go on with a step, which has ended on all of them.
+    /// One of several ranks failed in a step, which ended the step on all ranks.
     #[error("rank {rank} ({device}): {error}")]
     Rank {
         /// The rank, counted from 0.
         rank: usize,
-        /// Its device.
+        /// Device of the rank.
         device: String,
-        /// What ended the step there.
+        /// The error of the rank.
         error: Box<FusedError>,
     },
 
-    /// One of several ranks panicked in a step, which has ended on all of them.
+    /// One of several ranks panicked in a step, which ended the step on all ranks.
     #[error(
-        "rank {rank} ({device}) panicked, which has ended the step on all ranks: {message}. Parameters whose \
-         gradients had come from all ranks by then are updated, all others unchanged"
+        "rank {rank} ({device}) panicked, which ended the step on all ranks: {message}. Parameters whose \
+        gradients had already arrived from all ranks are updated, all others unchanged"
     )]
     RankPanicked {
         /// The rank, counted from 0.
         rank: usize,
-        /// Its device.
+        /// Device of the rank.
         device: String,
-        /// What the panic says.
+        /// Message of the panic.
         message: String,
     },
 
-    /// Loss scaling is on, and what runs the backward pass did not scale its loss.
+    /// Loss scaling is on, and the code that runs the backward pass did not scale the loss.
     #[error(
         "loss scaling is on, and the model's `TrainStep::step`, or the closure of \
          `step_with_backward`, runs the backward pass of a loss that is not scaled: call \
@@ -499,7 +499,7 @@ pub enum FusedError {
     )]
     LossNotScaled,
 
-    /// An optimizer record holds the state of a parameter that the model does not have.
+    /// The optimizer record holds the state of a parameter that the model does not have.
     #[error(
         "the optimizer record holds the state of parameter {id} (`{path}`), which the model does \
          not have: load the model record that was saved with it first"
@@ -511,7 +511,7 @@ pub enum FusedError {
         path: String,
     },
 
-    /// An optimizer record holds a state of another rank than its parameter.
+    /// The optimizer record holds a state of another rank than its parameter.
     #[error(
         "the optimizer record holds a state of rank {found} for parameter `{path}` of rank \
          {expected}: it was saved with another model. Load the record that was saved with this one"
@@ -525,16 +525,16 @@ pub enum FusedError {
         found: usize,
     },
 
-    /// An optimizer record holds a state of another shape than its parameter.
+    /// The optimizer record holds a state of another shape than its parameter.
     #[error(
         "the optimizer record holds `{state}` of shape {found:?} for parameter `{path}` of shape \
-         {expected:?}: it was saved with another model, and nothing of it was loaded. Load the record that was saved \
-         with this one"
+    {expected:?}: it was saved with another model, and was not loaded. Load the record that was saved \
+    with this one"
     )]
     RecordShape {
         /// Path of the parameter in the model.
         path: String,
-        /// Name of the state, as the optimizer calls it.
+        /// Name of the state in the optimizer.
         state: String,
         /// Shape of the parameter.
         expected: Vec<usize>,
@@ -542,49 +542,50 @@ pub enum FusedError {
         found: Vec<usize>,
     },
 
-    /// An optimizer record holds what the optimizer has no place for.
+    /// The optimizer record holds a state that the optimizer can't load.
     #[error(
         "the optimizer record holds `{state}` for parameter `{path}`, which this optimizer can't \
-         load: it was saved by another optimizer, or by one with other parameter groups. Nothing of it \
-         was loaded. To go on without it, load no record"
+    load: it was saved by another optimizer, or by one with other parameter groups. The record was \
+    not loaded. To continue without it, load no record"
     )]
     RecordOfAnotherOptimizer {
         /// Path of the parameter in the record.
         path: String,
-        /// Name of the state, as the optimizer that wrote it calls it.
+        /// Name of the state in the optimizer that saved it.
         state: String,
     },
 
-    /// An optimizer record that can't be read.
+    /// The optimizer record can't be read.
     #[error(
-        "the optimizer record can't be read: {reason}. Load one that Burn or backburn has written, or go on without it"
+        "the optimizer record can't be read: {reason}. Load a record that Burn or backburn wrote, or continue without one"
     )]
     UnreadableRecord {
-        /// What Burn says about it.
+        /// The error that Burn reports.
         reason: String,
     },
 }
 
 impl FusedError {
-    /// The second run of a block was not like the first.
+    /// Returns the error of a recomputation whose outputs differ from those of the first run.
     pub(crate) fn recomputation_differs(block: &str) -> Self {
         Self::RandomNumbers {
-            place: format!("the second run of the recomputed block {block}"),
-            unmoved: "Its parameters and those that only blocks before it use have not moved; those behind it may have"
-                .to_string(),
+    place: format!("the second run of the recomputed block {block}"),
+    unmoved: "Its parameters and those that only earlier blocks use were not updated; those of later blocks may \
+    have been"
+    .to_string(),
         }
     }
 
-    /// The two passes of a step are not alike.
+    /// Returns the error of a two-pass step whose passes computed different gradients.
     pub(crate) fn passes_differ() -> Self {
         Self::RandomNumbers {
             place: "the second of the two passes of a step".to_string(),
-            unmoved: "The parameters whose gradients had not arrived have not moved".to_string(),
+            unmoved: "Parameters whose gradients had not arrived were not updated".to_string(),
         }
     }
 }
 
-/// The number of a block, behind its name.
+/// Formats the index of a block, to append to its name.
 fn numbered(block: Option<usize>) -> String {
     match block {
         Some(block) => format!(" (number {block}, counted from 0)"),

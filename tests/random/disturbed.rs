@@ -300,7 +300,7 @@ fn a_step_that_another_thread_disturbs_updates_once(device: &Device) {
     assert_changed(&before, &fused.model(), |path| !path.starts_with("0."));
     // And the message does not say otherwise.
     let message = result.unwrap_err().to_string();
-    assert_says(&message, "have not moved");
+    assert_says(&message, "were not updated");
     assert!(!message.contains("No parameter was updated"), "{message}");
     let mut updates = updates.lock().unwrap().clone();
     let found = updates.len();
