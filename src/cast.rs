@@ -6,13 +6,13 @@ use crate::error::FusedError;
 use crate::parameters::{exchange, running_statistics};
 use crate::tap::lift;
 
-/// `model` with its float parameters in another type, one after the other: there is never more than one of them in
-/// both. Integers, booleans, the running statistics of normalization layers and what is quantized are left alone.
+/// Casts the float parameters of `model` to `dtype`, one after the other: at most one parameter exists in both types.
+/// Integers, booleans, quantized values and the running statistics of normalization layers keep their types.
 ///
-/// Burn's `BatchNorm` can't compute in another type than that of its statistics: cast the layers beside it
-/// (`model.layer = cast(model.layer, ..)`), and the activations on the way.
+/// Burn's `BatchNorm` computes only in the type of its statistics: cast the other layers instead
+/// (`model.layer = cast(model.layer, ..)`), and cast the activations before and after it.
 ///
-/// A model that has just been made is created in that type: its parameters are drawn when they are first looked at.
+/// Lazy parameters of a new model are initialized in `dtype`.
 ///
 /// ```
 /// use backburn::cast;
@@ -28,7 +28,7 @@ use crate::tap::lift;
 /// # Errors
 ///
 /// [`FusedError::FloatTypeNotSupported`] if a device of the model can't compute in `dtype`,
-/// [`FusedError::DeviceUnavailable`] if it is not there.
+/// [`FusedError::DeviceUnavailable`] if a device does not exist.
 pub fn cast<M: Module>(model: M, dtype: FloatDType) -> Result<M, FusedError> {
     check_devices(&model, dtype)?;
     let statistics = running_statistics(&model);
@@ -39,13 +39,13 @@ pub fn cast<M: Module>(model: M, dtype: FloatDType) -> Result<M, FusedError> {
     ))
 }
 
-/// Refuses a type in which a device of `model` can't compute.
+/// Returns an error if a device of `model` can't compute in `dtype`.
 pub(crate) fn check_devices<M: Module>(model: &M, dtype: FloatDType) -> Result<(), FusedError> {
     let mut devices = model.devices().into_iter();
     devices.try_for_each(|device| check_has(&device, dtype.into()))
 }
 
-/// `value` in another type, unless it is quantized, and a leaf if it was one.
+/// Casts `value` to `dtype` unless it is quantized. A leaf stays a leaf.
 pub(crate) fn leaf_in<const D: usize>(value: Tensor<D>, dtype: FloatDType) -> Tensor<D> {
     if value.dtype() == dtype.into() || matches!(value.dtype(), DType::QFloat(_)) {
         return value;
@@ -53,7 +53,7 @@ pub(crate) fn leaf_in<const D: usize>(value: Tensor<D>, dtype: FloatDType) -> Te
     leaf(value, |value| value.cast(dtype))
 }
 
-/// What `make` makes of `value`, outside of autodiff, and a leaf if that was one.
+/// Applies `make` to `value` outside of autodiff. A leaf stays a leaf.
 pub(crate) fn leaf<const D: usize>(
     value: Tensor<D>,
     make: impl FnOnce(Tensor<D>) -> Tensor<D>,

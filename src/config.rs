@@ -1,5 +1,3 @@
-//! How to train.
-
 use burn::config::Config;
 use burn::tensor::FloatDType;
 
@@ -11,8 +9,8 @@ use crate::pass::GradientCheckpointingConfig;
 use crate::policy::{GlobalNormClippingConfig, LossScalingConfig, Overflow};
 use crate::replica::{Ownership, Sharding};
 
-/// How to train: one value for [`FusedOptimizer`](crate::FusedOptimizer::with_config),
-/// [`FusedReplicas`](crate::FusedReplicas::with_config) and `FusedLearner`, which can be saved, printed and changed.
+/// Options of a training, for [`FusedOptimizer`](crate::FusedOptimizer::with_config),
+/// [`FusedReplicas`](crate::FusedReplicas::with_config) and `FusedLearner`. The config can be saved, printed and changed.
 ///
 /// ```
 /// use backburn::{FusedConfig, FusedOptimizer, GlobalNormClippingConfig, LossScalingConfig};
@@ -26,67 +24,68 @@ use crate::replica::{Ownership, Sharding};
 /// # Ok::<(), backburn::FusedError>(())
 /// ```
 ///
-/// What is no number or choice is given elsewhere: devices, hooks, and the optimizer, whose state
-/// [accumulates](crate::FusedOptimizer::accumulating_in_state) or does not.
+/// Devices, hooks and the optimizer (also one that [accumulates in its
+/// state](crate::FusedOptimizer::accumulating_in_state)) are passed to the training itself.
 #[derive(Config, Debug, PartialEq)]
 pub struct FusedConfig {
-    /// Clipping of the gradients of every step by their global norm; over several devices, the norm of the sums.
+    /// Clipping of the gradients of each step by their global norm; on several devices, by the norm of the summed gradients.
     ///
-    /// [`StepReport`](crate::StepReport) tells the norm and the coefficient. The norm that lagged clipping uses is part of
-    /// the optimizer's record. Clipping by value, and by the norm of each parameter's own gradient, is Burn's, set on the
-    /// optimizer's config, and comes after this one.
+    /// [`StepReport`](crate::StepReport) contains the norm and the coefficient. The norm that lagged clipping uses is part of
+    /// the optimizer's record. Clipping by value, or by the norm of a single gradient, is set on the config of Burn's optimizer and
+    /// applied after this clipping.
     pub clipping: Option<GlobalNormClippingConfig>,
-    /// Scaling of the loss of every pass, and of the gradients back.
+    /// Scaling of the loss in each pass. Gradients are unscaled before they are applied.
     ///
-    /// [`StepReport`](crate::StepReport) tells the scale and whether the gradients overflowed; one overflow on any device
-    /// counts for all. The scale is part of the optimizer's record, and of no other way to hand the optimizer on.
+    /// [`StepReport`](crate::StepReport) contains the scale and reports an overflow; an overflow on one device
+    /// counts for all. The scale is saved in the optimizer's record only.
     pub loss_scaling: Option<LossScalingConfig>,
-    /// The float type in which the model computes; without it, that of its parameters. With
-    /// [`BF16`](burn::tensor::FloatDType::BF16) and a model in f32 this is mixed precision with master weights: the weights rest in f32, are
-    /// stepped in f32 and saved in f32, and a copy in bf16 is made for each read. With [`F32`](burn::tensor::FloatDType::F32) and a
-    /// model in bf16, whose low bits an optimizer [keeps](crate::optim::WeightFormat), the model rests in two bytes a weight where
-    /// computing in bf16 is slow. What the closure computes with besides (inputs, constants) is to be in this type; gradients are
-    /// taken to the type of the parameter before they are used. Frozen parameters, running statistics and trained LoRA bases must
-    /// have it.
+    /// Float type in which the model computes; by default the type of its parameters.
+    ///
+    /// - [`BF16`](burn::tensor::FloatDType::BF16) with a model in f32 is mixed precision with master weights: the weights are stored,
+    ///   stepped and saved in f32, and each read makes a copy in bf16.
+    /// - [`F32`](burn::tensor::FloatDType::F32) with a model in bf16, whose low bits the optimizer
+    ///   [stores](crate::optim::WeightFormat), takes two bytes per weight on devices where computing in bf16 is slow.
+    ///
+    /// Inputs and constants in the closure must have this type, and so must frozen parameters, running statistics and trained LoRA bases.
+    /// Gradients are cast to the type of the parameter before they are applied.
     pub compute_dtype: Option<FloatDType>,
-    /// Whether the gradients of micro-batches are added up in f32 where those of a parameter are in bf16 or f16, and so those of
-    /// blocks that run twice and share a parameter, as the chunks of
-    /// [`LinearCrossEntropyLoss`](crate::LinearCrossEntropyLoss) share the head; the sum is rounded once, when it is used.
-    /// Such a buffer takes 4 bytes an element. Without it sums are in the type of the gradients, as those of Burn's
-    /// [`GradientsAccumulator`](burn::optim::GradientsAccumulator) and of its backward pass. Gradients of several devices
-    /// are added up in their own type in a step that has no micro-batches before it, unless they
-    /// [wait](crate::GlobalNormClippingConfig::ExactInBuffer) there for their norm.
+    /// If `true`, gradients in bf16 or f16 are accumulated in f32, over micro-batches and over checkpointed blocks that share a
+    /// parameter, as the chunks of [`LinearCrossEntropyLoss`](crate::LinearCrossEntropyLoss) share the head. The sum is rounded once,
+    /// when it is applied.
+    ///
+    /// The buffer takes 4 bytes per element. If `false`, sums are in the type of the gradients, as in Burn's
+    /// [`GradientsAccumulator`](burn::optim::GradientsAccumulator) and backward pass. Gradients of several devices
+    /// are summed in their own type in a step without micro-batches, unless they are
+    /// [buffered](crate::GlobalNormClippingConfig::ExactInBuffer) for their norm.
     #[config(default = false)]
     pub full_precision_accumulation: bool,
     /// An average of the weights in f32, exponential (EMA) or uniform (SWA). It is stored where the weight is, on the host or on
     /// the device of its owner, is updated after each step of the parameter, and is part of the optimizer's record.
     pub averaging: Option<WeightAveragingConfig>,
-    /// Which of the blocks under [`gradient_checkpointing`](crate::gradient_checkpointing()) run twice, and where their
-    /// inputs wait. By default all do, and inputs wait where they are.
+    /// Selection of the [checkpointed blocks](crate::gradient_checkpointing()) to recompute, and storage of their inputs. By
+    /// default all blocks are recomputed, and inputs stay on their device.
     #[config(default = "GradientCheckpointingConfig::new()")]
     pub gradient_checkpointing: GradientCheckpointingConfig,
-    /// What waits in host memory while the model computes on a device, or several: the optimizer state, the updates, or the
-    /// weights of blocks, too.
+    /// Offload to host memory: of the optimizer states, of the updates, or also of the weights of blocks.
     pub offload: Option<OffloadConfig>,
-    /// What each of several devices keeps of the parameters that it does not own. On one device this says nothing, nor does
-    /// `ownership`.
+    /// State that each of several devices stores for parameters that it does not own. Ignored on one device.
     #[config(default = "Sharding::State")]
     pub sharding: Sharding,
-    /// Which of several devices owns a parameter.
+    /// Assignment of parameters to several devices. Ignored on one device.
     #[config(default = "Ownership::ByParamId")]
     pub ownership: Ownership,
-    /// The most bytes of gradients and weights that each device may have on their way at once, between where parameters are kept and
-    /// where they are computed with. A single one that is larger goes alone.
+    /// Maximum bytes of gradients and weights in flight for each device, between the storage of the parameters and the
+    /// computation. A larger transfer runs alone.
     ///
-    /// - With [offload](Self::offload) these are gradients that have left the device and are not used yet, for which the backward pass
-    ///   waits, and weights that are fetched before their block runs, which otherwise come when they are read. Under
-    ///   [`Offload::States`](crate::Offload::States) it is one state on either way, which otherwise travels in its update.
-    /// - With [inputs of blocks on the host](GradientCheckpointingConfig::offload_inputs) these leave and are fetched in the same way.
-    /// - With several devices these are gradients that a device has sent more than the slowest: they wait at their owner. With N devices
-    ///   that read parameters in the same order at most (N - 1) times this number of bytes and one gradient wait there. Devices
-    ///   that compute gradients in another order, or have none for many parameters, let more of them wait.
+    /// - With [offload](Self::offload): gradients that were sent to the host and are not applied yet (the backward pass waits for
+    ///   them), and weights that are prefetched before their block runs (otherwise they are fetched when they are read). Under
+    ///   [`Offload::States`](crate::Offload::States): one state in each direction (otherwise it is transferred during its update).
+    /// - With [inputs of blocks on the host](GradientCheckpointingConfig::offload_inputs): those inputs, in the same way.
+    /// - With several devices: gradients that a device has sent beyond those of the slowest device; their owner buffers them. If N devices
+    ///   read parameters in the same order, an owner buffers at most (N - 1) times this number of bytes and one gradient. If devices
+    ///   compute gradients in another order, or have none for many parameters, the owner buffers more.
     ///
-    /// By default a quarter more than the largest parameter has, and the weights of one block: so one gradient is used while the
+    /// The default is 1.25 times the largest parameter, and the weights of one block: one gradient is applied while the
     /// next is computed.
     pub max_bytes_in_flight: Option<usize>,
 }
@@ -98,7 +97,7 @@ impl Default for FusedConfig {
 }
 
 impl FusedConfig {
-    /// Refuses what makes no sense by itself or together, or with an optimizer that accumulates `in_state`.
+    /// Returns an error if an option is invalid, or contradicts another option or an optimizer that accumulates `in_state`.
     pub(crate) fn check(&self, in_state: bool) -> Result<(), FusedError> {
         if let Some(clipping) = self.clipping {
             clipping.check()?;
@@ -116,9 +115,9 @@ impl FusedConfig {
             offload.check()?;
             if offload.offloads_states() && in_state {
                 return Err(FusedError::Offload {
-                    reason: "a state that waits is a record, which does not hold a group of micro-batches that \
-                             has begun: use `Offload::Updates`, or accumulate in a buffer, which waits in host \
-                             memory, too"
+                    reason: "an offloaded state is stored as a record, which does not hold the gradients of an \
+                    unfinished group of micro-batches: use `Offload::Updates`, or accumulate in a buffer, \
+                    which is also in host memory"
                         .to_string(),
                 });
             }
@@ -126,43 +125,43 @@ impl FusedConfig {
         Ok(())
     }
 
-    /// Why options make no sense together, or none at all.
+    /// Returns the reason why two options contradict each other, if any do.
     fn conflict(&self, in_state: bool) -> Option<&'static str> {
         let exact = self.clipping.is_some_and(|clipping| clipping.is_exact());
         let overflow = self.loss_scaling.map(|scaling| scaling.overflow);
         Some(match (in_state, overflow) {
             (true, _) if self.full_precision_accumulation => {
-                "gradients that go into the optimizer state are in no buffer whose precision could be \
-                 chosen: use one of the two"
+                "`full_precision_accumulation` sets the precision of a buffer, and gradients that are \
+                accumulated in the optimizer state have no buffer: use one of the two"
             }
             (true, _) if exact => {
-                "exact clipping needs the norm of the summed gradients, and those that went into \
-                 the optimizer state are gone: use `GlobalNormClippingConfig::Lagged`, or accumulate in \
-                 a buffer"
+                "exact clipping needs the norm of the summed gradients, which are not available after \
+                accumulation in the optimizer state: use `GlobalNormClippingConfig::Lagged`, or \
+                accumulate in a buffer"
             }
             (true, Some(Overflow::SkipStep)) => {
-                "a step can't be skipped when some of its gradients are in the optimizer state \
-                 already: use `Overflow::SkipParameter`, or accumulate in a buffer"
+                "a step can't be skipped when some of its gradients are already in the optimizer \
+                state: use `Overflow::SkipParameter`, or accumulate in a buffer"
             }
             (_, Some(Overflow::SkipParameter)) if exact => {
                 "exact clipping measures all gradients before the first update, so the whole step \
                  can be skipped: use `Overflow::SkipStep`"
             }
             _ if self.compute_dtype == Some(FloatDType::Flex32) => {
-                "`Flex32` is a way of some kernels, and no type to compute a model in: set `compute_dtype` to \
-                 `F32`, `BF16` or `F16`"
+                "`Flex32` is an accumulation mode of some kernels, not a type for a model: set \
+                `compute_dtype` to `F32`, `BF16` or `F16`"
             }
             _ => return None,
         })
     }
 
-    /// The number of elements from which the states of parameters are kept on the host.
+    /// Returns the number of elements from which on the state of a parameter is offloaded; `None` without offload of states.
     pub(crate) fn offloaded_state_elements(&self) -> Option<usize> {
         let offload = self.offload.as_ref()?;
         offload.offloads_states().then_some(offload.min_elements)
     }
 
-    /// What it asks of where parameters rest.
+    /// Returns the options that decide where parameters are stored.
     pub(crate) fn layout(&self) -> Request {
         Request {
             compute_dtype: self.compute_dtype,

@@ -1,18 +1,18 @@
 use sysinfo::{CGroupLimits, ProcessRefreshKind, ProcessesToUpdate, System};
 
-/// What the system tells of its memory, in bytes.
+/// Memory of the machine in bytes, as the operating system reports it.
 pub(crate) struct HostMemory {
-    /// By this process.
+    /// Bytes that this process holds.
     pub(crate) held: u64,
-    /// To any process, without swapping: what is kept of files makes room.
+    /// Bytes that a process can allocate without swapping, including evictable file caches.
     pub(crate) available: u64,
     pub(crate) free_swap: u64,
-    /// Of the control group of this process.
+    /// Limits of the control group of this process.
     pub(crate) group: Option<CGroupLimits>,
 }
 
 impl HostMemory {
-    /// As it is now, or why nobody knows.
+    /// Reads the current values.
     pub(crate) fn now() -> Result<Self, &'static str> {
         let pid = sysinfo::get_current_pid()?;
         let mut system = System::new();

@@ -1,12 +1,10 @@
-//! How much may be under way between where parameters rest and where they are computed with.
-
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The bytes of gradients, and of weights, that one device may have under way. What is larger by itself goes alone.
+/// Limit of the bytes in flight between a device and the storage of its parameters. A larger transfer runs alone.
 #[derive(Debug)]
 pub(crate) struct InFlightLimit {
     max: Option<usize>,
-    /// Of the largest parameter that is ever under way.
+    /// Bytes of the largest transferred parameter.
     largest: AtomicUsize,
 }
 
@@ -18,23 +16,23 @@ impl InFlightLimit {
         }
     }
 
-    /// A parameter of so many bytes may be under way.
+    /// Registers a parameter of this size.
     pub(crate) fn add_parameter(&self, bytes: usize) {
         self.largest.fetch_max(bytes, Ordering::Relaxed);
     }
 
-    /// Of gradients: if nothing was asked for, so many that one is used while the next is computed.
+    /// Returns the limit for gradients. By default one gradient is applied while the next is computed.
     pub(crate) fn gradients(&self) -> usize {
         let largest = self.largest.load(Ordering::Relaxed);
         self.max.unwrap_or(largest + largest / 4)
     }
 
-    /// Of what is saved for the backward pass, so many bytes at once: if nothing was asked for, what was saved before is gone by then.
+    /// Returns the limit for offloaded activations of this size. By default the previous ones must have been transferred.
     pub(crate) fn activations(&self, bytes: usize) -> usize {
         self.max.unwrap_or(bytes + bytes / 4)
     }
 
-    /// Of what is brought before it is read: if nothing was asked for, all that the next block reads.
+    /// Returns the limit for prefetched weights. By default all weights of the next block are prefetched.
     pub(crate) fn prefetch(&self) -> usize {
         self.max.unwrap_or(usize::MAX)
     }

@@ -5,7 +5,7 @@ use burn::tensor::{Gradients, Tensor};
 
 use crate::tap::{GradientSink, PassedGradients, join};
 
-/// What the forward closure of a step returns: a loss of any rank, alone or with anything else.
+/// The return type of a step's forward closure: a loss of any rank, alone or in a pair with any other value.
 ///
 /// ```
 /// # use backburn::FusedOptimizer;
@@ -23,26 +23,26 @@ use crate::tap::{GradientSink, PassedGradients, join};
 /// # Ok::<(), backburn::FusedError>(())
 /// ```
 pub trait Loss: sealed::Sealed + Sized {
-    /// Whether a backward pass can start from the loss.
+    /// Returns `true` if autodiff tracks the loss.
     #[doc(hidden)]
     fn has_graph(&self) -> bool;
 
-    /// The elements of the loss, without autodiff.
+    /// Returns the elements of the loss, without autodiff.
     #[doc(hidden)]
     fn elements(&self) -> Tensor<1>;
 
-    /// Runs the backward pass of the loss multiplied by `scale`, and detaches the loss. Who wants to know is told when the
-    /// pass begins, and Burn has locked the graph.
+    /// Runs the backward pass of the loss multiplied by `scale`, and detaches the loss. `on_backward` is called when the pass
+    /// has begun and Burn has locked the graph.
     #[doc(hidden)]
     fn run_backward(self, scale: Option<f64>, on_backward: Option<OnBackward>)
     -> (Self, Gradients);
 }
 
-/// Is told something.
+/// A callback at the start of a backward pass.
 #[doc(hidden)]
 pub type OnBackward = Box<dyn Fn() + Send + Sync>;
 
-/// At the root of a graph, whose backward step is the first.
+/// The gradient sink at the root of a graph, whose backward step runs first.
 struct BackwardRoot(OnBackward);
 
 impl GradientSink for BackwardRoot {

@@ -1,4 +1,4 @@
-//! Schedules of threads, shuffled for tests: at each point a thread goes on at once, lets others go first, or sleeps.
+//! Random thread schedules for tests: at each [`point`] a thread continues, yields or sleeps.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use crate::random::mix;
 
-/// Where the next point is in the numbers of a schedule; none is shuffled at zero.
+/// Position in the random numbers of the schedule; zero if schedules are not shuffled.
 static NEXT: AtomicU64 = AtomicU64::new(0);
 
-/// Shuffles by the numbers of `seed` until what is returned is dropped.
+/// Shuffles thread schedules by `seed` until the guard is dropped.
 pub(crate) fn shuffle(seed: u64) -> ShuffleGuard {
     NEXT.store(mix(seed, 1) | 1 << 63, Ordering::Relaxed);
     ShuffleGuard
@@ -23,7 +23,7 @@ impl Drop for ShuffleGuard {
     }
 }
 
-/// A lock is about to be taken, or a message sent.
+/// Delays the thread at random. Called before a lock is taken or a message is sent.
 pub(crate) fn point() {
     if NEXT.load(Ordering::Relaxed) == 0 {
         return;

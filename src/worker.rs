@@ -10,16 +10,16 @@ use crate::lock;
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// A job with its bytes.
+/// A job in the queue of a worker.
 struct QueuedJob {
     bytes: usize,
-    /// Whether it was given on a thread of a rayon pool, which may wait for it.
+    /// `true` if a thread of a rayon pool submitted the job and may wait for it.
     from_pool: bool,
     job: Job,
 }
 
-/// A thread that moves things and updates them beside the one that computes, one job after the other. On CubeCL
-/// devices it has a stream of its own, which lives as long as it does.
+/// A background thread that runs jobs (transfers and updates) one after the other. On CubeCL devices the thread has its own
+/// stream.
 #[derive(Debug)]
 pub(crate) struct Worker {
     jobs: Sender<QueuedJob>,
@@ -27,7 +27,7 @@ pub(crate) struct Worker {
     thread: ThreadId,
 }
 
-/// What has been given to the thread and is not done.
+/// Unfinished jobs of a worker, with a condition variable for their completion.
 #[derive(Debug, Default)]
 struct InFlight {
     load: Mutex<Load>,
@@ -64,9 +64,9 @@ impl Worker {
                         in_flight: &done,
                         bytes,
                     };
-                    // Whoever has given the job sees to its panics; the thread goes on.
+                    // Jobs report their own panics. The worker must survive them.
                     if catch(job).is_err() {
-                        log::error!("a job on a thread of backburn has panicked");
+                        log::error!("a job on a background thread of backburn panicked");
                     }
                 }
             })?;
@@ -77,7 +77,7 @@ impl Worker {
         })
     }
 
-    /// Gives the thread a job with so many bytes: when no more than `limit` are under way with them, or nothing is.
+    /// Submits a job that transfers `bytes`. Blocks until at most `limit` bytes are in flight, or no other job is.
     pub(crate) fn submit(&self, bytes: usize, limit: usize, job: impl FnOnce() + Send + 'static) {
         lock::check_none_held("a job is given to a thread");
         let mut load = self.in_flight.load.lock();
@@ -90,12 +90,12 @@ impl Worker {
             job: Box::new(job),
         });
         given.expect("the thread waits for jobs as long as it can get any");
-        // The thread can't count it as done before: it needs the lock for that.
+        // The worker needs the lock to count the job as finished, so the counter can't underflow.
         load.jobs += 1;
         load.bytes += bytes;
     }
 
-    /// Waits until all is done, unless this is the thread itself, in one of its jobs.
+    /// Waits until all jobs have finished. Returns immediately if called by a job of this worker.
     pub(crate) fn wait_idle(&self) {
         if thread::current().id() == self.thread {
             return;
@@ -108,15 +108,17 @@ impl Worker {
     }
 }
 
-/// Has this thread compute alone from now on, in a pool of its own: all threads of rayon's may be waiting for it.
+/// Moves this thread to a rayon pool of its own, because all threads of the global pool may be waiting for its job.
 fn leave_pool() -> Option<ThreadPool> {
     let alone = ThreadPoolBuilder::new().num_threads(1).use_current_thread();
     let pool = alone.build();
-    pool.inspect_err(|error| log::warn!("a thread of backburn computes in rayon's pool: {error}"))
-        .ok()
+    pool.inspect_err(|error| {
+        log::warn!("a background thread of backburn uses rayon's global pool: {error}")
+    })
+    .ok()
 }
 
-/// Counts a job as done when dropped.
+/// A guard that counts a job as finished when dropped.
 struct Finished<'a> {
     in_flight: &'a InFlight,
     bytes: usize,
@@ -139,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_more_is_under_way_than_the_limit_allows() {
+    fn worker_bytes_in_flight_stay_within_limit() {
         let worker = Worker::new("test").unwrap();
         let finished = Arc::new(AtomicUsize::new(0));
         let mut given = 0;
@@ -150,7 +152,7 @@ mod tests {
                 done.fetch_add(bytes, Ordering::SeqCst);
             });
             given += bytes;
-            // What is larger than the limit goes alone.
+            // A job larger than the limit runs alone.
             let in_flight = given - finished.load(Ordering::SeqCst);
             assert!(in_flight <= bytes.max(10), "{in_flight} of 10");
         }
@@ -159,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn job_of_blocked_pool_computes_on_its_own_thread() {
+    fn worker_job_from_blocked_pool_runs_on_worker_thread() {
         let worker = Worker::new("test").unwrap();
         let pool = ThreadPoolBuilder::new().num_threads(1).build().unwrap();
         let (sender, receiver) = channel();
@@ -175,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_job_that_panics_holds_nobody_up() {
+    fn worker_panicking_job_does_not_block_next_job() {
         let worker = Worker::new("test").unwrap();
         let done = Arc::new(AtomicUsize::new(0));
         let counted = done.clone();

@@ -8,19 +8,19 @@ use crate::device;
 use crate::error::FusedError;
 use crate::tap;
 
-/// Where the parts of a training are, and who moves them.
+/// The devices of an offloaded training, with the workers that transfer between them.
 #[derive(Debug)]
 pub(crate) struct OffloadEngine {
     pub(crate) config: OffloadConfig,
-    /// Where the model computes, with autodiff.
+    /// The device that computes, with autodiff.
     pub(crate) device: Device,
-    /// What waits there is without autodiff.
+    /// The device that stores, without autodiff.
     pub(crate) host: Device,
     pub(crate) transfers: Arc<TransferWorkers>,
 }
 
 impl OffloadEngine {
-    /// The placement of a model that computes on `device`, with so many bytes under way; `config` has been checked.
+    /// Creates the engine of a model that computes on `device`. `config` must have been checked.
     pub(crate) fn new(
         config: OffloadConfig,
         max_bytes_in_flight: Option<usize>,
@@ -46,7 +46,7 @@ impl OffloadEngine {
         if config.offloads_states() {
             check_loading()?;
         }
-        // That of the closure, and two of its own.
+        // The thread of the closure and two workers.
         #[cfg(feature = "cubecl")]
         device::check_streams(device, 3);
         let device = match device.is_autodiff() {
@@ -62,28 +62,28 @@ impl OffloadEngine {
         })
     }
 
-    /// Brings a gradient of so many bytes to the host and steps its parameter there, beside what this thread does;
-    /// waits while too much is under way.
+    /// Queues the transfer of a gradient of this size to the host and the step of its parameter. Blocks while too many bytes are in
+    /// flight.
     pub(crate) fn step_on_host(&self, bytes: usize, step: impl FnOnce() + Send + 'static) {
         let limit = self.transfers.limit.gradients();
         let job = self.with_flush(step);
         self.transfers.to_host.submit(bytes, limit, job);
     }
 
-    /// Brings weights to the device before they are read, beside what this thread does.
+    /// Queues a transfer of weights or states to the device, before they are read.
     pub(crate) fn prefetch(&self, fetch: impl FnOnce() + Send + 'static) {
         let job = self.with_flush(fetch);
         self.transfers.to_device.submit(0, usize::MAX, job);
     }
 
-    /// Has an optimizer state leave for the host beside what this thread does, one at a time.
+    /// Queues the eviction of an optimizer state to the host. One state is in flight at a time.
     pub(crate) fn evict_state(&self, leave: impl FnOnce() + Send + 'static) {
-        // It was stepped on this thread's stream.
+        // The step of the state must be on the device before the worker's stream reads it.
         device::hand_over(&self.device);
         self.transfers.to_host.submit(1, 1, self.with_flush(leave));
     }
 
-    /// `job`, after which the device has what the thread of the job has asked it for.
+    /// Returns a job that runs `job` and then flushes the operations of the worker's thread to the device.
     fn with_flush(&self, job: impl FnOnce() + Send + 'static) -> impl FnOnce() + Send + 'static {
         let device = self.device.clone();
         move || {
@@ -92,18 +92,17 @@ impl OffloadEngine {
         }
     }
 
-    /// Waits until the device has computed what this thread has asked it for, so that it has let go of what it needs
-    /// no longer.
+    /// Waits until the device has executed the operations of this thread, so that it has released their memory.
     pub(crate) fn sync(&self) {
         if let Err(error) = self.device.sync() {
-            // Whoever reads a result is told what has failed.
-            log::debug!("{:?} has not computed everything: {error}", self.device);
+            // The error is reported where the result is read.
+            log::debug!("{:?} failed to synchronize: {error}", self.device);
         }
     }
 }
 
-/// Refuses to let states wait where Burn would load them in another float type than f32: it takes the default type
-/// of its default device.
+/// Returns an error if Burn would load offloaded states in another float type than f32: it uses the default type of its default
+/// device.
 fn check_loading() -> Result<(), FusedError> {
     let default = Device::default();
     device::check_all_there(std::slice::from_ref(&default))?;
@@ -111,8 +110,8 @@ fn check_loading() -> Result<(), FusedError> {
         DType::F32 => Ok(()),
         dtype => Err(FusedError::Offload {
             reason: format!(
-                "optimizer states wait in f32, and Burn would load them as {dtype:?}, the default float type \
-                 of {default:?}: use `Offload::Updates`"
+                "offloaded optimizer states are in f32, and Burn would load them as {dtype:?}, the default float type \
+                of {default:?}: use `Offload::Updates`"
             ),
         }),
     }

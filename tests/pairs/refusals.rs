@@ -30,7 +30,7 @@ pub fn refusals(options: &Options) -> Vec<&'static str> {
         ),
         (
             in_state && waiting == Waiting::States,
-            "a state that waits is a record",
+            "an offloaded state is stored as a record",
         ),
         (
             options.compute_dtype().is_some() && (options.has_adapters() || has_statistics),
@@ -42,7 +42,7 @@ pub fn refusals(options: &Options) -> Vec<&'static str> {
         ),
         (
             waiting == Waiting::States && options.dtype() == FloatDType::F64,
-            "wait in f32",
+            "optimizer states are in f32",
         ),
     ];
     let reasons = reasons.into_iter();
