@@ -1,5 +1,9 @@
-//! Tensors that are saved for the backward pass in the memory of the host. They leave while the forward pass goes on, and the last ones
-//! come back first, each while the backward pass is at what was saved after it.
+//! Activations in host memory between the forward and the backward pass. They are offloaded during the forward pass. The backward
+//! pass fetches them in reverse order, one ahead.
+//!
+//! # Memory
+//!
+//! Tensors are on the device while `Offloading` and `OnDevice`, on the host while `OnHost`, on both while `Fetching`.
 
 #[cfg(all(test, feature = "flex"))]
 mod tests;
@@ -13,20 +17,20 @@ use super::capacity::check_host_memory;
 use super::workers::TransferWorkers;
 use crate::device::{caught, hand_over, of_data, read};
 
-/// Asks for it.
+/// The option that enables it, for messages.
 const OPTION: &str = "GradientCheckpointingConfig::offload_inputs";
 
-/// What a pass has saved on the host.
+/// The offloaded activations of a pass.
 #[derive(Debug)]
 pub(crate) struct ActivationOffload {
     transfers: Arc<TransferWorkers>,
-    /// Whether whoever saves or takes something waits for it: a recording knows one thread at a time.
+    /// `true` if transfers run on the calling thread. A memory recording attributes bytes to one thread at a time.
     is_synchronous: bool,
-    /// In the order in which they were saved.
+    /// The tensors in the order in which they were saved.
     order: Mutex<Vec<Weak<OffloadedTensors>>>,
 }
 
-/// Tensors that were saved together, without autodiff. The rank in their type doesn't matter.
+/// Tensors that were saved together, without autodiff, of any rank.
 pub(crate) struct OffloadedTensors {
     bytes: usize,
     state: Mutex<TransferState>,
@@ -34,15 +38,15 @@ pub(crate) struct OffloadedTensors {
 }
 
 enum TransferState {
-    /// On the device, until a copy of them is on the host.
+    /// On the device, until the copy on the host is complete.
     Offloading(Vec<Tensor<1>>),
-    /// On the host alone, for a device.
+    /// On the host, with the device of each.
     OnHost(Vec<(TensorData, Device)>),
-    /// On the way back.
+    /// In flight to the device.
     Fetching,
     /// On the device.
     OnDevice(Vec<Tensor<1>>),
-    /// Lost on the way, for a reason.
+    /// Lost in a transfer, with the reason.
     Failed(String),
 }
 
@@ -55,12 +59,12 @@ impl ActivationOffload {
         }
     }
 
-    /// Whether a tensor on `device` would leave it.
+    /// Returns `true` if offloading frees memory of `device`.
     pub(crate) fn is_offloadable(&self, device: &Device) -> bool {
         self.transfers.has_own_memory(device)
     }
 
-    /// Saves `tensors` on the host. They are on the device until they have arrived.
+    /// Starts to offload `tensors`.
     pub(crate) fn save(&self, tensors: Vec<Tensor<1>>) -> Arc<OffloadedTensors> {
         let bytes = tensors.iter().map(bytes).sum();
         let saved = Arc::new(OffloadedTensors {
@@ -83,7 +87,7 @@ impl ActivationOffload {
         saved
     }
 
-    /// The tensors where they were, or why they can't be there. Those that were saved before them are sent for.
+    /// Returns the tensors on their devices, and prefetches those that were saved before them.
     pub(crate) fn take(&self, saved: Arc<OffloadedTensors>) -> Result<Vec<Tensor<1>>, String> {
         let before = {
             let mut order = self.order.lock();
@@ -107,7 +111,7 @@ impl ActivationOffload {
         tensors
     }
 
-    /// Sends for those that were saved last: the backward pass begins.
+    /// Prefetches the tensors that were saved last. Called when the backward pass begins.
     pub(crate) fn prefetch_last(&self) {
         let last = self.order.lock().iter().rev().find_map(Weak::upgrade);
         if let Some(last) = last {
@@ -115,14 +119,14 @@ impl ActivationOffload {
         }
     }
 
-    /// Has `saved` come back beside what this thread does, as far as so much may be under way. Else it comes when it is taken.
+    /// Fetches `saved` in the background if the limit allows it. Otherwise it is fetched when it is taken.
     fn prefetch(&self, saved: &Arc<OffloadedTensors>) {
         if saved.bytes <= self.transfers.limit.prefetch() {
             self.start_fetch(saved);
         }
     }
 
-    /// Has `saved` come back, if it has left: from one stream and its memory, whoever takes it.
+    /// Starts to fetch `saved` if it is on the host. All fetches use the stream of one worker.
     fn start_fetch(&self, saved: &Arc<OffloadedTensors>) {
         let Some(data) = saved.begin_fetch() else {
             return;
@@ -141,14 +145,14 @@ impl OffloadedTensors {
         self.bytes
     }
 
-    /// Leaves the device, if nobody has taken the tensors or sent for them.
+    /// Copies the tensors to the host and drops them on the device, unless they were taken or fetched in the meantime.
     fn offload(&self) {
         let tensors = match &*self.state.lock() {
             TransferState::Offloading(tensors) => tensors.clone(),
             _ => return,
         };
         let devices: Vec<_> = tensors.iter().map(Tensor::device).collect();
-        // Waits for the device. Meanwhile somebody may take them.
+        // Waits for the device. The lock is released, so that another thread may take the tensors in the meantime.
         let room = check_host_memory(self.bytes, OPTION);
         let data = room.and_then(|()| caught(|| tensors.into_iter().map(read).collect::<Vec<_>>()));
         let mut state = self.state.lock();
@@ -162,7 +166,7 @@ impl OffloadedTensors {
         devices.iter().for_each(hand_over);
     }
 
-    /// Lets them stay if they have not left.
+    /// Returns the data to transfer to the device; `None` if the tensors are on the device or already in flight.
     fn begin_fetch(&self) -> Option<Vec<(TensorData, Device)>> {
         let mut state = self.state.lock();
         match std::mem::replace(&mut *state, TransferState::Fetching) {
@@ -173,7 +177,7 @@ impl OffloadedTensors {
         None
     }
 
-    /// Comes back to the device.
+    /// Transfers the tensors to their devices.
     fn fetch(&self, data: Vec<(TensorData, Device)>) {
         let devices: Vec<_> = data.iter().map(|(_, device)| device.clone()).collect();
         let data = data.into_iter();
@@ -183,7 +187,7 @@ impl OffloadedTensors {
         self.is_fetched.notify_all();
     }
 
-    /// The tensors, when they are back.
+    /// Waits for the tensors and returns them.
     fn take(&self) -> Result<Vec<Tensor<1>>, String> {
         let mut state = self.state.lock();
         while let TransferState::Fetching = *state {
@@ -192,7 +196,7 @@ impl OffloadedTensors {
         match std::mem::replace(&mut *state, TransferState::Fetching) {
             TransferState::OnDevice(tensors) => Ok(tensors),
             TransferState::Failed(reason) => Err(reason),
-            _ => unreachable!("they were sent for"),
+            _ => unreachable!("the fetch was started"),
         }
     }
 }
@@ -203,6 +207,6 @@ fn bytes(tensor: &Tensor<1>) -> usize {
 
 #[cfg(test)]
 thread_local! {
-    /// For all that was taken on this thread, whether it was sent for before.
+    /// One entry for each `take` on this thread, `true` if the tensors had been prefetched.
     static PREFETCHED: std::cell::RefCell<Vec<bool>> = const { std::cell::RefCell::new(Vec::new()) };
 }

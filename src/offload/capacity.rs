@@ -1,27 +1,26 @@
-//! Whether the host has memory left for what is to wait there. It is asked before: a system that has none left ends a process without a word.
+//! Checks of the free host memory before an allocation: an operating system out of memory kills the process without an error.
 
 use crate::error::FusedError;
 use crate::host_memory::HostMemory;
 
-/// Refuses a host that has no memory left for so many bytes of what is to wait there.
+/// Returns an error if the host lacks the memory for `bytes` of offloaded parameters and states.
 pub(crate) fn check_offload_fits(bytes: usize) -> Result<(), FusedError> {
     check_host_memory(bytes, "FusedConfig::offload")
         .map_err(|reason| FusedError::Offload { reason })
 }
 
-/// Refuses `bytes` more in host memory if the machine, or the control group of this process, has less left. Says so in the name of
-/// `option`, which asks for them.
+/// Returns an error that names `option` if the machine, or the control group of this process, has less than `bytes` left.
 pub(super) fn check_host_memory(bytes: usize, option: &str) -> Result<(), String> {
     let left = if bytes == 0 { None } else { available() };
     match left {
         Some(left) if bytes as u64 > left => Err(format!(
-            "`{option}` needs {bytes} bytes of host memory, of which {left} are left: give the process more, or have less wait there"
+            "`{option}` needs {bytes} bytes of host memory, and {left} are available: increase the memory of the process, or offload less"
         )),
         _ => Ok(()),
     }
 }
 
-/// What this process can still get, swap included, if the system tells.
+/// Returns the bytes that this process can still allocate, swap included; `None` if unknown.
 fn available() -> Option<u64> {
     let memory = HostMemory::now().ok()?;
     let of_machine = memory.available.saturating_add(memory.free_swap);

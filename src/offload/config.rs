@@ -3,48 +3,46 @@ use burn::tensor::Device;
 
 use crate::error::FusedError;
 
-/// What of a training waits in host memory while the model computes on a device that has less; see
+/// The parts of a training that are stored in host memory while the model computes on a device with less memory; see
 /// [`FusedOptimizer::with_config_on`](crate::FusedOptimizer::with_config_on).
 ///
-/// Each waits beside all that the ones before it leave there.
+/// Each variant offloads all that the variants before it offload.
 #[derive(Config, Copy, Debug, PartialEq)]
 pub enum Offload {
-    /// The optimizer state. It comes over for the update of its parameter and goes back, while others are computed.
+    /// The optimizer states. A state is fetched for the update of its parameter and offloaded again, while others are computed.
     States,
-    /// The update. A finished gradient leaves for the host, which keeps the weights and the optimizer state and
-    /// steps them there; the device holds the weights that it computes with, and gets the new ones back.
+    /// The updates. The host stores the weights and the optimizer state: finished gradients are transferred to it, it steps the
+    /// parameters, and the new weights are transferred to the device, which has a copy to compute with.
     Updates,
-    /// The weights of blocks, too: they come over when their
-    /// [block](crate::gradient_checkpointing()) runs, for the first time and for the second, and are gone after
-    /// it. A weight that is read outside of a block stays on the device, as with `Updates`. Frozen weights wait,
-    /// whichever blocks they are in, and never go back; one with an adapter must be read in a block.
+    /// Also the weights of blocks: they are fetched when their [block](crate::gradient_checkpointing()) runs and when it is
+    /// recomputed, and dropped afterwards. A weight that is read outside of a block stays on the device, as with `Updates`.
+    /// Frozen weights are offloaded in all blocks; one with an adapter must be read in a block.
     Weights(OffloadedBlocks),
 }
 
-/// Of which blocks the weights wait in host memory, under [`Offload::Weights`].
+/// Selection of the blocks whose weights are offloaded under [`Offload::Weights`].
 ///
-/// The blocks that stay on the device are the last and the first ones in the order of a step: their weights would
-/// turn around at once.
+/// The last and the first blocks in the order of a step stay on the device, because a step reads their weights twice in a row.
 #[derive(Config, Copy, Debug, PartialEq)]
 pub enum OffloadedBlocks {
-    /// All.
+    /// All blocks.
     All,
-    /// This part of them, from 0 to 1.
+    /// A fraction of the blocks, from 0 to 1.
     Fraction(f64),
-    /// Those beyond the ones whose weights fit into so many bytes of the device.
+    /// The blocks that remain after this number of bytes on the device is filled.
     Beyond(usize),
 }
 
-/// The backend of Burn's that holds what waits, and computes the updates, for an [`OffloadConfig`].
+/// The CPU backend that stores offloaded tensors and computes updates, for an [`OffloadConfig`].
 #[derive(Config, Copy, Debug, PartialEq, Eq)]
 pub enum OffloadHost {
-    /// Steps in a single pass over memory, with [`backburn::optim`](crate::optim).
+    /// Burn's `flex`. With [`backburn::optim`](crate::optim), a step is a single pass over memory.
     Flex,
     /// Burn's older CPU backend.
     NdArray,
 }
 
-/// How a training is divided between a device and the host.
+/// Options for offload to host memory.
 ///
 /// ```
 /// use backburn::{Offload, OffloadConfig, OffloadedBlocks};
@@ -53,19 +51,20 @@ pub enum OffloadHost {
 /// ```
 #[derive(Config, Debug, PartialEq)]
 pub struct OffloadConfig {
-    /// What waits in host memory.
+    /// The offloaded parts of the training.
     pub offload: Offload,
-    /// What holds it there.
+    /// The backend on the host.
     #[config(default = "OffloadHost::Flex")]
     pub host: OffloadHost,
-    /// Parameters of fewer elements stay on the device with all that is theirs, unless it computes in another
-    /// [float type](crate::FusedConfig::compute_dtype): a transfer would cost more than they do.
+    /// Minimum number of elements of an offloaded parameter. Smaller parameters and their states stay on the device, where a
+    /// transfer would cost more than it saves, unless the device computes in another
+    /// [float type](crate::FusedConfig::compute_dtype).
     #[config(default = 4096)]
     pub min_elements: usize,
 }
 
 impl OffloadConfig {
-    /// Refuses what can't be meant.
+    /// Returns an error if an option is out of range.
     pub(crate) fn check(&self) -> Result<(), FusedError> {
         match self.offload {
             Offload::Weights(OffloadedBlocks::Fraction(part)) if !(0.0..=1.0).contains(&part) => {
@@ -77,12 +76,12 @@ impl OffloadConfig {
         }
     }
 
-    /// Whether optimizer states wait on the host while the parameters rest on the device.
+    /// Returns `true` if optimizer states are offloaded and parameters are stored on the device.
     pub(crate) fn offloads_states(&self) -> bool {
         self.offload == Offload::States
     }
 
-    /// Of which blocks the weights wait, if those of any do; else the device keeps a copy of what rests on the host.
+    /// Returns the selection of blocks whose weights are offloaded; `None` if the device caches a copy of all weights.
     pub(crate) fn offloaded_blocks(&self) -> Option<OffloadedBlocks> {
         match self.offload {
             Offload::Weights(blocks) => Some(blocks),
@@ -90,8 +89,8 @@ impl OffloadConfig {
         }
     }
 
-    /// What the device keeps between two steps of weights of so many bytes that rest on the host, as if all were
-    /// read in blocks of one size.
+    /// Returns the bytes that the device caches between steps of `bytes` of weights on the host, as if all were read in blocks of
+    /// equal size.
     pub(crate) fn device_bytes_of(&self, bytes: usize) -> usize {
         match self.offload {
             Offload::States | Offload::Updates => bytes,
@@ -105,11 +104,11 @@ impl OffloadConfig {
 }
 
 impl OffloadedBlocks {
-    /// Which blocks stay on the device, given the bytes of the weights of each in the order of a step: from the
-    /// ends, beginning with the last.
+    /// Returns `true` for each block that stays on the device, given the bytes of its weights in the order of a step. Blocks are
+    /// selected alternately from the end and the start.
     pub(crate) fn resident_blocks(self, bytes: &[usize]) -> Vec<bool> {
         let count = bytes.len();
-        // So much may stay, in blocks or in bytes.
+        // The capacity, in blocks or in bytes.
         let (mut left, in_blocks) = match self {
             Self::All => (0, true),
             Self::Fraction(part) => {
@@ -136,10 +135,10 @@ impl OffloadedBlocks {
 }
 
 impl OffloadHost {
-    /// Its device, if this build has it.
+    /// Returns the device of the backend, or an error if this build lacks the backend.
     #[allow(deprecated)] // `ndarray`: Burn 0.22 still ships it, and its users train on it.
     pub(crate) fn device(self) -> Result<Device, FusedError> {
-        #[allow(unreachable_patterns)] // What is there depends on the build.
+        #[allow(unreachable_patterns)] // The backends depend on the features.
         match self {
             #[cfg(feature = "flex")]
             Self::Flex => Ok(Device::flex()),

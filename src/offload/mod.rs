@@ -1,4 +1,15 @@
-//! What of a training waits in host memory, and where the model computes.
+//! Offload of optimizer states, updates, weights and activations to host memory.
+//!
+//! # Memory
+//!
+//! | | device | host |
+//! |---|---|---|
+//! | [`Offload::States`] | weights, gradients, states in flight | states |
+//! | [`Offload::Updates`] | compute copy of the weights, gradients in flight | weights, states |
+//! | [`Offload::Weights`] | weights of the current and the next block, gradients in flight | weights, states |
+//! | `offload_inputs` | inputs of blocks in flight | inputs of blocks |
+//!
+//! [`InFlightLimit`](crate::in_flight::InFlightLimit) bounds the bytes in flight.
 
 mod activations;
 mod capacity;

@@ -5,28 +5,28 @@ use crate::error::FusedError;
 use crate::in_flight::InFlightLimit;
 use crate::worker::Worker;
 
-/// Who moves things between a device and the host, beside the thread that computes.
+/// Background workers for transfers between a device and the host.
 #[derive(Debug)]
 pub(crate) struct TransferWorkers {
-    /// Brings gradients to the host, and steps their parameters there; and what is saved for the backward pass.
+    /// Worker for gradients and the steps of their parameters on the host, for evicted states and offloaded activations.
     pub(crate) to_host: Worker,
-    /// Brings back what waits on the host, before it is read.
+    /// Worker that fetches offloaded tensors before they are read.
     pub(crate) to_device: Worker,
-    /// Of what goes either way.
+    /// Limit of the bytes in flight, in each direction.
     pub(crate) limit: InFlightLimit,
-    /// The device that is known to have memory of its own, without autodiff.
+    /// A device with its own memory, without autodiff, in addition to those of CubeCL.
     separate_device: Option<Device>,
 }
 
 impl TransferWorkers {
-    /// Those of a device that has memory of its own, or of any of CubeCL's, with so many bytes under way.
+    /// Starts the workers for `separate_device` and for any device of CubeCL.
     pub(crate) fn new(
         max_bytes_in_flight: Option<usize>,
         separate_device: Option<Device>,
     ) -> Result<Self, FusedError> {
         let worker = |name| {
             Worker::new(name).map_err(|error| FusedError::Offload {
-                reason: format!("no thread could be started for it: {error}"),
+                reason: format!("a background thread could not be started: {error}"),
             })
         };
         Ok(Self {
@@ -37,12 +37,12 @@ impl TransferWorkers {
         })
     }
 
-    /// Whether what is on `device`, without autodiff, takes no memory of the host.
+    /// Returns `true` if tensors on `device`, without autodiff, take no host memory.
     pub(super) fn has_own_memory(&self, device: &Device) -> bool {
         is_cubecl(device) || self.separate_device.as_ref() == Some(device)
     }
 
-    /// Waits until nothing is under way.
+    /// Waits until no transfer is in flight.
     pub(crate) fn wait(&self) {
         self.to_host.wait_idle();
         self.to_device.wait_idle();

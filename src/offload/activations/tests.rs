@@ -29,7 +29,7 @@ fn take(all: &ActivationOffload, saved: Arc<OffloadedTensors>) -> Vec<f32> {
 }
 
 #[test]
-fn what_is_saved_comes_back_one_ahead_in_whatever_order_it_is_taken() {
+fn activations_are_prefetched_one_ahead_in_any_order() {
     for is_synchronous in [false, true] {
         let all = saved_tensors(is_synchronous);
         let [first, unused, third, last] = [1.0, 2.0, 3.0, 4.0].map(|value| save(&all, value));
@@ -43,7 +43,7 @@ fn what_is_saved_comes_back_one_ahead_in_whatever_order_it_is_taken() {
         assert!(!is_on_host(&last) && is_on_host(&third));
         assert_eq!(take(&all, last), [4.0; 2]);
         assert!(!is_on_host(&third) && is_on_host(&unused));
-        // One that nobody takes is in nobody's way, whether it is still there or not.
+        // Dropped tensors don't block the others.
         drop(unused);
         assert_eq!(take(&all, third), [3.0; 2]);
         assert!(!is_on_host(&first));
@@ -56,9 +56,9 @@ fn what_is_saved_comes_back_one_ahead_in_whatever_order_it_is_taken() {
 }
 
 #[test]
-fn what_has_not_left_stays_and_what_is_dropped_leaves_nothing() {
+fn activations_taken_before_offload_stay_on_device() {
     let all = saved_tensors(false);
-    // The thread that it would leave on has something else to do.
+    // Block the worker, so that the transfers stay in its queue.
     let (go_on, wait) = std::sync::mpsc::channel::<()>();
     all.transfers
         .to_host
@@ -84,7 +84,7 @@ fn what_has_not_left_stays_and_what_is_dropped_leaves_nothing() {
 }
 
 #[test]
-fn what_is_lost_on_the_way_is_an_error_and_holds_nobody_up() {
+fn activations_lost_in_transfer_are_an_error() {
     let all = saved_tensors(false);
     let saved = save(&all, 1.0);
     all.transfers.wait();
@@ -93,9 +93,9 @@ fn what_is_lost_on_the_way_is_an_error_and_holds_nobody_up() {
 }
 
 #[test]
-fn what_the_host_has_no_room_for_is_an_error_with_its_bytes() {
+fn activations_beyond_host_memory_are_an_error_with_bytes() {
     let all = saved_tensors(false);
-    // A view of one element, which would be that long in another memory.
+    // An expanded view of one element, which is materialized by the transfer.
     let one = Tensor::<1>::ones([1], &Device::flex());
     let saved = all.save(vec![one.expand([1_i64 << 50])]);
     all.transfers.wait();
@@ -109,7 +109,7 @@ fn what_the_host_has_no_room_for_is_an_error_with_its_bytes() {
 #[test]
 #[cfg(feature = "ndarray")]
 #[allow(deprecated)] // Burn 0.22 still ships it.
-fn no_block_waits_for_an_input_that_had_the_time_of_a_block_to_come() {
+fn activations_are_prefetched_before_their_block() {
     let device = Device::ndarray().autodiff();
     let linear = |_| LinearConfig::new(4, 4).init(&device);
     let model: Vec<Linear> = (0..5).map(linear).collect();
@@ -130,7 +130,7 @@ fn no_block_waits_for_an_input_that_had_the_time_of_a_block_to_come() {
                 let x = Tensor::<2>::ones([3, 4], &device);
                 let run = |x, linear| gradient_checkpointing(linear, x, block);
                 let loss = model.iter().fold(x, run).mean();
-                // All have left when the backward pass begins.
+                // All inputs are on the host when the backward pass begins.
                 let scope = Scope::current().unwrap();
                 scope.pass.blocks.saved.as_ref().unwrap().transfers.wait();
                 loss
