@@ -1,8 +1,7 @@
-//! Records of optimizer states, as Burn's `ModuleOptimizer` writes them: the one place that takes them apart and puts
-//! them together.
+//! Reader and writer for the records of Burn's `ModuleOptimizer`.
 //!
-//! A record shows what it holds in its serialized form only, a pack of tensors and scalars. Each has the name
-//! `{parameter id}.{name in the state}`; beside them there are the paths of the parameters.
+//! Burn exposes the contents of a record only in serialized form: a pack of tensors and scalars with names of the form
+//! `{parameter id}.{name in the state}`, and the paths of the parameters as metadata.
 
 mod names;
 mod options;

@@ -1,4 +1,5 @@
-//! What the records of this crate's optimizers are asked for, for which Burn's interface has no room.
+//! Thread-local options for saving and loading the records of this crate's optimizers. Burn's interface has no parameter for
+//! them.
 
 use std::cell::{Cell, RefCell};
 
@@ -11,10 +12,10 @@ thread_local! {
     static LOAD_ON: RefCell<Option<Device>> = const { RefCell::new(None) };
 }
 
-/// Lets `save` write the records of optimizer states as they are kept, in codes, instead of in f32.
+/// Runs `save` with optimizer states recorded in their quantized format instead of in f32.
 ///
-/// Stock Burn can't read such a record, and starts the states anew without a word; [this crate](crate) resumes
-/// from both to the bit.
+/// Stock Burn can't read such a record and silently starts with fresh states. [This crate](crate) resumes
+/// from both kinds bit for bit.
 ///
 /// ```
 /// # use burn::{module::Module, nn::LinearConfig, optim::GradientsParams, tensor::{Device, Tensor}};
@@ -37,13 +38,13 @@ pub fn compact_records<R>(save: impl FnOnce() -> R) -> R {
     saved.unwrap_or_else(|panic| panic.resume())
 }
 
-/// Whether the records that are written now are to be compact.
+/// Returns `true` inside of [`compact_records`].
 pub fn records_are_compact() -> bool {
     COMPACT.get()
 }
 
-/// Lets `load` bring the states of this crate's optimizers to `device`. Burn brings states to its default device, and from there to
-/// where they are used.
+/// Runs `load` with the states of this crate's optimizers loaded onto `device`. Burn would load them onto its default device
+/// first.
 pub fn load_on<R>(device: &Device, load: impl FnOnce() -> R) -> R {
     let before = LOAD_ON.replace(Some(device.clone()));
     let loaded = catch(load);
@@ -51,7 +52,7 @@ pub fn load_on<R>(device: &Device, load: impl FnOnce() -> R) -> R {
     loaded.unwrap_or_else(|panic| panic.resume())
 }
 
-/// Where a state is loaded that Burn would bring to `device`.
+/// Returns the device of [`load_on`], or `device` outside of it.
 pub fn load_device(device: &Device) -> Device {
     let asked_for = LOAD_ON.with_borrow(Option::clone);
     asked_for.unwrap_or_else(|| device.clone())

@@ -8,10 +8,10 @@ use burn_pack::{Reader, Scalar, Tensor, Writer};
 use super::names::{RANK, is_compact};
 use crate::error::OptimError;
 
-/// What a record holds for one parameter, under the names that it has there.
+/// The state of one parameter in a record, with the names of the record.
 #[derive(Default)]
 pub struct RecordedState {
-    /// Of the parameter.
+    /// Id of the parameter.
     pub id: String,
     pub path: Option<String>,
     pub scalars: BTreeMap<String, Scalar>,
@@ -19,7 +19,7 @@ pub struct RecordedState {
 }
 
 impl RecordedState {
-    /// That of a parameter without a state.
+    /// Returns the entry of a parameter that has no state.
     pub fn none(id: ParamId, path: &str, rank: usize) -> Self {
         let id = id.val().to_string();
         Self {
@@ -30,7 +30,7 @@ impl RecordedState {
         }
     }
 
-    /// The rank of the parameter.
+    /// Returns the rank of the parameter.
     pub fn rank(&self) -> Result<usize, OptimError> {
         let name = format!("{}.{RANK}", self.id);
         match (self.scalars.get(&name), self.tensors.first()) {
@@ -42,26 +42,26 @@ impl RecordedState {
         }
     }
 
-    /// Whether there is something in codes.
+    /// Returns `true` if a tensor holds quantized values.
     pub fn is_compact(&self) -> bool {
         self.tensors.iter().any(|tensor| is_compact(&tensor.name))
     }
 
-    /// The names of all tensors and scalars in the state.
+    /// Returns the names of all tensors and scalars, without the parameter id.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         let tensors = self.tensors.iter().map(|tensor| &tensor.name);
         let names = tensors.chain(self.scalars.keys());
         names.map(|name| self.name_in_state(name))
     }
 
-    /// `moment_1` of `7.moment_1`.
+    /// Removes the parameter id: `moment_1` for `7.moment_1`.
     pub fn name_in_state<'a>(&self, name: &'a str) -> &'a str {
         let name = name.strip_prefix(&self.id).unwrap_or(name);
         name.trim_start_matches('.')
     }
 }
 
-/// The states in a serialized record, by the id of their parameter.
+/// Parses a serialized record. Returns its states by parameter id.
 pub fn read(record: Bytes) -> Result<BTreeMap<u64, RecordedState>, OptimError> {
     let reader = Reader::from_bytes(record).map_err(unreadable)?;
     let mut states = BTreeMap::<u64, RecordedState>::new();
@@ -87,7 +87,7 @@ pub fn read(record: Bytes) -> Result<BTreeMap<u64, RecordedState>, OptimError> {
     Ok(states)
 }
 
-/// A serialized record of these states.
+/// Serializes a record of these states.
 pub fn write(states: impl IntoIterator<Item = RecordedState>) -> Result<Bytes, OptimError> {
     let mut all = RecordedState::default();
     let mut paths = BTreeMap::new();
@@ -106,7 +106,7 @@ pub fn write(states: impl IntoIterator<Item = RecordedState>) -> Result<Bytes, O
     writer.into_bytes().map_err(unreadable)
 }
 
-/// `record`, serialized.
+/// Serializes `record`.
 pub fn to_bytes(record: OptimizerRecord) -> Result<Bytes, OptimError> {
     record.into_bytes().map_err(unreadable)
 }
