@@ -7,13 +7,13 @@ use burn::tensor::{DType, FloatDType, Tensor};
 use crate::cast::{check_devices, leaf};
 use crate::parameters::running_statistics;
 
-/// `model` with the parameters of `record`, whatever float type they are in there, in `dtype`.
+/// Loads `record` into `model`, with float parameters in `dtype`.
 ///
-/// They are read one after the other: beside what is loaded, there is never more than one of them. Integers, booleans, what is quantized and
-/// the running statistics of normalization layers keep their types, as in [`cast`](crate::cast()).
+/// Parameters are read one after the other: in addition to the loaded ones, at most one exists. Integers, booleans, quantized values
+/// and the running statistics of normalization layers keep their types, as in [`cast`](crate::cast()).
 ///
-/// Burn's `load_record` keeps the type of the record. Burn's [`cast_to_module_dtype`](ModuleRecord::cast_to_module_dtype) needs a model that
-/// is in `dtype` already, and holds each old parameter while the new one is read.
+/// Burn's `load_record` keeps the types of the record. Burn's [`cast_to_module_dtype`](ModuleRecord::cast_to_module_dtype) needs a model
+/// that is already in `dtype`, and holds each old parameter while the new one is read.
 ///
 /// ```
 /// use backburn::load_record_in;
@@ -32,8 +32,8 @@ use crate::parameters::running_statistics;
 ///
 /// # Errors
 ///
-/// As [`Module::try_load_record`], and if a parameter is missing, whatever the record allows: nothing else would be
-/// left of it. To load a part of a model, [`cast`](crate::cast()) it first, and load with `cast_to_module_dtype`.
+/// As [`Module::try_load_record`], and if a parameter is missing, even if the record allows it, because the old values are dropped
+/// first. To load a part of a model, [`cast`](crate::cast()) the model first, and load with `cast_to_module_dtype`.
 ///
 /// # Panics
 ///
@@ -51,7 +51,7 @@ pub fn load_record_in<M: Module>(
     skeleton.try_load_record(record.allow_partial(false).validate(true))
 }
 
-/// Leaves views of one element in the place of parameters, of their shapes and in another type.
+/// A mapper that replaces parameters by expanded views of one element, in another type.
 struct SkeletonMapper {
     dtype: FloatDType,
     statistics: HashSet<ParamId>,
@@ -70,7 +70,7 @@ impl ModuleMapper for SkeletonMapper {
             element.expand(value.shape())
         };
         if !param.is_initialized() {
-            // It still knows the shape in which it is recorded: that of a layer in columns is another.
+            // `init_mapper` keeps the recorded shape, which is transposed for a layer in columns.
             return param.init_mapper(skeleton);
         }
         param.map(|value| leaf(value, skeleton))

@@ -13,11 +13,11 @@ use crate::error::FusedError;
 use crate::parameters::{Loading, TakeOver, empty, list, running_statistics};
 use crate::quantized::{AdaptedBase, QuantizedLora};
 
-/// Why weights were not loaded from a file.
+/// An error in loading weights from a file.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
-    /// A device of the model can't compute in the type that was asked for.
+    /// A device of the model can't compute in the requested type.
     #[error(transparent)]
     Device(#[from] FusedError),
     /// The file can't be read, or does not fit the model.
@@ -25,26 +25,26 @@ pub enum LoadError {
     Store {
         /// The file.
         path: PathBuf,
-        /// What Burn's store says, which names the tensors.
+        /// The error of Burn's store, with the names of tensors.
         reason: String,
     },
 }
 
 backburn_base::debug_prints_message!(LoadError);
 
-/// `model` with the weights of a file of safetensors or of PyTorch, in `dtype`.
+/// Loads the weights of a safetensors or PyTorch file into `model`, in `dtype`.
 ///
-/// Each tensor goes straight to the model's device, one after the other. So beside those loaded before there is never more than one, and if
-/// the file is in `dtype`, the peak is the loaded model and one tensor. (Burn's stores hold that tensor twice for a moment, three times where it must
-/// be transposed.) With the feature `flex` the file may be in a type that the device lacks. A model that has just been made draws no
-/// random weights. Running statistics of normalization layers keep their type.
+/// Tensors are transferred to the model's device one after the other. If the file is in `dtype`, the peak is the loaded model and one
+/// tensor. (Burn's stores briefly hold that tensor twice, or three times if it must be transposed.) With the feature `flex` the file
+/// may be in a type that the device lacks. Lazy parameters of a new model are not initialized. Running
+/// statistics of normalization layers keep their types.
 ///
 /// `store` opens the file. Burn's [`SafetensorsStore`](burn::store::SafetensorsStore) or [`PytorchStore`](burn::store::PytorchStore) (Burn's
-/// features `safetensors` and `pytorch`) map names and filter weights there; their own `apply_to` keeps the types of the file.
+/// features `safetensors` and `pytorch`) can map names and filter weights; their own `apply_to` keeps the types of the file.
 ///
-/// What the store leaves out (if it is told to allow a part) stays as it is, in `dtype`, and is `missing` in the returned [`ApplyResult`]. Of a model
-/// in several files, a parameter is missing if all results say so. Tensors of the file that the model has no place for are `unused` there, and
-/// no error.
+/// Parameters that are not in the file (if the store has `allow_partial`) keep their values, in `dtype`, and are `missing` in the returned
+/// [`ApplyResult`]. For a model in several files, a parameter is missing if it is `missing` in all results. Tensors of the file that the
+/// model does not have are `unused`, which is not an error.
 ///
 /// ```
 /// use backburn::load_from_store;
@@ -66,12 +66,13 @@ backburn_base::debug_prints_message!(LoadError);
 /// # Errors
 ///
 /// [`LoadError`]: a tensor is missing or of another shape, the file can't be read, or a device can't compute in `dtype`. The model is
-/// consumed: what was loaded until then is of no use. As Burn's own loading, it refuses a linear layer in columns that holds weights already
-/// (unless it is square), and asks for adapters that a file lacks: load first, then apply LoRA.
+/// consumed. As in Burn's own loading, it is an error to load a linear layer in columns that is already initialized
+/// (unless it is square), or a model with adapters that the file lacks: load first, then apply LoRA.
 ///
 /// # Panics
 ///
-/// Burn's stores end the process if anything panics while a model is mapped: a model in the closure of a fused step, say.
+/// Burn's stores abort the process on a panic while a model is mapped, for example if this is called with a model in the closure of
+/// a fused step.
 pub fn load_from_store<M: Module, S: ModuleStore>(
     model: M,
     path: impl AsRef<Path>,
@@ -82,10 +83,10 @@ pub fn load_from_store<M: Module, S: ModuleStore>(
     Ok((loaded.module, applied))
 }
 
-/// [`load_from_store`] for adapters on a quantized base: each weight that `lora` adapts is coded as soon as it is loaded, so beside codes there is
-/// never more than one weight in floats. Then the model is frozen and gets its adapters, as if `lora` were applied to the loaded model.
+/// Loads weights as [`load_from_store`] does, and quantizes each weight that `lora` adapts as soon as it is loaded: at most one weight
+/// exists in floats. Then the model is frozen and gets its adapters, as if `lora` were applied to the loaded model.
 ///
-/// Of a model in several files, each call codes and adapts what is in its file, and leaves what earlier ones have adapted.
+/// For a model in several files, each call quantizes and adapts the weights in its file, and skips those that are already adapted.
 ///
 /// ```
 /// use backburn::{BaseFormat, QuantizedLora, load_quantized_from_store};
@@ -107,7 +108,7 @@ pub fn load_from_store<M: Module, S: ModuleStore>(
 ///
 /// # Errors
 ///
-/// As [`load_from_store`], and if a weight to be coded has a value that is not finite, or carries an adapter already.
+/// As [`load_from_store`], and if a weight to quantize has a value that is not finite, or already has an adapter.
 pub fn load_quantized_from_store<M: Module, S: ModuleStore>(
     model: M,
     path: impl AsRef<Path>,
@@ -117,7 +118,10 @@ pub fn load_quantized_from_store<M: Module, S: ModuleStore>(
 ) -> Result<(M, ApplyResult), LoadError> {
     let base = AdaptedBase::new(lora, dtype);
     let (loaded, applied) = load_into(model, path.as_ref(), store, dtype, Some(base))?;
-    let base = loaded.takes.base.expect("it was given");
+    let base = loaded
+        .takes
+        .base
+        .expect("the base was passed to `load_into`");
     Ok((loaded.module.apply_reparameterization(base), applied))
 }
 
@@ -148,7 +152,7 @@ fn load_into<M: Module, S: ModuleStore>(
         .load_from(&mut store(path.to_path_buf()))
         .map_err(|error| unloadable(error.to_string()))?;
     if !applied.errors.is_empty() {
-        // The store was told not to validate.
+        // A store without validation returns `Ok` with errors.
         return Err(unloadable(format!("{:?}", applied.errors)));
     }
     if !loading.takes.quantization_errors.is_empty() {
@@ -158,20 +162,20 @@ fn load_into<M: Module, S: ModuleStore>(
         && let Some(adapted) = base.adapted_before(&list(&loading.module))
     {
         return Err(unloadable(format!(
-            "parameter `{}` carries an adapter already, and can carry one only: load into a model without",
+            "parameter `{}` already has an adapter, and can have only one: load into a model without adapters",
             adapted.path
         )));
     }
     Ok((loading, applied))
 }
 
-/// Returns what the file at `path` is, if it is one of those that are often taken for weights, and what to do.
+/// Detects files that are often mistaken for weights. Returns the cause, and what to do.
 fn no_weights(path: &Path) -> Option<&'static str> {
     let name = path.file_name()?.to_string_lossy();
     if name.ends_with(".index.json") {
         return Some(
-            "it is the index of a model in several files: load each file that its `weight_map` names, with \
-             `allow_partial(true)`",
+            "it is the index of a model in several files: load each file in its `weight_map`, with \
+            `allow_partial(true)`",
         );
     }
     let mut head = [0; 64];
@@ -180,26 +184,26 @@ fn no_weights(path: &Path) -> Option<&'static str> {
     let head = head.trim_start();
     if head.starts_with("version https://git-lfs") {
         Some(
-            "it is a Git LFS pointer in the place of the file: run `git lfs pull`, or download the file itself",
+            "it is a Git LFS pointer instead of the file: run `git lfs pull`, or download the file itself",
         )
     } else if head.starts_with("<!doctype html") || head.starts_with("<html") {
         Some(
-            "it is an HTML page, not the file that it links to: download the file itself, logged in if it asks for that",
+            "it is an HTML page, not the file that it links to: download the file itself, with a login if the page requires it",
         )
     } else {
         None
     }
 }
 
-/// Casts parameters as soon as they are loaded, on the host.
+/// A loader that casts each parameter on the host as soon as it is loaded.
 #[derive(Clone, Debug)]
 struct Cast {
     dtype: FloatDType,
     /// Parameters that keep their type.
     statistics: HashSet<ParamId>,
-    /// If some are to be coded.
+    /// The selection of weights to quantize.
     base: Option<AdaptedBase>,
-    /// Why some were not.
+    /// Errors of weights that could not be quantized.
     quantization_errors: Vec<String>,
 }
 
@@ -216,7 +220,7 @@ impl TakeOver for Cast {
             self.dtype
         };
         let device = param.lazy_device();
-        // In the type of the file, which `device` may not have.
+        // Loaded on the host, because `device` may lack the type of the file.
         let loaded = load(empty(param.id, param.lazy_shape(), host(&device)));
         if loaded.is_initialized() {
             let id = loaded.id;
@@ -227,13 +231,13 @@ impl TakeOver for Cast {
             let Some(base) = &mut self.base else {
                 return param;
             };
-            // A panic here would end the process.
+            // A panic here would abort the process.
             return base.code(path, param).unwrap_or_else(|(param, reason)| {
                 self.quantization_errors.push(reason);
                 param
             });
         }
-        // It was not in the file, and may be in the next.
+        // The parameter may be in the next file.
         if !param.is_initialized() {
             return param.init_mapper(move |value| value.cast(dtype));
         }

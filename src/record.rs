@@ -1,4 +1,4 @@
-//! Optimizer records: read at once, and loaded after a look at the model and the optimizer that they are for.
+//! Optimizer records: validation against the model and the optimizer, loading, and reading into host memory.
 
 mod sample;
 
@@ -40,13 +40,13 @@ pub(crate) fn load<M: Module>(
     Ok(load_in_own_memory(optimizer, record))
 }
 
-/// The same with all that it holds in host memory.
+/// Copies all tensors of an optimizer record to host memory.
 pub(crate) fn read_into_host(record: OptimizerRecord) -> OptimizerRecord {
     let bytes = to_bytes(record).unwrap_or_else(|error| panic!("{error}"));
     OptimizerRecord::from_bytes(bytes).expect("Burn reads what it has written")
 }
 
-/// The same of a model.
+/// Copies all tensors of a model record to host memory.
 #[cfg(feature = "train")]
 pub(crate) fn read_model_into_host(record: ModuleRecord) -> ModuleRecord {
     let bytes = record
@@ -55,8 +55,8 @@ pub(crate) fn read_model_into_host(record: ModuleRecord) -> ModuleRecord {
     ModuleRecord::from_bytes(bytes).expect("Burn reads what it has written")
 }
 
-/// The parameters in training of which `optimizer` has no state, with their paths. Refuses states that
-/// are none of the parameters of `model`.
+/// Returns the ids and paths of the trained parameters without a state in `optimizer`. Returns an error if a state does not
+/// belong to a parameter of `model`.
 #[cfg(feature = "train")]
 pub(crate) fn parameters_without_state<M: Module>(
     optimizer: &ModuleOptimizer,
@@ -69,7 +69,7 @@ pub(crate) fn parameters_without_state<M: Module>(
     let stateless = parameters
         .into_iter()
         .filter(|(id, Parameter { param, .. })| {
-            // Looking at a lazy one would draw its values.
+            // `value` would initialize a lazy parameter.
             let in_training = param.is_initialized() && param.value().is_require_grad();
             in_training && !states.contains_key(&id.val())
         });
@@ -78,10 +78,10 @@ pub(crate) fn parameters_without_state<M: Module>(
         .collect())
 }
 
-/// By the id under which the record has them.
+/// The states of a record by parameter id.
 type States = BTreeMap<u64, RecordedState>;
 
-/// The states of parameters in a record, and the averages.
+/// Returns the states of parameters in a record, and the averages of weights.
 fn states(record: Bytes) -> Result<[States; 2], FusedError> {
     let mut states = read(record)?;
     states.remove(&KEEPER_ID);
@@ -91,7 +91,7 @@ fn states(record: Bytes) -> Result<[States; 2], FusedError> {
     Ok([states, averages])
 }
 
-/// The parameters of `model`. Refuses states that are none of theirs. `empty` is the optimizer without states.
+/// Returns the parameters of `model`, or an error if a state does not fit one. `empty` is the optimizer without states.
 fn check_fit<M: Module>(
     states: &States,
     model: &M,
@@ -118,9 +118,11 @@ fn check_fit<M: Module>(
     Ok(parameters)
 }
 
-/// A state is as large as its parameter, or of size one in some dimensions (Adafactor keeps the
-/// rows and columns of a second moment), or as the optimizer itself makes it in a `sample` (one for each block of columns).
-/// Tensors of another rank are the optimizer's own affair.
+/// Returns an error if the shape of a state does not fit its parameter.
+///
+/// A tensor has the shape of the parameter, or size one in some dimensions (Adafactor's
+/// rows and columns of a second moment), or the shape in a `sample` state of the optimizer (one number per block of columns).
+/// Tensors of another rank are not checked.
 fn check_fits(
     state: &RecordedState,
     path: &str,
@@ -175,7 +177,7 @@ fn check_fits(
     Ok(())
 }
 
-/// Refuses averages that are of another shape than their parameters, or can't be loaded: they would begin anew without a word.
+/// Returns an error if an average has another shape than its parameter, or can't be loaded: it would silently be restarted.
 fn check_averages(
     mut averages: States,
     parameters: &HashMap<ParamId, Parameter>,
@@ -193,15 +195,15 @@ fn check_averages(
         let loaded = loaded.map_err(|reason| damaged(path, reason))?;
         let [_, loaded] = states(to_bytes(loaded.to_record())?)?;
         if loaded.is_empty() {
-            let reason = "a part is missing, or of another type".into();
+            let reason = "an entry is missing, or has another type".into();
             return Err(damaged(path, reason).into());
         }
     }
     Ok(())
 }
 
-/// Refuses a state of which `empty`, the optimizer without a state, can't load everything: Burn
-/// starts such a parameter anew.
+/// Returns an error if `empty`, the optimizer without states, can't load all entries of the state: Burn would
+/// silently start with a fresh state.
 fn check_loads(state: RecordedState, empty: &ModuleOptimizer) -> Result<(), FusedError> {
     let names = |state: &RecordedState| -> Vec<String> {
         let names = state.names();
@@ -211,7 +213,7 @@ fn check_loads(state: RecordedState, empty: &ModuleOptimizer) -> Result<(), Fuse
     let (found, is_compact) = (names(&state), state.is_compact());
     let path = state.path.clone().unwrap_or(state.id.clone());
     let record = OptimizerRecord::from_bytes(write([state])?).map_err(unreadable)?;
-    // An optimizer makes tensors of what it finds, and a damaged record has others than it expects.
+    // Optimizers don't validate tensors and may panic on a damaged record.
     let loaded = caught(|| empty.clone().load_record(record));
     let loaded = loaded.map_err(|reason| unreadable(format!("the state of `{path}`: {reason}")))?;
     let loaded = if is_compact {

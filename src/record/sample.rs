@@ -1,4 +1,4 @@
-//! A state as the optimizer itself makes it, to compare a loaded one with.
+//! Sample states, created by the optimizer, to compare loaded states with.
 
 use std::cell::OnceCell;
 
@@ -12,7 +12,7 @@ use crate::optimizer_record::{RecordedState, compact_records, to_bytes};
 use crate::parameters::{AnyTensor, Parameter, with_rank};
 use crate::policy::step_one;
 
-/// The state of one parameter after a step of its optimizer, made in host memory when it is first needed.
+/// A state of one parameter after a step of its optimizer, created lazily in host memory.
 pub(super) struct Sample<'a> {
     optimizer: &'a ModuleOptimizer,
     parameter: &'a Parameter,
@@ -21,7 +21,7 @@ pub(super) struct Sample<'a> {
 }
 
 impl<'a> Sample<'a> {
-    /// `optimizer` has no states.
+    /// Creates the sample of `parameter`. `optimizer` must have no states.
     pub(super) fn new(
         optimizer: &'a ModuleOptimizer,
         parameter: &'a Parameter,
@@ -35,14 +35,14 @@ impl<'a> Sample<'a> {
         }
     }
 
-    /// Returns `true` if the optimizer keeps a tensor of this name and shape for the parameter.
+    /// Returns `true` if the sample has a tensor of this name and shape.
     pub(super) fn has_tensor(&self, name: &str, shape: &Shape) -> bool {
         let is_it = |tensor: &burn_pack::Tensor| tensor.name == name && tensor.shape == *shape;
         self.made()
             .is_some_and(|made| made.tensors.iter().any(is_it))
     }
 
-    /// Returns `true` if the optimizer keeps a scalar of this name and value for the parameter.
+    /// Returns `true` if the sample has a scalar of this name and value.
     pub(super) fn has_scalar(&self, name: &str, value: usize) -> bool {
         let scalar = self.made().and_then(|made| made.scalars.get(name));
         scalar.is_some_and(|scalar| usize::try_from(*scalar) == Ok(value))
@@ -52,7 +52,7 @@ impl<'a> Sample<'a> {
         self.made.get_or_init(|| self.make()).as_ref()
     }
 
-    /// Returns `None` if the optimizer can't step the parameter.
+    /// Steps the parameter once and returns its state; `None` if the optimizer can't step it.
     fn make(&self) -> Option<RecordedState> {
         let Parameter { param, path, .. } = self.parameter;
         let (id, shape) = (param.id(), param.shape());
