@@ -8,35 +8,34 @@ use super::{collect_graph, lift};
 
 /// Depth between two ticks.
 ///
-/// The operations between the reads of two parameters (attention with its softmax, dropout and
-/// residual, a normalization, a loss) are fewer than this, so the activations never run far ahead
-/// of the clock; where they do, it catches up within a few reads.
+/// More than the number of operations between the reads of two parameters (attention with softmax, dropout and
+/// residual, a normalization, a loss), so that the depth of the activations does not exceed that of the clock for
+/// more than a few reads.
 const SPACING: usize = 64;
 
-/// The most ticks whose operations are kept before they are collected.
+/// Maximum number of ticks between two collections.
 const MOST_UNCOLLECTED: usize = 64;
 
-/// Untracked tensors of growing depth on the autodiff tape, one per parameter read.
+/// Untracked tensors of increasing depth on the autodiff tape, one per parameter read.
 ///
-/// Burn's backward pass runs the tape by depth, deepest first, and a node's depth is one more than
-/// the largest among its inputs, tracked or not. A tap on a leaf alone would have depth 1 and fire
-/// after everything else, with all gradients alive at the end. With tick `k` as its second input,
-/// the tap of the `k`-th parameter read sits just below its consumer and fires as soon as the
-/// consumer has. Correctness does not depend on it, only memory does.
+/// Burn's backward pass runs the tape by depth, deepest first. The depth of a node is one more than
+/// the maximum of its inputs, tracked or not. Without a clock, the tap of a leaf would have depth 1 and fire
+/// last, with all gradients alive at the end. With tick `k` as its second input,
+/// the tap of the `k`-th parameter read is just below its consumer and fires right after it.
+/// The clock affects memory, not results.
 ///
-/// Untracked inputs are no graph parents: ticks add nothing to the traversal and are kept from
-/// pass to pass. There are no more of them than the reads of one graph need, since every backward pass of the process
-/// looks at each.
+/// Untracked inputs are not graph parents: ticks add nothing to the traversal and are reused by
+/// later passes. Each backward pass of the process visits all ticks, so a clock has no more than the reads of one graph need.
 #[derive(Debug)]
 pub(crate) struct Clock {
     device: Device,
     strategy: GradientCheckpointingStrategy,
     ticks: Vec<DispatchTensor>,
-    /// What is deeper than so many reads, and tracked.
+    /// A tracked tensor, with the number of reads whose ticks it is deeper than.
     below: Option<(usize, DispatchTensor)>,
 }
 
-/// One for each device and strategy, whose tensors its ticks can be combined with.
+/// The clocks of a training, one for each device and checkpointing strategy.
 #[derive(Debug, Default)]
 pub(crate) struct Clocks(Vec<Clock>);
 
@@ -63,7 +62,7 @@ impl Clocks {
 }
 
 impl Clock {
-    /// The tick of the `index`-th read, counted from zero.
+    /// Returns the tick of the `index`-th read, counted from zero.
     pub(crate) fn tick(&mut self, index: usize) -> DispatchTensor {
         while self.ticks.len() <= index {
             let last = self.ticks.last().cloned();
@@ -74,7 +73,7 @@ impl Clock {
         self.ticks[index].clone()
     }
 
-    /// A tracked tensor that is deeper than the ticks of so many reads.
+    /// Returns a tracked tensor that is deeper than the ticks of this many reads.
     pub(crate) fn below(&mut self, reads: usize) -> DispatchTensor {
         let is_deep = |(deep, _): &&(usize, DispatchTensor)| *deep >= reads;
         if let Some((_, below)) = self.below.as_ref().filter(is_deep) {
@@ -91,8 +90,8 @@ impl Clock {
         below
     }
 
-    /// Collects abandoned operations after every sixteenth of the `ticks`, 64 at most. A collection visits all ticks, so one for
-    /// each tick takes time in the square of their number.
+    /// Collects unreachable nodes after every sixteenth of the `ticks`, at most 64. A collection visits all ticks, so one per tick
+    /// would take quadratic time.
     fn collect_after(&self, ticks: usize) {
         let every = (ticks / 16).clamp(1, MOST_UNCOLLECTED);
         if ticks.is_multiple_of(every) {
@@ -100,7 +99,7 @@ impl Clock {
         }
     }
 
-    /// Above all ticks.
+    /// Returns a tensor that is less deep than all ticks.
     fn start(&self) -> DispatchTensor {
         lift(self.zero(), self.strategy).into_dispatch()
     }
@@ -110,12 +109,12 @@ impl Clock {
     }
 }
 
-/// The tick after this one.
+/// Returns the tick after this one.
 fn next(tick: DispatchTensor) -> DispatchTensor {
     (0..SPACING).fold(tick, |tick, _| deeper(tick.clone(), tick))
 }
 
-/// The same tensor, one deeper on the tape than both.
+/// Returns the value of `tick` one level deeper than both arguments.
 fn deeper(tick: DispatchTensor, anchor: DispatchTensor) -> DispatchTensor {
     <Dispatch as TapBackend>::tap(tick, anchor, Delivery(Arc::new(Untracked)))
 }
@@ -124,7 +123,7 @@ struct Untracked;
 
 impl GradientSink for Untracked {
     fn receive(&self, _gradient: DispatchTensor) -> PassedGradients {
-        unreachable!("nothing passes a gradient on to a clock")
+        unreachable!("ticks are untracked and get no gradient")
     }
 }
 
@@ -134,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn many_reads_collect_less_often_than_they_tick() {
+    fn clock_collects_less_often_than_it_ticks() {
         let device = Device::flex();
         let mut clocks = Clocks::default();
         let clock = clocks.of(&device, GradientCheckpointingStrategy::default());

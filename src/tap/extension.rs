@@ -11,25 +11,25 @@ use burn::backend::{
     Autodiff, Backend, BackendTensor, DispatchKindConversion, DispatchTensor, backend_extension,
 };
 
-/// Where a tap delivers the finished gradient of its value.
+/// The receiver of the finished gradient of a tapped value.
 pub(crate) trait GradientSink: Send + Sync {
-    /// Called once per backward pass, when every use of the tapped value has contributed. Returns what
-    /// goes on from there.
+    /// Receives the gradient, once per backward pass, when every use of the tapped value has contributed. Returns the gradients
+    /// for the parents of the tap.
     ///
-    /// The autodiff graph is locked during the call: the receiver must not touch a tensor of it.
+    /// The autodiff graph is locked during the call: the sink must not touch a tensor of it.
     fn receive(&self, gradient: DispatchTensor) -> PassedGradients;
 }
 
-/// The gradients that a sink passes on; without one, a tensor gets no gradient.
+/// Gradients that a sink passes on to the parents of its tap. A parent without one gets no gradient.
 #[derive(Debug, Default)]
 pub(crate) struct PassedGradients {
-    /// Of the value, if that was tracked itself.
+    /// Gradient of the value, if the value is tracked.
     pub(crate) value: Option<DispatchTensor>,
-    /// Of the tensor beside the value.
+    /// Gradient of the anchor.
     pub(crate) anchor: Option<DispatchTensor>,
 }
 
-/// What a tap carries from the forward to the backward pass.
+/// The state of a tap between the forward and the backward pass.
 #[derive(Clone)]
 pub(crate) struct Delivery(pub(crate) Arc<dyn GradientSink>);
 
@@ -39,8 +39,7 @@ impl Debug for Delivery {
     }
 }
 
-/// The tap as an operation of a backend: the identity, and under autodiff the place where a
-/// finished gradient leaves the graph.
+/// The tap as a backend operation: the identity, and under autodiff a node that delivers its gradient.
 #[backend_extension(
     Cube: cfg(feature = "cubecl"),
     Flex: cfg(feature = "flex"),
@@ -49,8 +48,8 @@ impl Debug for Delivery {
     Autodiff
 )]
 pub(crate) trait TapBackend: Backend {
-    /// Returns `value`. What is `beside` it lends its depth on the tape (see [`Clock`](super::Clock)). Both
-    /// get the gradients that the sink passes on.
+    /// Returns `value`. `anchor` determines the depth on the tape (see [`Clock`](super::Clock)). Both receive the gradients that
+    /// the sink returns.
     fn tap(
         value: FloatTensor<Self>,
         anchor: FloatTensor<Self>,
@@ -110,8 +109,8 @@ where
         gradients: &mut Gradients,
         _checkpointer: &mut Checkpointer,
     ) {
-        // The tap is no leaf, so consuming removes the gradient from the container: from here on
-        // the sink holds the only handle, and nothing is registered for the leaf behind the tap.
+        // The tap is not a leaf, so `consume` removes the gradient from the container and the sink
+        // holds the only handle. No gradient is registered for the leaf behind the tap.
         let gradient = gradients.consume::<B>(&ops.node);
         let Delivery(sink) = ops.state;
         let gradient = DispatchTensor::from_backend(BackendTensor::Float(gradient));
@@ -124,7 +123,7 @@ where
     }
 }
 
-/// The tensor as the backend `B` has it, which it is of.
+/// Returns the tensor as a primitive of its backend `B`.
 pub(crate) fn primitive<B>(tensor: DispatchTensor) -> FloatTensor<B>
 where
     B: Backend,

@@ -5,19 +5,18 @@ use burn::tensor::Device;
 
 use super::collect_graph;
 
-/// Operations that may lie around in any case.
+/// Minimum number of operations between two collections.
 const FEW: u64 = 256;
 
-/// What runs without recording leave behind: autodiff notes all operations of its tensors, and keeps the note of one
-/// that nobody can go back through until it is swept up.
+/// A collector of the unreachable nodes that the unrecorded runs of a pass leave in the autodiff graph.
 ///
-/// A sweep looks at all that autodiff has. So there is one whenever a sixteenth of the operations of the pass have come
-/// since the last: little lies around, and all sweeps together take time in proportion to the operations.
+/// A collection visits all nodes. It runs after a sixteenth of the operations of the pass, so that few unreachable nodes exist and
+/// the total time is linear in the number of operations.
 #[derive(Debug)]
 pub(crate) struct GraphGc {
-    /// The number of operations in the process when the pass began.
+    /// Number of operations in the process when the pass began.
     begun: u64,
-    /// And at the last sweep.
+    /// Number of operations at the last collection.
     collected: AtomicU64,
 }
 
@@ -30,13 +29,13 @@ impl GraphGc {
         }
     }
 
-    /// Sweeps if there is enough of it. What somebody still holds stays.
+    /// Collects if enough operations have run since the last collection.
     pub(crate) fn collect_if_due(&self, device: &Device) {
         let (now, collected) = (operations(), self.collected.load(Ordering::Relaxed));
         let enough = FEW.max((now - self.begun) / 16);
         let is_due = now.saturating_sub(collected) >= enough;
         let order = Ordering::Relaxed;
-        // One of several threads does.
+        // Only one of several threads collects.
         if is_due
             && self
                 .collected
@@ -48,8 +47,7 @@ impl GraphGc {
     }
 }
 
-/// Collects abandoned operations if enough have come since this was last called: code outside of a pass that lifts tensors calls it.
-/// What a caller still holds stays.
+/// Collects unreachable nodes if enough operations have run since the last call. For code outside of a pass that lifts tensors.
 pub(crate) fn collect_graph_if_due(device: &Device) {
     static COLLECTED: AtomicU64 = AtomicU64::new(0);
     let now = operations();
@@ -59,7 +57,7 @@ pub(crate) fn collect_graph_if_due(device: &Device) {
     }
 }
 
-/// Those that autodiff has numbered so far, on all threads.
+/// Returns the number of operations of autodiff so far, on all threads.
 fn operations() -> u64 {
     NodeId::new().value
 }

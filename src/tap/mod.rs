@@ -1,5 +1,12 @@
-//! The autodiff decorator: an identity operation whose backward step takes the finished gradient
-//! out of the graph.
+//! The tap: an identity operation whose backward step delivers the finished gradient of its input to a
+//! [`GradientSink`] instead of the graph.
+//!
+//! # Invariants
+//!
+//! - A graph is locked while its backward steps run: a sink must not touch a tensor of that graph.
+//! - Each tap has its own leaf, because a shared leaf would join graphs that are locked separately.
+//! - Code outside of a pass that lifts tensors must collect them ([`collect_graph_if_due`]): autodiff keeps
+//!   unreachable nodes until the next backward pass.
 
 mod clock;
 mod extension;
@@ -19,8 +26,8 @@ pub(crate) use graph_gc::{GraphGc, collect_graph_if_due};
 
 use extension::{Delivery, TapBackend};
 
-/// Taps `value` beside another tensor, one of which is tracked: the finished gradient is delivered to `sink`,
-/// and what is tracked gets what the sink passes on.
+/// Taps `value`: its finished gradient is delivered to `sink`. `value` and `anchor`, at least one of which is tracked, receive
+/// the gradients that the sink returns.
 pub(crate) fn join<const D: usize>(
     value: Tensor<D>,
     anchor: DispatchTensor,
@@ -30,8 +37,8 @@ pub(crate) fn join<const D: usize>(
     Tensor::from_dispatch(tapped)
 }
 
-/// Lets autodiff let go of what nobody holds any more: it keeps its entries of abandoned operations, with
-/// what they have saved for their backward steps, until a backward pass, any backward pass, sweeps them up.
+/// Frees unreachable nodes of the autodiff graph, with the tensors that they saved. Autodiff frees them only in a backward
+/// pass, so this runs one over a single node.
 pub(crate) fn collect_graph(device: &Device) {
     #[cfg(test)]
     COLLECTIONS.set(COLLECTIONS.get() + 1);
@@ -44,13 +51,13 @@ thread_local! {
     static COLLECTIONS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
-/// Returns the number of sweeps on this thread.
+/// Returns the number of collections on this thread.
 #[cfg(all(test, feature = "flex"))]
 fn collections() -> usize {
     COLLECTIONS.get()
 }
 
-/// Whether autodiff takes operations: not while a thread waits for a graph that is locked, to join it with another.
+/// Returns `true` if autodiff accepts operations. It does not while a thread waits for a locked graph to join it with another.
 pub(crate) fn is_free(device: &Device) -> bool {
     let (sender, receiver) = std::sync::mpsc::channel();
     let device = device.clone();
@@ -61,7 +68,7 @@ pub(crate) fn is_free(device: &Device) -> bool {
     receiver.recv_timeout(Duration::from_secs(5)).is_ok()
 }
 
-/// Whether this build of the crate implements the tap for the backend of `device`.
+/// Returns `true` if this build of the crate implements the tap for the backend of `device`.
 pub(crate) fn covers(device: &Device) -> bool {
     #[allow(unreachable_patterns)] // Burn may have more backends enabled than this crate, or not.
     match device.clone().inner().as_dispatch() {
@@ -77,14 +84,13 @@ pub(crate) fn covers(device: &Device) -> bool {
     }
 }
 
-/// The node of autodiff that `tensor` is, which its clones share and no other tensor has, whatever its value; none
-/// without autodiff.
+/// Returns the autodiff node of `tensor`, which its clones share; `None` without autodiff.
 pub(crate) fn node<const D: usize>(tensor: &Tensor<D>) -> Option<NodeId> {
     let DispatchTensorKind::Autodiff(kind) = tensor.clone().into_dispatch().kind else {
         return None;
     };
     #[allow(unreachable_patterns, deprecated)]
-    // What is there depends on the build; Burn 0.22 still ships ndarray.
+    // The backends depend on the features; Burn 0.22 still ships ndarray.
     match *kind {
         #[cfg(feature = "cubecl")]
         DispatchTensorKind::Cube(BackendTensor::Autodiff(tensor)) => Some(tensor.id()),

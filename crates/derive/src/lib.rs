@@ -1,4 +1,4 @@
-//! The derive of `backburn::Activations`, which `backburn` exports.
+//! Derive macro of `backburn::Activations`, exported by `backburn`.
 
 #![warn(missing_docs)]
 
@@ -7,8 +7,7 @@ use quote::{format_ident, quote, quote_spanned};
 use syn::spanned::Spanned;
 use syn::{Data, DeriveInput, Error, Fields, parse_macro_input, parse_quote};
 
-/// Implements the trait of this name for a struct or an enum. Every field goes into the block and comes out of it: there is no
-/// way to leave one out.
+/// Implements `Activations` for a struct or an enum whose fields all implement it. No field can be skipped.
 #[proc_macro_derive(Activations)]
 pub fn activations(item: proc_macro::TokenStream) -> proc_macro::TokenStream {
     let item = parse_macro_input!(item as DeriveInput);
@@ -27,7 +26,7 @@ fn implementation(mut item: DeriveInput) -> Result<TokenStream, Error> {
             arms.collect()
         }
         Data::Union(_) => {
-            let reason = "nobody knows which field of a union is there: make it an enum";
+            let reason = "`Activations` can't be derived for a union, whose active field is unknown: use an enum";
             return Err(Error::new_spanned(&item.ident, reason));
         }
     };
@@ -48,7 +47,7 @@ fn implementation(mut item: DeriveInput) -> Result<TokenStream, Error> {
     })
 }
 
-/// Takes the variant `path` apart, and puts it together again of its mapped fields.
+/// Generates the match arm that rebuilds the variant `path` from its mapped fields.
 fn arm(path: TokenStream, fields: &Fields) -> TokenStream {
     let members: Vec<_> = fields.members().collect();
     let values: Vec<_> = (0..members.len())
@@ -56,7 +55,7 @@ fn arm(path: TokenStream, fields: &Fields) -> TokenStream {
         .collect();
     let mapped = fields.iter().zip(&values).map(|(field, value)| {
         let input = &field.ty;
-        // Where it is no input, the compiler points at the field.
+        // With this span the compiler reports an unsupported type at the field.
         let function =
             quote_spanned!(input.span()=> <#input as ::backburn::Activations>::map_floats);
         quote!(#function(#value, map))
