@@ -8,19 +8,21 @@ use super::swap_slot::no_optimizer;
 use crate::device::caught;
 use crate::error::FusedError;
 
-/// The model and the optimizer of a learner, lent to a fused optimizer.
+/// A checkout of a learner's model and optimizer by a fused optimizer.
 ///
-/// Meanwhile the learner has neither: a second owner of a weight or of an optimizer state would turn
-/// its update into a copy. When the loan is dropped, whatever the way, the learner has both back.
+/// # Invariants
+///
+/// While checked out, the learner has a skeleton and a placeholder: with a second handle to a weight or a state, the
+/// optimizer would copy instead of updating in place. Dropping the checkout returns both to the learner, also in a panic.
 pub(super) struct Checkout<'a, M: LearnerModel> {
     learner: &'a mut Learner<FusedModel<M>>,
     engine: Engine<M>,
-    /// Not while the learner is [shown](Self::show).
+    /// `false` inside of [`with_learner_restored`](Self::with_learner_restored).
     is_checked_out: bool,
 }
 
 impl<'a, M: LearnerModel> Checkout<'a, M> {
-    /// Lends model and optimizer to what `fuse` makes of them. If it fails, the learner keeps both.
+    /// Fuses the learner's model and optimizer with `fuse`. If it fails, the learner keeps both.
     pub(super) fn new(
         learner: &'a mut Learner<FusedModel<M>>,
         fuse: impl FnOnce(M, ModuleOptimizer) -> Result<Engine<M>, FusedError>,
@@ -48,8 +50,8 @@ impl<'a, M: LearnerModel> Checkout<'a, M> {
         (&mut self.engine, self.learner)
     }
 
-    /// Lets the learner have the current model and the optimizer while `look` runs. What it saves of them on another thread
-    /// is what they are now.
+    /// Runs `look` on the learner with its current model and optimizer. On devices that are read late it gets a snapshot of the
+    /// optimizer, so that a record saved on another thread does not contain later updates.
     pub(super) fn with_learner_restored(&mut self, look: impl FnOnce(&Learner<FusedModel<M>>)) {
         if self.engine.core().is_read_late() {
             let optimizer = snapshot(|| self.engine.core().optimizer_record());
@@ -65,11 +67,11 @@ impl<'a, M: LearnerModel> Checkout<'a, M> {
         self.is_checked_out = true;
     }
 
-    /// Ends the loan.
+    /// Returns model and optimizer to the learner.
     ///
     /// # Errors
     ///
-    /// If the model can't be put together again: a device that has some of it is lost. The learner has no weights then.
+    /// If the model can't be exported, because a device with parameters is lost. The learner then has a model without weights.
     pub(super) fn end(mut self) -> Result<(), String> {
         let checked_in = caught(|| self.check_in());
         self.is_checked_out = false;
@@ -91,13 +93,13 @@ impl<M: LearnerModel> Drop for Checkout<'_, M> {
             && let Err(reason) = caught(|| self.check_in())
         {
             log::error!(
-                "after a panic in training the model can't be put together again: {reason}"
+                "the model could not be returned to the learner after a panic in training: {reason}"
             );
         }
     }
 }
 
-/// The optimizer of `learner`, which shares its state.
+/// Returns a clone of the optimizer of `learner`, which shares its states.
 pub(super) fn optimizer<M: LearnerModel>(learner: &mut Learner<FusedModel<M>>) -> ModuleOptimizer {
     let model = learner.model().into_inner();
     let (model, optimizer) = swap(learner, model, no_optimizer());
@@ -105,7 +107,7 @@ pub(super) fn optimizer<M: LearnerModel>(learner: &mut Learner<FusedModel<M>>) -
     optimizer
 }
 
-/// Puts another optimizer into `learner`.
+/// Replaces the optimizer of `learner`.
 pub(super) fn set_optimizer<M: LearnerModel>(
     learner: &mut Learner<FusedModel<M>>,
     optimizer: ModuleOptimizer,
@@ -114,7 +116,7 @@ pub(super) fn set_optimizer<M: LearnerModel>(
     swap(learner, model, optimizer);
 }
 
-/// Puts `model` and `optimizer` into `learner` and returns those it had.
+/// Swaps the model and the optimizer of `learner`, and returns the old ones.
 fn swap<M: LearnerModel>(
     learner: &mut Learner<FusedModel<M>>,
     model: M,

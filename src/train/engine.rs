@@ -6,20 +6,20 @@ use crate::error::FusedError;
 use crate::fused::{Core, Door};
 use crate::{FusedOptimizer, FusedReplicas};
 
-/// What trains a learner's model: on one device, or on several.
+/// The fused optimizer of a learner, on one device or on several.
 pub(super) enum Engine<M: LearnerModel> {
     One(Box<FusedOptimizer<M>>),
     Several(Box<FusedReplicas<M>>),
 }
 
-/// Copies a batch for the second of two passes.
+/// A function that clones a batch for the second pass of a two-pass step.
 pub(super) type CloneItem<M> = fn(&<M as TrainStep>::Input) -> <M as TrainStep>::Input;
 
-/// What a training step gives for the metrics.
+/// The output of a training step, for the metrics.
 type Output<M> = <M as TrainStep>::Output;
 
 impl<M: LearnerModel + 'static> Engine<M> {
-    /// A step with one item for each device that has one, or without a learning rate an accumulation.
+    /// Runs a step with one item per device. Without a learning rate, accumulates gradients instead.
     pub(super) fn train(
         &mut self,
         learning_rate: Option<ModuleLearningRate>,
@@ -67,10 +67,10 @@ fn train<M: LearnerModel>(
 ) -> (Output<M>, burn::optim::GradientsParams) {
     let step = || TrainStep::step(model, item);
     let TrainOutput { grads, item } = catch(step).unwrap_or_else(|panic| match panic.text() {
-        // What `GradientsParams::remove(id).unwrap()` says.
+        // The message of `GradientsParams::remove(id).unwrap()`.
         Some(text) if text.contains("`None` value") => panic!(
-            "{text}. (In `TrainStep::step` the gradients of trained parameters are released when its backward pass returns: \
-             change or read them in a hook, see `FusedLearner::with_hook`)"
+        "{text}. (In `TrainStep::step` the gradients of trained parameters are released when its backward pass returns: \
+        change or read them in a hook, see `FusedLearner::with_hook`)"
         ),
         _ => panic.resume(),
     });

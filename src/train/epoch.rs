@@ -1,4 +1,4 @@
-//! The epochs of Burn's training, with a fused optimizer in them.
+//! Training and validation epochs of Burn's `SupervisedTraining` with a fused optimizer.
 
 use burn::data::dataloader::{DataLoaderIterator, Progress};
 use burn::train::{
@@ -13,7 +13,7 @@ use super::model::FusedModel;
 use crate::error::FusedError;
 use crate::memory;
 
-/// Where the events of an epoch go, and where it learns that it must stop.
+/// The event processor and the interrupter of a training.
 pub(super) struct Events<M: LearnerModel> {
     pub(super) processor: SupervisedTrainingEventProcessor<FusedModel<M>>,
     pub(super) interrupter: Interrupter,
@@ -30,8 +30,8 @@ impl<M: LearnerModel> Events<M> {
         self.interrupter.fail_on_error(processed);
     }
 
-    /// The next item of each iterator that has one, with the progress they make; none at the end and after an error,
-    /// which ends the training. (Progress of several is that of Burn's multi-device training.)
+    /// Returns the next item of each iterator, and the sum of their progress, as in Burn's multi-device training. Returns `None`
+    /// at the end of the data, and after an error, which ends the training.
     fn next<I>(
         &self,
         iterators: &mut [Box<dyn DataLoaderIterator<I> + '_>],
@@ -58,7 +58,7 @@ impl<M: LearnerModel> Events<M> {
         Some((items, made.into_iter().reduce(sum)?))
     }
 
-    /// Ends the training.
+    /// Ends the training with the error of a step.
     fn fail(&self, error: &FusedError) {
         let (device_id, message) = match error {
             FusedError::Rank { rank, error, .. } => (*rank, error.to_string()),
@@ -68,7 +68,7 @@ impl<M: LearnerModel> Events<M> {
         self.fail_at(device_id, message);
     }
 
-    /// Ends the training with an error of a device. Of the errors that Burn has, that of a worker is about a training step.
+    /// Ends the training with an error of a device. Burn's only error for a training step is that of a worker.
     pub(super) fn fail_at(&self, device_id: usize, message: String) {
         let failure = WorkerFailure { device_id, message };
         self.interrupter.fail(TrainingError::Workers(vec![failure]));
@@ -79,7 +79,7 @@ impl<M: LearnerModel> Events<M> {
     }
 }
 
-/// One pass over the training data, with one loader for each device. `learner` keeps the learning rate.
+/// Runs one epoch over the training data, with one loader per device. `learner` holds the learning rate.
 pub(super) fn train<M: LearnerModel>(
     engine: &mut Engine<M>,
     learner: &mut Learner<FusedModel<M>>,
@@ -97,7 +97,7 @@ pub(super) fn train<M: LearnerModel>(
         accumulated += 1;
 
         let last = accumulated >= accumulation.unwrap_or(1) || progress.is_completed();
-        // The update happens during the backward pass, so its learning rate must be there before.
+        // The update happens in the backward pass, so the learning rate must be set before it.
         let learning_rate = last.then(|| {
             accumulated = 0;
             learner.lr_step();
@@ -124,11 +124,11 @@ pub(super) fn train<M: LearnerModel>(
             break;
         }
     }
-    // As in Burn, what an interrupted epoch has accumulated is dropped.
+    // As in Burn, an interrupted epoch drops its accumulated gradients.
     engine.core_mut().drop_accumulated();
 }
 
-/// One pass over the validation data.
+/// Runs one pass over the validation data.
 pub(super) fn valid<M: LearnerModel>(
     model: &M,
     dataloader: &ValidLoader<FusedModel<M>>,

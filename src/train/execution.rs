@@ -4,12 +4,12 @@ use burn::train::{ExecutionStrategy, MultiDeviceOptim};
 use crate::error::FusedError;
 use crate::replica::Ownership;
 
-/// Where a training runs.
+/// The devices of a training.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Execution {
-    /// Without any it runs where the model is.
+    /// The named devices. If empty, the training runs on the model's device.
     pub(super) devices: Vec<Device>,
-    /// If each of them is a rank.
+    /// The ownership of parameters if each device is a rank; `None` for a single device.
     pub(super) ownership: Option<Ownership>,
 }
 
@@ -33,8 +33,8 @@ impl Execution {
                 return Ok(Self { devices, ownership });
             }
             ExecutionStrategy::DistributedDataParallel { .. } => {
-                "distributed data parallel training needs collectives that Burn 0.22 has for NCCL only, and is not \
-                 fused yet: use `ExecutionStrategy::multi` with `MultiDeviceOptim::OptimSharded`"
+                "distributed data parallel training is not supported, because Burn 0.22 has collectives for NCCL only: \
+                use `ExecutionStrategy::multi` with `MultiDeviceOptim::OptimSharded`"
             }
         };
         let reason = reason.to_string();

@@ -5,22 +5,23 @@ use burn::train::{LearnerModel, LearningResult, SupervisedTraining, TrainingStra
 use super::learner::FusedLearner;
 use super::model::FusedModel;
 
-/// Adds `launch_fused` to Burn's [`SupervisedTraining`], whose type is then
+/// Extension of Burn's [`SupervisedTraining`] with `launch_fused`. The type of the builder is
 /// [`SupervisedTraining<FusedModel<M>>`](super#the-type-of-the-builder).
 pub trait LaunchFused<M: LearnerModel> {
     /// Launches the training, as [`SupervisedTraining::launch`] does, with the optimizer fused into
     /// the backward pass.
     ///
-    /// See the [module docs](super) for what the builder can't pass on.
+    /// See the [module docs](super#limits) for options of the builder that have no effect.
     ///
     /// # Panics
     ///
     /// - If the model can't be fused or trained with its config, with the message of the error of
     ///   [`FusedOptimizer::new`](crate::FusedOptimizer::new) or
     ///   [`with_config`](crate::FusedOptimizer::with_config).
-    /// - If the checkpoint that it resumes from has a state that does not fit its parameter, or that the
+    /// - If the checkpoint to resume from has a state that does not fit its parameter, or that the
     ///   optimizer can't load.
-    /// - If the code of the model panics, on one device, and as `SupervisedTraining::launch` does.
+    /// - If the code of the model panics, on one device.
+    /// - Where `SupervisedTraining::launch` panics.
     ///
     /// A step that fails ends the training with an error in the result.
     fn launch_fused(self, learner: FusedLearner<M>) -> LearningResult<M>;

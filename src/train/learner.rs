@@ -22,10 +22,9 @@ use crate::record;
 
 /// Burn's [`Learner`] with the optimizer fused into the backward pass.
 ///
-/// Takes the place of `Learner` in a program; [`launch_fused`](super::LaunchFused::launch_fused)
-/// takes that of `launch`.
+/// Replaces `Learner` in a program, with [`launch_fused`](super::LaunchFused::launch_fused) instead of `launch`.
 ///
-/// What becomes of the gradients is chosen as on a [`FusedOptimizer`](crate::FusedOptimizer):
+/// The config is that of a [`FusedOptimizer`](crate::FusedOptimizer):
 ///
 /// ```
 /// use backburn::{FusedConfig, GlobalNormClippingConfig};
@@ -47,7 +46,7 @@ pub struct FusedLearner<M: LearnerModel> {
 }
 
 impl<M: LearnerModel> FusedLearner<M> {
-    /// Create a learner from the same three parts as [`Learner::new`].
+    /// Creates a learner with the arguments of [`Learner::new`].
     pub fn new(
         model: M,
         optimizer: ModuleOptimizer,
@@ -56,9 +55,9 @@ impl<M: LearnerModel> FusedLearner<M> {
         Self::with_policies(model, optimizer, lr_scheduler, Policies::default())
     }
 
-    /// A learner for which the builder's `grads_accumulation` puts the gradients of micro-batches
-    /// straight into the state of `optimizer`, as
-    /// [`FusedOptimizer::accumulating_in_state`](crate::FusedOptimizer::accumulating_in_state).
+    /// Creates a learner that accumulates the gradients of micro-batches (`grads_accumulation` of the builder)
+    /// in the state of `optimizer`, as
+    /// [`FusedOptimizer::accumulating_in_state`](crate::FusedOptimizer::accumulating_in_state) does.
     ///
     /// # Errors
     ///
@@ -77,7 +76,7 @@ impl<M: LearnerModel> FusedLearner<M> {
         ))
     }
 
-    /// A learner with policies that were put together elsewhere.
+    /// Creates a learner with these policies.
     pub(crate) fn with_policies(
         model: M,
         optimizer: ModuleOptimizer,
@@ -95,22 +94,21 @@ impl<M: LearnerModel> FusedLearner<M> {
         }
     }
 
-    /// Trains as `config` says. The training strategy names the devices, [below](Self::with_training_strategy).
+    /// Sets the config. Devices are set by [`with_training_strategy`](Self::with_training_strategy).
     ///
     /// [Exact clipping](crate::GlobalNormClippingConfig::Exact) and
-    /// [skipping a step](crate::Overflow::SkipStep) run every training step that ends in an update twice, on a clone of the
+    /// [skipping a step](crate::Overflow::SkipStep) run each training step that ends in an update twice, on a clone of the
     /// batch. If the norm is not finite, the training ends with an error and nothing is updated. With
     /// [loss scaling](FusedConfig::loss_scaling) the model's `TrainStep::step` must call
-    /// [`scale_loss`](crate::scale_loss); the training ends with an error where it does not. Checkpoints hold the scale.
+    /// [`scale_loss`](crate::scale_loss); otherwise the training ends with an error. Checkpoints contain the scale.
     ///
-    /// With [offload](FusedConfig::offload) a model that does not fit on its device is created on the host, and is on the host
-    /// in the [result](burn::train::LearningResult).
+    /// With [offload](FusedConfig::offload), create a model that does not fit on its device on the host. The model in the
+    /// [result](burn::train::LearningResult) is on the host.
     ///
     /// # Errors
     ///
-    /// If an option makes no sense, by itself or with another one.
-    ///
-    /// What [`FusedOptimizer::with_config`](crate::FusedOptimizer::with_config) checks on the device ends the training when it
+    /// If an option is invalid, or contradicts another one. Errors that
+    /// [`FusedOptimizer::with_config`](crate::FusedOptimizer::with_config) finds on the device end the training when it
     /// begins.
     pub fn with_config(mut self, config: FusedConfig) -> Result<Self, FusedError>
     where
@@ -125,31 +123,31 @@ impl<M: LearnerModel> FusedLearner<M> {
         Ok(self)
     }
 
-    /// Calls `hook` with every finished gradient of the parameters in `group`, after the hooks before
-    /// it. If a hook stops the step, the training ends with its error.
+    /// Adds a hook that is called with each finished gradient of the parameters in `group`, after the hooks added
+    /// earlier. If a hook stops the step, the training ends with its error.
     ///
-    /// A `TrainStep::step` that edits `TrainOutput::grads` (a mask, noise, a removed gradient) edits them in a hook
-    /// instead: the gradients of trained parameters are used and released in the backward pass, and `grads` holds none of
-    /// them. A gradient that is registered there ends the training with an error, and a gradient that is removed there is
-    /// used all the same.
+    /// Use a hook instead of editing `TrainOutput::grads` (for a mask, noise, a removed gradient): the gradients of trained
+    /// parameters are applied and released in the backward pass, and `grads` contains none of
+    /// them. A gradient that is registered there ends the training with an error. Removing a gradient there has no effect.
     #[must_use]
     pub fn with_hook(mut self, group: ParamGroup, hook: impl GradientHook) -> Self {
         self.strategy.policies.hooks.push(group, Arc::new(hook));
         self
     }
 
-    /// Where the training runs, as `SupervisedTraining::with_training_strategy`, whose own setting
-    /// [`launch_fused`](super::LaunchFused::launch_fused) can't see. By default on the model's device.
+    /// Sets the devices of the training; by default the model's device. Replaces
+    /// `SupervisedTraining::with_training_strategy`, which has no effect on
+    /// [`launch_fused`](super::LaunchFused::launch_fused).
     ///
     /// `ExecutionStrategy::multi` trains on several devices, with the results of stock Burn: see
-    /// [`FusedReplicas`](crate::FusedReplicas), and [`FusedConfig::sharding`] for what each holds. As there,
-    /// the batches of every device count as much as those of any other, and the gradients are summed. Whose
-    /// `MultiDeviceOptim` is `OptimSharded` may name other owners in [`FusedConfig::ownership`]. With
-    /// [offload](FusedConfig::offload) the single device is the one that computes.
+    /// [`FusedReplicas`](crate::FusedReplicas), and [`FusedConfig::sharding`] for the state on each device. As there,
+    /// the batches of all devices have equal weight, and the gradients are summed. With
+    /// `MultiDeviceOptim::OptimSharded`, [`FusedConfig::ownership`] may assign other owners. With
+    /// [offload](FusedConfig::offload), the single device is the one that computes.
     ///
     /// # Errors
     ///
-    /// If there are no devices, or the strategy is distributed data parallel training, which is not fused yet.
+    /// If there are no devices, or the strategy is distributed data parallel training, which is not supported.
     pub fn with_training_strategy(
         mut self,
         strategy: ExecutionStrategy,
@@ -158,29 +156,29 @@ impl<M: LearnerModel> FusedLearner<M> {
         Ok(self)
     }
 
-    /// A metric of the global norm of the gradients before clipping.
+    /// Returns a metric of the global norm of the gradients before clipping.
     pub fn gradient_norm(&self) -> StepMetric {
         StepMetric::new("Gradient Norm", &self.strategy.last_step, |step| {
             step.gradient_norm
         })
     }
 
-    /// A metric of what the gradients are multiplied by to clip them.
+    /// Returns a metric of the clipping coefficient of the gradients.
     pub fn clipping_coefficient(&self) -> StepMetric {
         StepMetric::new("Clipping Coefficient", &self.strategy.last_step, |step| {
             step.clipping
         })
     }
 
-    /// A metric of what the loss is multiplied by.
+    /// Returns a metric of the loss scale.
     pub fn loss_scale(&self) -> StepMetric {
         StepMetric::new("Loss Scale", &self.strategy.last_step, |step| {
             step.loss_scale
         })
     }
 
-    /// Load the state of the model, as [`Learner::load_model`]. Load it before that of the optimizer,
-    /// which goes by the parameter ids that come with it.
+    /// Loads the record of the model, as [`Learner::load_model`] does. Load it before the record of the optimizer,
+    /// which refers to its parameter ids.
     ///
     /// # Panics
     ///
@@ -189,13 +187,13 @@ impl<M: LearnerModel> FusedLearner<M> {
         self.learner.load_model(record);
     }
 
-    /// Load the state of the optimizer, as [`Learner::load_optim`]. Choose the policies before: the
-    /// state of theirs that the record may have is loaded with it.
+    /// Loads the record of the optimizer, as [`Learner::load_optim`] does. Set the config before: the
+    /// record may contain adaptive state of its policies.
     ///
     /// # Panics
     ///
-    /// With the message of the error that [`FusedOptimizer::load_record`](crate::FusedOptimizer::load_record) would return, as
-    /// `Learner::load_optim` panics on a record that it can't load.
+    /// With the message of the error of [`FusedOptimizer::load_record`](crate::FusedOptimizer::load_record) if the record can't be
+    /// loaded, as `Learner::load_optim` does.
     pub fn load_optim(&mut self, record: OptimizerRecord) {
         let optimizer = checkout::optimizer(&mut self.learner);
         let model = self.model();
@@ -204,17 +202,17 @@ impl<M: LearnerModel> FusedLearner<M> {
         checkout::set_optimizer(&mut self.learner, optimizer);
     }
 
-    /// Load the state of the learning rate scheduler, as [`Learner::load_scheduler`].
+    /// Loads the record of the learning rate scheduler, as [`Learner::load_scheduler`] does.
     pub fn load_scheduler(&mut self, record: LrSchedulerRecord) {
         self.learner.load_scheduler(record);
     }
 
-    /// Fork the learner's model to the given device, as [`Learner::fork`].
+    /// Forks the learner's model to the given device, as [`Learner::fork`] does.
     pub fn fork(&mut self, device: &Device) {
         self.learner.fork(device);
     }
 
-    /// The model, as [`Learner::model`].
+    /// Returns the model, as [`Learner::model`] does.
     pub fn model(&self) -> M {
         self.learner.model().into_inner()
     }

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 
 use crate::StepReport;
 
-/// What the last update of a training reported.
+/// The shared report of the last update, read by the metrics.
 #[derive(Clone, Debug, Default)]
 pub(super) struct LastStep(Arc<Mutex<StepReport>>);
 
@@ -19,12 +19,11 @@ impl LastStep {
     }
 }
 
-/// A number of the [`StepReport`] of the last update, in Burn's training display and metric logs; over
-/// an epoch, its mean.
+/// A metric that displays a number of the last update's [`StepReport`] in Burn's training, and its mean over an epoch.
 ///
-/// Made by a [`FusedLearner`](super::FusedLearner), for
-/// `SupervisedTraining::metric_train_numeric`. Burn computes metrics beside the training, so a number
-/// can show one step early. Where nothing was reported, `none` shows.
+/// Created by a [`FusedLearner`](super::FusedLearner), for
+/// `SupervisedTraining::metric_train_numeric`. Burn computes metrics concurrently with the training, so a number
+/// can appear one step early. A number that was not reported is displayed as `none`.
 #[derive(Clone, Debug)]
 pub struct StepMetric {
     name: MetricName,
@@ -61,7 +60,7 @@ fn entry(value: Option<f64>) -> SerializedEntry {
     SerializedEntry::new(formatted, numeric(value).serialize())
 }
 
-/// What there is not has no weight in the mean of an epoch.
+/// Converts a value to an entry. A missing value has no weight in the mean of an epoch.
 fn numeric(value: Option<f64>) -> NumericEntry {
     NumericEntry::Aggregated {
         aggregated_value: value.unwrap_or_default(),

@@ -1,5 +1,5 @@
-//! Burn's training, fused: [`FusedLearner`] in the place of `Learner`, [`LaunchFused`] on
-//! `SupervisedTraining`.
+//! Fused training with Burn's `SupervisedTraining`: [`FusedLearner`] replaces `Learner`, and
+//! [`LaunchFused::launch_fused`] replaces `launch`.
 //!
 //! A program written for Burn's `Learner` changes two lines (and imports the trait):
 //!
@@ -48,15 +48,15 @@
 //!
 //! Metrics, renderers, summary, early stopping, interruption, checkpointers, resuming with
 //! `.checkpoint(n)`, learning rate schedulers and gradient accumulation are those of the builder.
-//! Checkpoint folders are the stock ones: what one writes, the other resumes. A checkpoint with a
-//! state that does not fit its parameter, or that the optimizer of the training can't load, is refused
-//! at launch by a panic that names the parameter; but `Sgd`, which loads a state without a velocity,
-//! starts anew from the state of another optimizer, as in Burn.
+//! Checkpoint folders are compatible with stock Burn in both directions. If a checkpoint has a
+//! state that does not fit its parameter, or that the optimizer of the training can't load,
+//! `launch_fused` panics with the name of the parameter. `Sgd` is an exception: it loads the state of another optimizer
+//! as a state without velocity, and starts fresh, as in Burn.
 //!
 //! # The type of the builder
 //!
-//! Burn's training knows the model as [`FusedModel`]. Rust infers that where the builder is made and
-//! launched in one function. Where it has to be written, as the return type of a function, it is
+//! The model type of the builder is [`FusedModel`]. Rust infers it if the builder is created and
+//! launched in one function. A function that returns the builder names it:
 //!
 //! ```
 //! use std::sync::Arc;
@@ -73,23 +73,21 @@
 //! }
 //! ```
 //!
-//! and `SupervisedTraining<Net>` has no `launch_fused`: Burn keeps its fields private, so it can't be
-//! made into the other.
+//! `SupervisedTraining<Net>` has no `launch_fused`: Burn keeps its fields private, so it can't be
+//! converted.
 //!
 //! # Limits
 //!
-//! - Burn keeps the strategy of the builder private, so `launch_fused` can't see one set with its
-//!   `with_training_strategy`, which it replaces: set it on the
-//!   [learner](FusedLearner::with_training_strategy). The log tells at every launch what counts.
+//! - `launch_fused` replaces a strategy that was set with the builder's `with_training_strategy`, which is private: set
+//!   it on the [learner](FusedLearner::with_training_strategy). Each launch logs the strategy in use.
 //! - For the same reason `gradient_checkpointing()` of the builder has no effect. Burn's gradient
 //!   checkpointing is a property of the model's device: create the model on
-//!   `device.autodiff().gradient_checkpointing()`. (Burn 0.22's own `launch` with that option panics at
-//!   the first step of a model that was created otherwise.)
-//! - A model's own `TrainStep::optimize` is not called: there is no moment at which all gradients
-//!   exist.
-//! - If user code panics in training, the panic passes on, as in Burn; on several devices it ends the training with the
-//!   error `TrainingError::Workers`, as in Burn, too. A step that can't be taken ends
-//!   it with `TrainingError::Workers`, the one of Burn's errors that is about a training step.
+//!   `device.autodiff().gradient_checkpointing()`. (With that option, Burn 0.22's own `launch` panics at
+//!   the first step of a model that was created on another device.)
+//! - A custom `TrainStep::optimize` is not called, because the gradients never exist all at once.
+//! - A panic of user code in training is passed on, as in Burn; on several devices it ends the training with
+//!   `TrainingError::Workers`, as in Burn. A step that fails also ends the training with
+//!   `TrainingError::Workers`, the only error of Burn for a training step.
 
 mod checkout;
 mod engine;

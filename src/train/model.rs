@@ -13,9 +13,9 @@ use crate::parameters::as_inner;
 use crate::record;
 use crate::weights::forked_in_codes;
 
-/// The model as Burn's training sees it during [`launch_fused`](super::LaunchFused::launch_fused).
+/// A wrapper of the user's model for Burn's training during [`launch_fused`](super::LaunchFused::launch_fused).
 ///
-/// It shows the user's model and nothing else: same paths, same records, same display. Its name
+/// It has the paths, records and display of the user's model. Its name
 /// appears in the [type of the builder](super#the-type-of-the-builder), `SupervisedTraining<FusedModel<M>>`,
 /// which Rust infers.
 #[derive(Clone, Debug)]
@@ -86,7 +86,7 @@ impl<M: Module> Module for FusedModel<M> {
     }
 
     fn into_record(self) -> ModuleRecord {
-        // The learner saves it on another thread, beside the next steps.
+        // The learner saves the record on another thread, during the next steps.
         let is_read_late = self.devices().iter().any(is_cubecl);
         let record = self.model.into_record();
         match is_read_late {

@@ -8,8 +8,8 @@ use crate::error::FusedError;
 use crate::optimizer_record::{read, to_bytes};
 use crate::record;
 
-/// Refuses what Burn has loaded from the checkpoint of `epoch` if a state does not fit its parameter,
-/// or the optimizer could not load it, in which case Burn starts the parameter anew.
+/// Returns an error if a state in the checkpoint of `epoch` does not fit its parameter, or the optimizer could not
+/// load it. Burn silently starts such a parameter with a fresh state.
 pub(super) fn check<M: LearnerModel>(
     checkpointer: &LearningCheckpointer<FusedModel<M>>,
     epoch: usize,
@@ -20,7 +20,7 @@ pub(super) fn check<M: LearnerModel>(
     if stateless.is_empty() {
         return Ok(());
     }
-    // Only loading it once more, into an optimizer that takes whatever it gets, tells what the record has.
+    // Load the record again, into an optimizer that accepts any state, to find out which states it contains.
     let mut reader = learner.clone();
     checkout::set_optimizer(&mut reader, snapshot(OptimizerRecord::default));
     let mut reader = checkpointer.load_checkpoint(reader, epoch);

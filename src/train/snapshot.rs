@@ -12,16 +12,16 @@ use parking_lot::Mutex;
 use super::swap_slot::no_optimizer;
 use crate::optimizer_record::{RecordedState, read, to_bytes};
 
-/// An optimizer of no other use than that its records hold what `record`, which gives the same again, holds now.
+/// Returns an optimizer whose records contain the states of `record` at this moment. It can't step.
 ///
-/// Burn's learner saves a record on another thread, beside the next steps, and what is on a CubeCL device is read when it is
-/// saved, and shows what has been written in place by then. This one is read as soon as there is a record of it: not before,
-/// since the learner may want none.
+/// Burn's learner saves a record on another thread, during the next steps, and CubeCL reads a tensor when it is saved, after
+/// in-place updates. The snapshot reads the states as soon as a record of it is taken, and not earlier, because the learner may
+/// take none. `record` is called twice and must return the same states.
 pub(super) fn snapshot(mut record: impl FnMut() -> OptimizerRecord) -> ModuleOptimizer {
     let snapshot = SnapshotOptimizer::default();
     let optimizer = no_optimizer().with_group(ParamGroup::all(), snapshot.clone(), None);
-    // Only a record tells which states there are. It is not read, but what it is to hold may have to be computed: so one
-    // after the other.
+    // The first record determines which states exist and is dropped unread. A record may have to be computed, so the two
+    // don't exist at the same time.
     let optimizer = optimizer.load_record(record());
     snapshot.0.lock().unread = Some(record());
     optimizer
@@ -37,7 +37,7 @@ struct Contents {
 }
 
 impl Contents {
-    /// The state of the parameter with this id.
+    /// Returns the state of the parameter with this id.
     fn state(&mut self, id: &str) -> Option<&RecordedState> {
         if let Some(record) = self.unread.take() {
             let states = to_bytes(record).map(Bytes::shared).and_then(read);

@@ -18,7 +18,7 @@ use crate::error::FusedError;
 use crate::fused::{FusedOptimizer, FusedReplicas, Policies};
 use crate::replica::{Ownership, Sharding};
 
-/// Burn's training, on one device or several, with the optimizer fused into the backward pass.
+/// A strategy for Burn's training, on one device or several, with the optimizer fused into the backward pass.
 pub(super) struct FusedStrategy<M: LearnerModel> {
     pub(super) policies: Policies,
     pub(super) execution: Execution,
@@ -44,9 +44,10 @@ impl<M: LearnerModel + 'static> FusedStrategy<M> {
         }
         if self.execution.devices.is_empty() && config.sharding == Sharding::Full {
             return Err(FusedError::Replicas {
-                reason: "`FusedConfig::sharding` is `Full`, which is for several devices, and none are named: name them \
-                         with `with_training_strategy`"
-                    .to_string(),
+                reason:
+                    "`FusedConfig::sharding` is `Full`, which needs several devices: name them \
+                with `with_training_strategy`"
+                        .to_string(),
             });
         }
         let device = Some(&devices[0]);
@@ -54,7 +55,7 @@ impl<M: LearnerModel + 'static> FusedStrategy<M> {
         Ok(Engine::One(Box::new(fused)))
     }
 
-    /// Where the model of `learner` computes, with autodiff.
+    /// Returns the devices that compute, with autodiff.
     fn training_devices(&self, learner: &Learner<FusedModel<M>>) -> Vec<Device> {
         let of_model = learner.model().devices().into_iter().next();
         let of_model = of_model.unwrap_or_default().autodiff();
@@ -99,7 +100,7 @@ impl<M: LearnerModel + 'static> SupervisedLearningStrategy<FusedModel<M>> for Fu
             == Some(GradientCheckpointingStrategy::Balanced);
         log::info!(
             "fused training on {place}, {} Burn's gradient checkpointing, as the model was created; \
-             `with_training_strategy` and `gradient_checkpointing` of the builder don't count",
+            `with_training_strategy` and `gradient_checkpointing` of the builder have no effect",
             if recomputes { "with" } else { "without" }
         );
 
@@ -175,22 +176,22 @@ impl<M: LearnerModel + 'static> SupervisedLearningStrategy<FusedModel<M>> for Fu
         if let Err(reason) = checkout.end() {
             events.fail_at(
                 0,
-                format!("the model can't be put together again: {reason}"),
+                format!("the model can't be returned to the learner: {reason}"),
             );
         }
         (learner.model(), events.processor)
     }
 }
 
-/// The owners as Burn's strategy names them, or the config where the strategy names the default.
+/// Returns the owners that Burn's strategy or the config names, whichever is not the default.
 fn owners(strategy: Ownership, config: Ownership) -> Result<Ownership, FusedError> {
     match (strategy, config) {
         (named, Ownership::ByParamId) | (Ownership::ByParamId, named) => Ok(named),
         (strategy, config) if strategy == config => Ok(config),
         (strategy, config) => Err(FusedError::Replicas {
             reason: format!(
-                "`with_training_strategy` names {strategy:?} as owners, and `FusedConfig::ownership` {config:?}: use \
-                 `MultiDeviceOptim::OptimSharded`, or leave the other out"
+                "`with_training_strategy` sets the ownership {strategy:?}, and `FusedConfig::ownership` {config:?}: use \
+                `MultiDeviceOptim::OptimSharded`, or leave `ownership` out"
             ),
         }),
     }

@@ -3,11 +3,11 @@ use std::sync::Arc;
 use burn::optim::{ModuleOptimizer, SgdConfig};
 use parking_lot::Mutex;
 
-/// Where a model and an optimizer are left for those of Burn's `Learner`.
+/// A slot through which the private model and optimizer of Burn's `Learner` are replaced.
 ///
-/// `Learner::optimizer_step` hands the model and a mutable reference to the optimizer, which are
-/// private, to the model's own `TrainStep::optimize`. If something is [left](Self::put) here, that
-/// call [answers](Self::swap) by exchanging both.
+/// `Learner::optimizer_step` passes the model and a mutable reference to the optimizer to the model's
+/// `TrainStep::optimize`. If a model and an optimizer were [put](Self::put) here, that
+/// call [swaps](Self::swap) both.
 #[derive(Clone)]
 pub(super) struct SwapSlot<M>(Arc<Mutex<Option<(M, ModuleOptimizer)>>>);
 
@@ -24,8 +24,8 @@ impl<M> SwapSlot<M> {
         self.0.lock().take()
     }
 
-    /// The learner's side: exchanges its `model` and `optimizer` for those that were left. Gives
-    /// `model` back if none were.
+    /// Swaps the learner's `model` and `optimizer` with those in the slot. Returns `model` as an error if the slot is
+    /// empty.
     pub(super) fn swap(&self, model: M, optimizer: &mut ModuleOptimizer) -> Result<M, M> {
         let mut waiting = self.0.lock();
         let Some((other, left)) = waiting.take() else {
@@ -36,7 +36,7 @@ impl<M> SwapSlot<M> {
     }
 }
 
-/// Stands in for an optimizer that is elsewhere.
+/// Returns a placeholder for an optimizer that is checked out.
 pub(super) fn no_optimizer() -> ModuleOptimizer {
     SgdConfig::new().init()
 }
