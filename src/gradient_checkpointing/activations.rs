@@ -4,9 +4,9 @@ use burn::tensor::{Bool, Int, Tensor};
 
 use crate::parameters::AnyTensor;
 
-/// What goes into a recomputed block and comes out of it: tensors, and tuples, options and lists of
-/// them; [`Constant`](crate::Constant)s; of Burn's structs [`LstmState`] and [`MhaOutput`]. Those whose fields Burn keeps to
-/// itself, as `TransformerEncoderInput`, are put together in the block. Your own structs and enums derive it:
+/// An input or output of a checkpointed block: tensors, and tuples, options and vectors of
+/// them; [`Constant`](crate::Constant)s; Burn's [`LstmState`] and [`MhaOutput`]. Build Burn's structs with private fields, such as
+/// `TransformerEncoderInput`, inside of the block. Your own structs and enums derive the trait:
 ///
 /// ```
 /// use backburn::{Activations, Constant, gradient_checkpointing};
@@ -32,8 +32,8 @@ use crate::parameters::AnyTensor;
 /// });
 /// ```
 ///
-/// Every field is an input, and none can be skipped: a tracked tensor in it would be one from outside of the block. So a
-/// field that is no input is refused by the compiler, and there are no implementations by hand.
+/// Every field must implement the trait, and none can be skipped: a tracked tensor in a skipped field would bypass the block. So
+/// the compiler rejects other fields, and the trait can't be implemented by hand.
 ///
 /// ```compile_fail,E0277
 /// # use backburn::Activations;
@@ -45,8 +45,8 @@ use crate::parameters::AnyTensor;
 /// }
 /// ```
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` does not go into a recomputed block, nor come out of it",
-    note = "a struct of tensors derives `backburn::Activations`; what is no tensor is a `backburn::Constant`"
+    message = "`{Self}` can't be an input or output of a checkpointed block",
+    note = "derive `backburn::Activations` for a struct of tensors; wrap values that are not tensors in `backburn::Constant`"
 )]
 pub trait Activations: Clone + Send + 'static {
     /// Applies `map` to every float tensor, in order.
@@ -54,11 +54,11 @@ pub trait Activations: Clone + Send + 'static {
     fn map_floats(self, map: &mut FloatMap<'_>) -> Self;
 }
 
-/// A function of float tensors of any rank, shown as if they were of rank one, as an [`AnyTensor`] is. Public for the derive alone.
+/// A function of float tensors of any rank, typed as rank one like an [`AnyTensor`]. Public only for the derive.
 #[doc(hidden)]
 pub type FloatMap<'a> = dyn FnMut(Tensor<1>) -> Tensor<1> + 'a;
 
-/// Shows every float tensor in `activations`, in order.
+/// Calls `show` with each float tensor in `activations`, in order.
 pub(super) fn each<A: Activations>(activations: &A, mut show: impl FnMut(&Tensor<1>)) {
     drop(activations.clone().map_floats(&mut |tensor| {
         show(&tensor);

@@ -5,17 +5,17 @@ use crate::memory::MemoryTimeline;
 use crate::pass::GradientCheckpointingConfig;
 
 impl GradientCheckpointingConfig {
-    /// The blocks to checkpoint so that a step takes no more than `budget` bytes, and no others, from
-    /// the recording of steps in which all of them were.
+    /// Selects the fewest blocks to recompute so that a step takes at most `budget` bytes, from
+    /// a recording of steps in which all blocks were recomputed.
     ///
-    /// From the last block to the first, a block keeps its activations where that fits. The last ones
-    /// cost least: what a block keeps is needed until the backward pass has come back to it.
+    /// Blocks keep their activations where they fit, from the last block to the first. The activations of the last blocks are
+    /// freed first in the backward pass.
     ///
-    /// The budget counts what the recording does: with the
-    /// [`RecordingAllocator`](crate::memory::RecordingAllocator) all memory of the process, on a device
-    /// that in use in its pools when a phase or a block begins, so leave some for what comes and goes in
-    /// between. The first step of an optimizer allocates its state: record the second one. The recording
-    /// is of one model: blocks are told apart by the order of their calls.
+    /// The budget counts the bytes of the recording: with the
+    /// [`RecordingAllocator`](crate::memory::RecordingAllocator) all memory of the process; on a device
+    /// the memory in use in its pools when a phase or a block begins, so leave a margin for temporary tensors.
+    /// The first step of an optimizer allocates its state: record the second one. The recording
+    /// must be of the same model: blocks are identified by the order of their calls.
     ///
     /// ```
     /// use backburn::memory::{MemoryRecorder, RecordingAllocator};
@@ -48,8 +48,8 @@ impl GradientCheckpointingConfig {
     ///
     /// # Errors
     ///
-    /// If the recording is not complete, damaged or has no recomputed block, or even with all blocks recomputed its peak is
-    /// above the budget.
+    /// If the recording is incomplete or damaged, has no recomputed block, or has a peak above the budget with all blocks
+    /// recomputed.
     pub fn for_budget(timeline: &MemoryTimeline, budget: usize) -> Result<Self, FusedError> {
         if timeline.lost > 0 {
             let lost = timeline.lost;

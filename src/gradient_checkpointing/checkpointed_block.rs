@@ -19,47 +19,47 @@ use crate::random::Stream;
 use crate::tap::{collect_graph, lift};
 use crate::weights::{OwnLeaf, own_leaf, with_frozen, with_own_leaves};
 
-/// A block that has run without recording, with what its second run needs.
+/// A block after its untracked first run, with the state for its recomputation.
 pub(super) struct CheckpointedBlock<B, X, F> {
     pub(super) name: String,
     pub(super) scope: Scope,
     pub(super) call: BlockCall<B, X, F>,
     pub(super) first: FirstRun,
-    /// The parameters that wait for the second run.
+    /// The parameters that the first run read.
     pub(super) readers: Arc<Readers>,
-    /// Of a block that is in no other.
+    /// Index of the block in the pass; `None` for a nested block.
     pub(super) index: Option<usize>,
     /// For the memory recorder.
     pub(super) run: Option<BlockRun>,
 }
 
-/// What runs twice.
+/// The call that is repeated by the recomputation.
 pub(super) struct BlockCall<B, X, F> {
-    /// The parameters that are not in fused form are constants in it.
+    /// The block, in which parameters that are not attached are constants.
     pub(super) block: B,
-    /// The places of those.
+    /// Indices of the parameters that are not attached.
     pub(super) outside_of_form: Vec<usize>,
     pub(super) input: SavedInput<X>,
-    /// Which of the float inputs are tracked.
+    /// `true` for each float input that is tracked.
     pub(super) tracked: Vec<bool>,
     pub(super) forward: F,
 }
 
-/// What the first run was like, and the second is to be.
+/// Properties of the first run that the recomputation must reproduce.
 pub(super) struct FirstRun {
     outputs: OutputSpecs,
-    /// Of the blocks within.
+    /// Seed of the nested blocks.
     seed: u64,
-    /// The random numbers that it has drawn.
+    /// The random numbers that the run drew.
     random: Option<Stream>,
-    /// Of the outputs, if the run may have drawn and reading them does not wait for a device.
+    /// Hashes of the outputs, if the run may have drawn and reading the outputs does not wait for a device.
     fingerprint: Option<Fingerprint>,
     /// The running statistics of the block before it.
     statistics: Statistics,
 }
 
 impl FirstRun {
-    /// Describes a run that returned `output`.
+    /// Captures the properties of a run that returned `output`.
     pub(super) fn of<Y: Activations>(
         output: &Y,
         outputs: OutputSpecs,
@@ -83,10 +83,10 @@ impl FirstRun {
     }
 }
 
-/// A second run that has been recorded.
+/// The tracked result of a recomputation.
 struct Recomputation<Y> {
     output: Y,
-    /// In the order of the inputs, then the parameters that are not in fused form.
+    /// Leaves of the tracked inputs, then of the parameters that are not attached.
     leaves: Vec<OwnLeaf>,
 }
 
@@ -97,8 +97,8 @@ where
     Y: Activations,
     F: Fn(&B, X) -> Y + Copy + Send + 'static,
 {
-    /// Runs the block again, recorded, and back with the `gradients` of its outputs, by this `signal`. Returns those of the
-    /// tracked tensors that it computes with, as far as they have one: none if the pass has failed.
+    /// Recomputes the block and runs its backward pass from the `gradients` of its outputs. Returns the gradients of its
+    /// tracked tensors, or an empty vector if the pass has failed.
     pub(super) fn run(
         self,
         gradients: Vec<Option<DispatchTensor>>,
@@ -129,12 +129,12 @@ where
         let signal = Tensor::from_dispatch(signal);
         let root = backward_root(&output, gradients, &signal, strategy, run);
         drop(output);
-        let root = root.expect("an output has called for the block");
+        let root = root.expect("the gradient of an output triggers the recomputation");
         let gradients = root.backward();
         leaves.into_iter().map(|find| find(&gradients)).collect()
     }
 
-    /// Runs the block again, recorded.
+    /// Recomputes the block.
     fn record(self) -> Result<Recomputation<Y>, FusedError> {
         let Self {
             name,
@@ -153,7 +153,7 @@ where
             .map(|random| scope.repeat_random(random))
             .transpose()?;
         let strategy = first.outputs.strategy;
-        // Nothing else holds what the run computes with.
+        // The run owns its inputs, so that they are freed as soon as possible.
         let input = call.input.take(&name)?;
         let recorded = with_frozen(block.clone(), scope.pass.blocks.placement());
         let (recorded, leaves_of_block) = with_own_leaves(recorded, &call.outside_of_form);
@@ -183,8 +183,8 @@ where
             let _scope = inside.clone().enter();
             let place = || {
                 format!(
-                    "the second run of the recomputed block {name}, whose parameters and those \
-                     before it are unchanged,"
+                    "the second run of the recomputed block {name} (its parameters and those of earlier \
+                    blocks are unchanged)"
                 )
             };
             with_panic_context(run, place)
@@ -197,8 +197,8 @@ where
         let specs = OutputSpecs::of(&output);
         assert!(
             other_reads.is_some() || specs.tensors == first.outputs.tensors,
-            "the second run of the recomputed block {name} returned other tensors than the first: \
-             it must compute the same from its inputs"
+            "the second run of the recomputed block {name} returned tensors of other shapes or types than \
+            the first: it must compute the same result from its inputs"
         );
         let error = match other_reads {
             None if !is_other => return Ok(Recomputation { output, leaves }),
@@ -211,7 +211,7 @@ where
             },
         };
         if is_other {
-            // A model that began to draw without the lock waits for it from now on.
+            // The model draws without the lock: take the lock from now on.
             inside.pass.blocks.learned.has_drawn();
         }
         inside.abandon();
@@ -221,8 +221,7 @@ where
     }
 }
 
-/// What a recomputed block is called in messages: its type, and the place in the model of the
-/// parameters that it has read.
+/// Returns the name of a block for messages: its type, and the path of the parameters that it read.
 pub(super) fn block_name<B>(readers: &Readers) -> String {
     let place = readers.reads().place();
     match place.is_empty() {
@@ -231,7 +230,7 @@ pub(super) fn block_name<B>(readers: &Readers) -> String {
     }
 }
 
-/// Does `work`, and puts before the message of a panic in it where it was.
+/// Runs `work`. The message of a panic is prefixed with `place`.
 pub(super) fn with_panic_context<R>(work: impl FnOnce() -> R, place: impl FnOnce() -> String) -> R {
     catch(work).unwrap_or_else(|panic| match panic.text() {
         Some(message) => panic!("{} panicked: {message}", place()),

@@ -2,7 +2,7 @@ use std::panic::RefUnwindSafe;
 
 use super::activations::{Activations, FloatMap};
 
-/// What a block computes with that is no tensor and not [`Copy`]: a configuration, a list, a device.
+/// An input of a block that is not a tensor and not [`Copy`]: a configuration, a list, a device.
 ///
 /// ```
 /// use backburn::{Constant, gradient_checkpointing};
@@ -20,9 +20,9 @@ use super::activations::{Activations, FloatMap};
 /// );
 /// ```
 ///
-/// Both runs get it, so nothing in it may change in between. [`RefUnwindSafe`] keeps out what is not made to be shared, such as
-/// a `Cell`, or a parameter, and with it every module that has one. It lets locks and atomics in: leave these as they are. A
-/// layer that several blocks share is a part of each, where its running statistics are updated once:
+/// Both runs of the block get the value, so it must not change in between. The bound [`RefUnwindSafe`] excludes interior
+/// mutability such as a `Cell`, and therefore parameters and modules. It allows locks and atomics, which the block must not modify.
+/// Pass a layer that several blocks share as a part of each block, where its running statistics are updated once:
 /// `gradient_checkpointing(&(block.clone(), shared.clone()), ..)`.
 ///
 /// ```compile_fail,E0277
@@ -33,8 +33,8 @@ use super::activations::{Activations, FloatMap};
 /// gradient_checkpointing(&block, (x, Constant(shared)), |block: &Linear, (x, _)| block.forward(x));
 /// ```
 ///
-/// A tensor is an input of its own. In here the compiler does not see it: one that is tracked ends the first run with a
-/// panic, as [`gradient_checkpointing`](crate::gradient_checkpointing()) says.
+/// Pass tensors as inputs. A tracked tensor in a constant is not detected by the compiler; the first run panics, see
+/// [`gradient_checkpointing`](crate::gradient_checkpointing()).
 #[derive(Clone, Copy, Debug)]
 pub struct Constant<T>(pub T);
 

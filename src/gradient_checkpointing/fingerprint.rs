@@ -2,12 +2,12 @@ use std::hash::{DefaultHasher, Hasher};
 
 use super::activations::{Activations, each};
 
-/// What tells the outputs of a block apart that has seen other random numbers: a hash of each.
+/// Hashes of a block's outputs, to detect a recomputation that drew other random numbers.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Fingerprint(Vec<u64>);
 
 impl Fingerprint {
-    /// Reads `output`, which waits for its device.
+    /// Hashes `output`. Waits for the device.
     pub(super) fn of<Y: Activations>(output: &Y) -> Self {
         let mut hashes = Vec::new();
         each(output, |tensor| {

@@ -1,4 +1,15 @@
 //! Gradient checkpointing by block.
+//!
+//! # Memory
+//!
+//! Between its first run and its recomputation a block keeps its [`SavedInput`] (on its device or on the host), the
+//! specs of its outputs, and one [`CheckpointNode`] on the tape. Activations exist only while the block runs its
+//! backward pass.
+//!
+//! # Invariants
+//!
+//! - The first run is untracked. The recomputation builds a graph of its own, because the outer graph is locked.
+//! - Both runs draw the same random numbers and see the running statistics from before the first run.
 
 mod activations;
 mod budget;
@@ -35,11 +46,11 @@ use crate::pass::{BlockMode, RandomRun, Scope};
 use crate::tap::lift;
 use crate::weights::{TrackedTensor, is_in_training, outside_of_form, with_constants, with_frozen};
 
-/// Runs a block of a model so that its activations are not kept: in a fused step, only `input` is.
+/// Runs a block of a model and keeps only its `input` for the backward pass.
 ///
-/// The block runs without recording, and once more, recorded, when the backward pass reaches it; its
-/// parameters are stepped there. Use it inside the `forward` of a model: outside
-/// of a fused step (stock training, validation, inference) `forward` is simply called.
+/// In a fused step the block first runs untracked. When the backward pass reaches it, the block is recomputed, tracked, and its
+/// parameters are stepped. Use it inside the `forward` of a model: outside
+/// of a fused step (stock training, validation, inference) it only calls `forward`.
 ///
 /// ```
 /// use backburn::{FusedOptimizer, gradient_checkpointing};
@@ -69,14 +80,14 @@ use crate::weights::{TrackedTensor, is_in_training, outside_of_form, with_consta
 /// # Ok::<(), backburn::FusedError>(())
 /// ```
 ///
-/// Everything that `forward` computes with comes from `block` and `input`. Inputs and outputs are [`Activations`]: tensors,
-/// and what is made of them. Blocks may share weights and nest. Running statistics are updated once.
+/// `forward` must compute with `block` and `input` only. Inputs and outputs are [`Activations`]: tensors,
+/// and structures of them. Blocks may share weights and nest. Running statistics are updated once.
 ///
-/// # What a closure may capture
+/// # Captures of the closure
 ///
-/// Whatever is [`Copy`], such as numbers and flags. Tensors are not, since their graph is locked when the
-/// block runs again. The compiler refuses a tensor that is captured with "the trait bound `burn::Tensor<2>: Copy` is not
-/// satisfied in" the closure, or, without `move`, by saying that the closure may outlive what it borrows.
+/// The closure may capture values that are [`Copy`], such as numbers and flags. Tensors are not `Copy`: their graph is locked when
+/// the block is recomputed. For a captured tensor the compiler reports "the trait bound `burn::Tensor<2>: Copy` is not
+/// satisfied in" the closure, or, without `move`, that the closure may outlive a borrowed value.
 ///
 /// ```compile_fail,E0277
 /// # use backburn::gradient_checkpointing;
@@ -86,7 +97,7 @@ use crate::weights::{TrackedTensor, is_in_training, outside_of_form, with_consta
 /// gradient_checkpointing(&block, x, move |block: &Linear, x| block.forward(x) + residual.clone());
 /// ```
 ///
-/// Pass it as an input. Pass what is no tensor and not `Copy` as a [`Constant`], and a layer that several blocks share
+/// Pass the tensor as an input, other values that are not `Copy` as a [`Constant`], and a layer that several blocks share
 /// as a part of each block:
 ///
 /// ```
@@ -106,46 +117,46 @@ use crate::weights::{TrackedTensor, is_in_training, outside_of_form, with_consta
 ///
 /// # Running states
 ///
-/// Both runs see a running state as it was before the first, and it is updated once. Read a state with
-/// `RunningState::value_sync`, as batch normalization does: the result is that of stock. `RunningState::value` returns the same in a
-/// block, since the updates that Burn keeps pending are merged before each pass and each block; in stock it can be older by an update.
+/// Both runs read a running state as it was before the first run, and the state is updated once. Read a state with
+/// `RunningState::value_sync`, as batch normalization does, to get the result of stock Burn. `RunningState::value` returns the same
+/// value in a block, because pending updates are merged before each pass and each block; in stock Burn it can be one update older.
 ///
 /// # Random numbers
 ///
-/// Both runs see the same random numbers: every block gets a seed of its own, from one that is drawn once a step. So with dropout a
-/// training differs from one that simply calls its blocks as one seed from another. It equals one whose blocks all [keep
+/// Both runs draw the same random numbers: each block has its own seed, derived from a seed that is drawn once per step. With
+/// dropout, the results therefore differ from those of plain calls as between two seeds. They equal those of blocks that [keep
 /// their activations](crate::GradientCheckpointingConfig::keep_activations).
 ///
-/// All threads share Burn's generator, so a run that draws holds a lock, and trainings side by side wait for each other. A model
-/// that draws nothing does not wait: its first step shows it. If a thread outside of the training draws during a run (a worker
-/// of a data loader may), or the closure computes something else the second time, the step ends with
-/// [`FusedError::RandomNumbers`](crate::FusedError::RandomNumbers). On CubeCL devices, which would have to be waited for,
-/// this is not checked; and one seed is drawn for all steps, so seeding the device again later changes only what is drawn outside of blocks.
+/// All threads share Burn's generator, so a run that draws holds a lock, and concurrent trainings wait for each other. The first
+/// step detects a model that draws nothing, which then takes no lock. If a thread outside of the training draws during a run (a
+/// worker of a data loader, for example), or the recomputation computes another result, the step ends with
+/// [`FusedError::RandomNumbers`](crate::FusedError::RandomNumbers). CubeCL devices are not checked, because that would wait for the
+/// device. They also draw one seed for all steps, so seeding the device later affects only numbers that are drawn outside of blocks.
 ///
 /// # Gradients
 ///
-/// The gradients are those of the block without checkpointing, to the bit. Only where a tensor has three uses or more, some inside and some
-/// outside of the block, autodiff sums their terms in another order.
+/// The gradients equal those of the block without checkpointing bit for bit. The exception is a tensor with three or more uses, some
+/// inside and some outside of the block: autodiff sums their terms in another order.
 ///
-/// A tracked input that the block does not use, or from which nothing reaches the loss, gets a gradient of zeros, with which an
-/// optimizer with momentum moves on; the log says so once. If it should get none, detach it before the block. A
-/// parameter of the block that is read and not used gets none.
+/// A tracked input that the block does not use, or that does not affect the loss, gets a gradient of zeros, with which an
+/// optimizer with momentum updates the parameter; the log reports it once. To get no gradient, detach the input before the block. A
+/// parameter of the block that is read and not used gets no gradient.
 ///
-/// PyTorch knows it as [`torch.utils.checkpoint`](https://docs.pytorch.org/docs/stable/checkpoint.html); it was proposed by
-/// [Chen et al., 2016](https://arxiv.org/abs/1604.06174).
+/// PyTorch's counterpart is [`torch.utils.checkpoint`](https://docs.pytorch.org/docs/stable/checkpoint.html). The method was
+/// proposed by [Chen et al., 2016](https://arxiv.org/abs/1604.06174).
 ///
 /// # Panics
 ///
-/// - If `forward` returns a tensor that depends on a trainable tensor that is no input, and that the compiler does not see: in a
-///   [`Constant`], in a field of the block that is no parameter, in a `static`. (If the block detaches what it computes with such a
-///   tensor, nobody notices, and the second run waits for ever: make it an input.)
+/// - If `forward` returns a tensor that depends on a trainable tensor that is not an input and that the compiler can't detect: in a
+///   [`Constant`], in a field of the block that is not a parameter, in a `static`. (If the block detaches the result of such a
+///   tensor, this is not detected, and the recomputation deadlocks: pass the tensor as an input.)
 /// - If it is called on a thread without the [`StepContext`](crate::StepContext) of the closure.
-/// - In the backward pass, if the second run returns tensors of another shape or dtype.
+/// - In the backward pass, if the recomputation returns tensors of another shape or dtype.
 ///
-/// A second run that reads other parameters than the first ends the step with
-/// [`FusedError::BlockReads`](crate::FusedError::BlockReads): a layer that it skips would not be stepped.
+/// A recomputation that reads other parameters than the first run ends the step with
+/// [`FusedError::BlockReads`](crate::FusedError::BlockReads), because a skipped layer would not be stepped.
 ///
-/// A panic in `forward` is passed on with the name of the block. Parameters whose gradient had not arrived are unchanged then.
+/// A panic in `forward` is passed on with the name of the block. Parameters whose gradient had not arrived are unchanged.
 pub fn gradient_checkpointing<B, X, Y>(
     block: &B,
     input: X,
@@ -159,7 +170,7 @@ where
     let mut devices = block.devices();
     each(&input, |tensor| devices.push(tensor.device()));
     if devices.iter().any(|device| !device.is_autodiff()) {
-        // Inference, or a look at the model for inference in a step.
+        // Inference, possibly within a step.
         return forward(block, input);
     }
     let Some(scope) = Scope::current() else {
@@ -194,7 +205,7 @@ where
     }
 }
 
-/// Runs a block once, and lets it wait for the gradients of its outputs to run again.
+/// Runs a block untracked, and puts a node on the tape that recomputes it when the gradients of its outputs have arrived.
 fn run_checkpointed<B, X, Y>(
     scope: Scope,
     block: &B,
@@ -214,7 +225,7 @@ where
     }
     let (outside_of_form, values): (Vec<_>, Vec<_>) = outside_of_form(block).into_iter().unzip();
     let block = with_constants(block.clone(), &outside_of_form);
-    // Out of its autodiff graph; for every tensor the place where its gradient goes, if it is tracked.
+    // The input outside of its autodiff graph, and the tracked tensors that receive its gradients.
     let mut tracked = Vec::new();
     let mut strategy = GradientCheckpointingStrategy::default();
     let detached = input.map_floats(&mut |tensor| {
@@ -226,7 +237,7 @@ where
         tensor.inner()
     });
     let (inside, readers) = scope.unrecorded(random.numbers.seed);
-    // Both runs see them like this.
+    // Both runs start with these running statistics.
     let statistics = StatisticsGuard::new(&block).commit();
     let (seed, on) = (random.numbers.seed, random.numbers.devices.first().cloned());
     let (output, drawn) = {
@@ -270,7 +281,7 @@ where
         return output;
     };
     if readers.reads().is_empty() && tracked.is_empty() {
-        // Nothing in it is trained.
+        // No gradient is needed.
         return output;
     }
     let (outputs, strategy) = (specs.tensors.len(), specs.strategy);

@@ -9,13 +9,14 @@ use crate::pass::{FailedIn, Pass};
 use crate::tap::{GradientSink, PassedGradients, join, lift};
 use crate::weights::{TrackedTensor, Unused};
 
-/// Runs a block for the second time and back. Gets the gradients of its outputs, those that there are, with a signal that it may
-/// give in its turn, and returns those of the tensors that it computes with.
+/// A function that recomputes a block and runs its backward pass. Its arguments are the gradients of the outputs, `None` for an
+/// output without one, and a signal tensor. It returns the gradients of the block's tracked tensors.
 pub(super) type Recompute = Box<
     dyn FnOnce(Vec<Option<DispatchTensor>>, DispatchTensor) -> Vec<Option<DispatchTensor>> + Send,
 >;
 
-/// A block's place on the tape: after all of its outputs, and before all that it computes with.
+/// The node of a checkpointed block on the tape: its backward step runs after those of all outputs, and before those of all
+/// tracked tensors of the block.
 ///
 /// ```text
 /// output 0 --+     +-- input 0
@@ -23,18 +24,18 @@ pub(super) type Recompute = Box<
 /// output 2 --+                +-- input 1
 /// ```
 ///
-/// Every arrow is a tensor of one element, whose gradient says nothing but that it is its turn. So a
-/// block may have inputs and outputs of all shapes, dtypes and devices, and an output that the loss does
-/// not use has no gradient. The joint has no more nodes than that: every backward pass in the process, and so the
-/// second run of every block, looks at all nodes that there are.
+/// Each arrow is a signal: a tensor of one element, whose gradient only triggers the next backward step. So a
+/// block may have inputs and outputs of any shape, dtype and device, and an output that does not affect the loss
+/// has no gradient. The number of nodes is minimal, because each backward pass in the process, and so the
+/// recomputation of each block, visits all nodes.
 pub(super) struct CheckpointNode {
     pass: Arc<Pass>,
-    /// Of the block.
+    /// Name of the block.
     name: String,
     recompute: Mutex<Option<Recompute>>,
-    /// Of the outputs.
+    /// Gradients of the outputs.
     output_gradients: Mutex<Vec<Option<DispatchTensor>>>,
-    /// Of what the block computes with: nothing if the pass has failed.
+    /// Gradients of the block's tracked tensors; empty if the pass has failed.
     input_gradients: Mutex<Vec<Option<DispatchTensor>>>,
 }
 
@@ -49,7 +50,7 @@ impl CheckpointNode {
         }
     }
 
-    /// The first node of the joint on the tape, between `tracked`, which the block computes with, and the outputs.
+    /// Links the block's `tracked` tensors on the tape, and returns the signal to which the outputs are attached.
     pub(super) fn anchor(
         self: &Arc<Self>,
         tracked: Vec<TrackedTensor>,
@@ -75,7 +76,7 @@ impl CheckpointNode {
         })
     }
 
-    /// The turn of a link comes; that of the block comes with the first.
+    /// Recomputes the block when the signal reaches its first link.
     fn run_once(&self, signal: &DispatchTensor) {
         let recompute = self.recompute.lock().take();
         if let Some(recompute) = recompute {
@@ -86,17 +87,17 @@ impl CheckpointNode {
         }
     }
 
-    /// The gradient of an output arrives.
+    /// Stores the gradient of an output.
     pub(super) fn set_output_gradient(&self, index: usize, gradient: DispatchTensor) {
         self.output_gradients.lock()[index] = Some(gradient);
     }
 }
 
-/// The turn of something that the block computes with.
+/// The gradient sink between two signals, which passes on the gradient of one tracked tensor.
 struct Link {
     node: Arc<CheckpointNode>,
     index: usize,
-    /// Its gradient if the block does not use it.
+    /// The gradient of zeros if the block does not use the tensor.
     unused: Mutex<Option<Unused>>,
 }
 

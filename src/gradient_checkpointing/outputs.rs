@@ -1,4 +1,4 @@
-//! The float tensors that a block returns, in its two runs.
+//! Float tensors that a block returns, from its first run and from its recomputation.
 
 use std::sync::Arc;
 
@@ -12,11 +12,11 @@ use crate::device::sent;
 use crate::memory::{self, BlockRun};
 use crate::tap::{GradientSink, PassedGradients, join, lift};
 
-/// What a block returns.
+/// Specs of the float tensors that a block returns.
 #[derive(Debug, Default)]
 pub(super) struct OutputSpecs {
     pub(super) tensors: Vec<(Shape, DType)>,
-    /// Whether a tensor is tracked.
+    /// `true` if one of the tensors is tracked.
     pub(super) tracked: bool,
     pub(super) strategy: GradientCheckpointingStrategy,
     pub(super) device: Option<Device>,
@@ -36,7 +36,7 @@ impl OutputSpecs {
         specs
     }
 
-    /// Bytes of all tensors.
+    /// Returns the bytes of all tensors.
     pub(super) fn bytes(&self) -> usize {
         let tensors = self.tensors.iter();
         tensors
@@ -45,7 +45,7 @@ impl OutputSpecs {
     }
 }
 
-/// The `output` of the first run, tapped: its gradients go to the joint, which is this `node` on the tape.
+/// Taps the `output` of the first run: its gradients are delivered to `node`, which has this `anchor` on the tape.
 pub(super) fn tap_outputs<Y: Activations>(
     output: Y,
     node: &Arc<CheckpointNode>,
@@ -66,11 +66,11 @@ pub(super) fn tap_outputs<Y: Activations>(
     })
 }
 
-/// Where the gradient of an output arrives.
+/// The gradient sink of an output.
 struct OutputSink {
     node: Arc<CheckpointNode>,
     index: usize,
-    /// What the joint gets, to be reached: its own value, which says nothing.
+    /// The gradient for the anchor, which triggers the node. Its value is arbitrary.
     signal: Mutex<Option<Tensor<1>>>,
 }
 
@@ -84,8 +84,8 @@ impl GradientSink for OutputSink {
     }
 }
 
-/// Something to go back from beside every tensor in the `output` of the second run that has one of the `gradients`, which are in the
-/// order of the tensors; none if there are none. Its value is that of the `signal`, which says nothing.
+/// Returns the root for the backward pass of a recomputation, which starts with the `gradients` of the tensors in `output`, in
+/// their order; `None` if there are none. The value of `signal` is arbitrary.
 pub(super) fn backward_root<Y: Activations>(
     output: &Y,
     gradients: Vec<Option<DispatchTensor>>,
@@ -106,7 +106,7 @@ pub(super) fn backward_root<Y: Activations>(
                 anchor,
                 Arc::new(given),
             );
-            // One after the other they would be summed in another order than in the plain call.
+            // One backward pass per output would sum gradients in another order than the plain call.
             all = Some(match all.take() {
                 Some(others) => sent(root, &others.device()) + others,
                 None => root,
@@ -116,7 +116,7 @@ pub(super) fn backward_root<Y: Activations>(
     all
 }
 
-/// The gradient of what its tap is beside, whatever arrives itself.
+/// The gradient sink at the root, which passes on a known gradient to the output.
 struct OutputGradient {
     gradient: Mutex<Option<DispatchTensor>>,
     /// For the memory recorder.

@@ -1,5 +1,3 @@
-//! Inputs that wait for the second run, in the memory of the device or of the host.
-
 use std::sync::Arc;
 
 use burn::tensor::TensorData;
@@ -9,24 +7,24 @@ use crate::device::{host, of_data};
 use crate::error::FusedError;
 use crate::offload::{ActivationOffload, OffloadedTensors};
 
-/// The input of a block between its runs, without autodiff.
+/// The input of a block between its runs, without autodiff, in the memory of the device or of the host.
 pub(super) struct SavedInput<X> {
-    /// The input, with placeholders for what is on the host.
+    /// The input, with placeholders for offloaded tensors.
     input: X,
     on_host: Option<OnHost>,
 }
 
-/// What is on the host.
+/// The offloaded tensors of an input.
 struct OnHost {
-    /// Whether it is there, for every float tensor of the input.
+    /// `true` for each float tensor of the input that is offloaded.
     which: Vec<bool>,
     saved: Arc<OffloadedTensors>,
-    /// Among what the pass has saved.
+    /// All offloaded activations of the pass.
     all: Arc<ActivationOffload>,
 }
 
 impl<X: Activations> SavedInput<X> {
-    /// Keeps `input`; what has memory of its own in `on_host`, if there is that.
+    /// Saves `input`. With `on_host`, tensors on devices with their own memory are offloaded.
     pub(super) fn new(input: X, on_host: Option<&Arc<ActivationOffload>>) -> Self {
         let Some(all) = on_host else {
             let on_host = None;
@@ -52,7 +50,7 @@ impl<X: Activations> SavedInput<X> {
         Self { input, on_host }
     }
 
-    /// The input of the block of this name, where it was.
+    /// Returns the input, on its original devices. `name` is that of the block, for the error.
     pub(super) fn take(self, name: &str) -> Result<X, FusedError> {
         let Some(OnHost { which, saved, all }) = self.on_host else {
             return Ok(self.input);
@@ -60,9 +58,9 @@ impl<X: Activations> SavedInput<X> {
         let bytes = saved.bytes();
         let back = all.take(saved).map_err(|reason| FusedError::Offload {
             reason: format!(
-                "the input of the recomputed block {name}, {bytes} bytes, was lost on its way to the host or back: {reason}. Make \
-                 the batch or the blocks smaller, or leave out `GradientCheckpointingConfig::offload_inputs`. The parameters of the \
-                 block and those before it are unchanged"
+                "the input of the recomputed block {name}, {bytes} bytes, was lost in its transfer to or from the host: {reason}. Make \
+                the batch or the blocks smaller, or leave out `GradientCheckpointingConfig::offload_inputs`. The parameters of this \
+                block and of earlier blocks are unchanged"
             ),
         })?;
         let (mut which, mut back) = (which.into_iter(), back.into_iter());

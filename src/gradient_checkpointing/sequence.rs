@@ -6,25 +6,25 @@ use burn::tensor::kind::Basic;
 use super::activations::{Activations, FloatMap};
 use super::constant::Constant;
 
-/// What [`gradient_checkpointing_tiled`](crate::gradient_checkpointing_tiled) cuts into tiles: tensors with as many entries along
-/// the dimension of the sequence as there are tokens, and tuples of them. Every tile gets a [`Whole`] or a
-/// [`Constant`] as it is.
+/// An input of [`gradient_checkpointing_tiled`](crate::gradient_checkpointing_tiled) that can be split into tiles: tensors with one
+/// entry per token along the dimension of the sequence, and tuples of them. Each tile gets a [`Whole`] or a
+/// [`Constant`] unchanged.
 pub trait Sequence: Activations {
-    /// The number of tokens along `dim`, if there are any to cut.
+    /// Returns the number of tokens along `dim`; `None` if the input is not split.
     #[doc(hidden)]
     fn tokens(&self, dim: usize) -> Option<usize>;
 
-    /// The tokens in a range.
+    /// Returns the tokens in a range.
     #[doc(hidden)]
     fn tile(&self, dim: usize, range: Range<usize>) -> Self;
 
-    /// All tiles, of which there is one at least, behind one another.
+    /// Concatenates one or more tiles.
     #[doc(hidden)]
     fn joined(tiles: Vec<Self>, dim: usize) -> Self;
 }
 
-/// An input that every tile of a sequence gets whole: the keys and values that queries look at, say. Its gradient is the sum over
-/// the tiles.
+/// An input that each tile of a sequence gets as a whole, for example the keys and values of attention. Its gradient is the sum
+/// over the tiles.
 #[derive(Clone, Debug)]
 pub struct Whole<T>(pub T);
 
@@ -41,7 +41,7 @@ where
     fn tokens(&self, dim: usize) -> Option<usize> {
         assert!(
             dim < D,
-            "a tensor of shape {:?} has no dimension {dim}, along which a sequence was to be cut into tiles: pass it as a `Whole`",
+            "a tensor of shape {:?} has no dimension {dim} to split into tiles: pass it as a `Whole`",
             self.dims()
         );
         Some(self.dims()[dim])
@@ -71,7 +71,7 @@ macro_rules! same_for_all_tiles {
             }
 
             fn joined(mut tiles: Vec<Self>, _dim: usize) -> Self {
-                tiles.pop().expect("there is a tile at least")
+                tiles.pop().expect("there is at least one tile")
             }
         })*
     };
@@ -105,12 +105,12 @@ macro_rules! tuples {
 
 tuples!((A B) (A B C) (A B C D));
 
-/// The number of tokens of two parts of a sequence.
+/// Returns the common number of tokens of two inputs.
 fn same(one: Option<usize>, other: Option<usize>) -> Option<usize> {
     if let (Some(one), Some(other)) = (one, other) {
         assert!(
             one == other,
-            "the inputs of tiles have {one} and {other} tokens: cut those of one length, and pass the others as `Whole`"
+            "the inputs of tiles have {one} and {other} tokens: pass inputs of equal length, and the others as `Whole`"
         );
     }
     one.or(other)

@@ -2,10 +2,10 @@ use burn::module::Module;
 
 use super::{Activations, gradient_checkpointing};
 
-/// [`gradient_checkpointing`]s the blocks of a stack in segments of equal length.
+/// Runs the blocks of a stack under [`gradient_checkpointing`], in segments of equal length.
 ///
-/// The inputs of all segments are kept, and the activations of one segment at a time. Without a number of `segments` it is the root of the
-/// number of blocks, rounded up, which keeps least ([Chen et al., 2016](https://arxiv.org/abs/1604.06174)).
+/// Memory holds the inputs of all segments, and the activations of one segment at a time. The default number of `segments` is the
+/// square root of the number of blocks, rounded up, which minimizes memory ([Chen et al., 2016](https://arxiv.org/abs/1604.06174)).
 ///
 /// ```
 /// use backburn::gradient_checkpointing_sequential;
@@ -21,7 +21,7 @@ use super::{Activations, gradient_checkpointing};
 ///
 /// # Panics
 ///
-/// If `segments` is zero; as [`gradient_checkpointing`].
+/// If `segments` is zero, and where [`gradient_checkpointing`] panics.
 pub fn gradient_checkpointing_sequential<B, X>(
     blocks: &[B],
     input: X,

@@ -2,11 +2,11 @@ use burn::module::Module;
 
 use super::{Sequence, gradient_checkpointing};
 
-/// [`gradient_checkpointing`] of what acts on every token of a sequence alone (an MLP, a norm, experts), on tiles of `tile_size` tokens,
-/// one after the other: the activations of one tile are there at a time, in both passes, however long the sequence is.
+/// Runs a block that acts on each token of a sequence separately (an MLP, a norm, experts) under [`gradient_checkpointing`], in tiles of
+/// `tile_size` tokens. The activations of one tile exist at a time, in both passes, for any length of the sequence.
 ///
-/// `dim` is the dimension of the sequence, in all tensors that go in and come out. The gradient of a weight is the sum over the tiles,
-/// before its one update.
+/// `dim` is the dimension of the sequence in all inputs and outputs. The gradient of a weight is summed over the tiles
+/// before its single update.
 ///
 /// ```
 /// use backburn::gradient_checkpointing_tiled;
@@ -22,21 +22,21 @@ use super::{Sequence, gradient_checkpointing};
 /// });
 /// ```
 ///
-/// What a tile needs of other tokens comes in as a [`Whole`](crate::Whole): so attention is a function of every query alone, given all keys
-/// and values. Within a block that runs twice itself, only the block's input is kept, and what is tiled runs three times.
+/// Pass data of other tokens as a [`Whole`](crate::Whole): attention, for example, acts on each query separately, given all keys
+/// and values. Inside of another checkpointed block, only the input of the outer block is kept, and the tiled block runs three times.
 ///
-/// The results are those of the same tiles without checkpointing to the bit, and those of the whole sequence up to rounding: of
-/// matrix products of fewer rows, and of the sums over the tiles. In a model in bf16 these are in bf16, or in f32 with
-/// [`FusedConfig::full_precision_accumulation`](crate::FusedConfig::full_precision_accumulation). Each tile draws random numbers of its
-/// own. In stock training and in validation `forward` is simply called for each tile.
+/// The results equal those of the same tiles without checkpointing bit for bit, and those of the whole sequence up to the rounding of
+/// matrix products of fewer rows and of the sums over the tiles. In a model in bf16 the sums are in bf16, or in f32 with
+/// [`FusedConfig::full_precision_accumulation`](crate::FusedConfig::full_precision_accumulation). Each tile draws its own random
+/// numbers. In stock training and in validation `forward` is only called for each tile.
 ///
-/// Known as tiled MLP in ALST ([Bekman et al., 2025](https://arxiv.org/abs/2506.13996)).
+/// ALST calls it tiled MLP ([Bekman et al., 2025](https://arxiv.org/abs/2506.13996)).
 ///
 /// # Panics
 ///
-/// If `tile_size` is zero; if a tensor has no dimension `dim`, or not as many tokens as another; if `forward` returns another number of
-/// tokens than it was given: then it does not act on every token alone. (A function that mixes tokens and keeps their number is not
-/// noticed.) And as [`gradient_checkpointing`].
+/// If `tile_size` is zero; if a tensor has no dimension `dim`, or another number of tokens than the others; if `forward` returns another
+/// number of tokens than it received. (A function that mixes tokens and keeps their number is not
+/// detected.) Also where [`gradient_checkpointing`] panics.
 pub fn gradient_checkpointing_tiled<B, X, Y>(
     block: &B,
     input: X,
@@ -54,7 +54,7 @@ where
         "`tile_size` is 0: there must be at least one token in a tile"
     );
     let tokens = input.tokens(dim).unwrap_or_else(|| {
-        panic!("no input can be cut into tiles, since all of them are whole: pass the one to be cut without `Whole`")
+        panic!("no input can be split into tiles, since all of them are whole: pass the sequence without `Whole`")
     });
     let tiles = (0..tokens.max(1)).step_by(tile_size).map(|start| {
         let range = start..tokens.min(start + tile_size);
@@ -63,8 +63,8 @@ where
         let returned = output.tokens(dim);
         assert!(
             returned == Some(given),
-            "the function of a tile was given {given} tokens and returned {}: one that runs on tiles acts on every token \
-             alone",
+            "the function of a tile received {given} tokens and returned {}: it must act on each token \
+            separately",
             returned.map_or("no sequence".into(), |returned| returned.to_string())
         );
         output

@@ -188,7 +188,7 @@ fn what_is_not_token_by_token_is_refused() {
             gradient_checkpointing_tiled(mlp, x.clone(), 1, 2, pooled).mean()
         })
     });
-    assert_says(&message, "was given 2 tokens and returned 1");
+    assert_says(&message, "received 2 tokens and returned 1");
     assert_eq!(weights(&fused.model()), before);
 }
 
