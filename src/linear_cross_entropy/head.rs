@@ -2,10 +2,10 @@ use burn::module::Module;
 use burn::nn::{Embedding, Linear};
 use burn::tensor::Tensor;
 
-/// The layer that turns hidden states into logits, one for each class.
+/// A layer that computes logits, one per class, from hidden states.
 ///
-/// Of Burn's layers it is [`Linear`], and, tied to the input, [`Embedding`]. A head of your own (with adapters in other places, with a
-/// norm before it) is a module that implements it:
+/// Implemented by Burn's [`Linear`], and by [`Embedding`] for a head that is tied to the input. Implement it for your own head (with
+/// adapters, or with a norm before the projection):
 ///
 /// ```
 /// use backburn::Head;
@@ -26,7 +26,7 @@ use burn::tensor::Tensor;
 /// }
 /// ```
 pub trait Head: Module + 'static {
-    /// The logits of every class for every token, without soft cap.
+    /// Computes the logits of each class for each token, without soft cap.
     ///
     /// # Shapes
     ///

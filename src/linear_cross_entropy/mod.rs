@@ -1,4 +1,4 @@
-//! Head and loss of a large vocabulary.
+//! Head and cross entropy for a large vocabulary, without allocating all logits.
 
 mod config;
 mod head;
@@ -12,23 +12,23 @@ pub use head::Head;
 use crate::device::{is_cubecl, is_remote};
 use crate::gradient_checkpointing;
 
-/// Head and cross entropy in chunks of tokens, so that the logits are never allocated as a whole.
+/// The output head and the cross entropy loss in chunks of tokens, so that the logits are never allocated as a whole.
 ///
-/// With a vocabulary of 50,257 the logits of 2,048 tokens are 412 MB, and softmax and gradient take as much each: more than all other
+/// With a vocabulary of 50,257 the logits of 2,048 tokens take 412 MB, and softmax and gradient the same again: more than all other
 /// activations of a model with checkpointed blocks. Each chunk is a block under [`gradient_checkpointing`]: in a fused step its logits
-/// are computed, reduced to one number for each token, dropped, and computed again when the backward pass reaches them. The head is
+/// are computed, reduced to one number per token, dropped, and recomputed in the backward pass. The head is
 /// updated once. In stock training and in validation the chunks are plain calls.
 ///
-/// The value is that of Burn's [`CrossEntropyLoss`](burn::nn::loss::CrossEntropyLoss) over all logits cast to f32, with the same order
-/// of sums. Gradients differ by the order of the sums over the chunks, in f32 by some 1e-7 of their size.
-/// [`LossReduction`] selects the mean, the sum, or one loss for each token.
+/// The value equals that of Burn's [`CrossEntropyLoss`](burn::nn::loss::CrossEntropyLoss) over all logits cast to f32, with the same
+/// order of sums. Gradients differ in the order of the sums over the chunks, in f32 by a relative error of about 1e-7.
+/// [`LossReduction`] selects the mean, the sum, or one loss per token.
 ///
-/// The head computes logits in the type of the model, and all that follows is in f32 (in f64, if the model is). In a model in bf16 the
-/// gradient of the head is summed over chunks in bf16, where terms below a 256th of the sum are lost. Set
-/// [`FusedConfig::full_precision_accumulation`](crate::FusedConfig::full_precision_accumulation) to sum them in f32.
+/// The head computes logits in the type of the model; the loss is computed in f32 (in f64 if the model is in f64). In a model in bf16
+/// the gradient of the head is summed over chunks in bf16, which loses terms below 1/256 of the sum. Set
+/// [`FusedConfig::full_precision_accumulation`](crate::FusedConfig::full_precision_accumulation) to sum in f32.
 ///
-/// As in [Liger Kernel](https://arxiv.org/abs/2410.10989) and torchtune (`LinearCrossEntropyLoss`), with the
-/// optimizer fused.
+/// [Liger Kernel](https://arxiv.org/abs/2410.10989) and torchtune (`LinearCrossEntropyLoss`) have the same loss without the fused
+/// optimizer.
 ///
 /// ```
 /// use backburn::{FusedOptimizer, LinearCrossEntropyLossConfig};
@@ -63,9 +63,9 @@ use crate::gradient_checkpointing;
 pub struct LinearCrossEntropyLoss(LinearCrossEntropyLossConfig);
 
 impl LinearCrossEntropyLoss {
-    /// Computes the cross entropy of the `targets` in nats, given the logits that `head` computes from `hidden`.
+    /// Computes the cross entropy of the `targets` in nats, with the logits that `head` computes from `hidden`.
     ///
-    /// The mean is NaN if no token counts, and all gradients are zero then, as in Burn.
+    /// If all tokens are padding, the mean is NaN and all gradients are zero, as in Burn.
     ///
     /// # Shapes
     ///
@@ -75,8 +75,8 @@ impl LinearCrossEntropyLoss {
     ///
     /// # Panics
     ///
-    /// If there are no tokens, or not as many targets; on CPU backends if a target that counts is not a class of the head. Other
-    /// devices would have to be waited for: there the loss is NaN, and the token is left out of the gradients.
+    /// If there are no tokens, or not one target per token; on CPU backends also if a target is neither padding nor a class of the
+    /// head. Other devices don't check it, because that would wait for the device: the loss is NaN, and the token adds no gradient.
     pub fn forward<H: Head>(
         &self,
         head: &H,
@@ -88,7 +88,7 @@ impl LinearCrossEntropyLoss {
             (LossReduction::Mean, None) => losses.mean(),
             (LossReduction::Mean, Some(padding)) => {
                 let dtype = precision(losses.dtype());
-                // A float type of its own, in case the device's default can't count the tokens.
+                // Counted in the type of the loss, because the device's default float type may be too small.
                 let counted = padding.bool_not().int().cast(dtype).sum();
                 losses.sum() / counted
             }
@@ -97,11 +97,11 @@ impl LinearCrossEntropyLoss {
         }
     }
 
-    /// Computes the same with one weight for each token, which multiplies its loss.
+    /// Computes the cross entropy as [`forward`](Self::forward) does, with the loss of each token multiplied by its weight.
     ///
     /// The mean divides by the sum of the weights, as PyTorch and Burn do with weights of classes. Weights may be zero or negative. If
-    /// the sum is zero, the mean and its gradients are not finite: `0 / 0` is NaN. The sum of the losses is zero then, with zero gradients.
-    /// Weights of tokens in `pad_tokens` count for nothing. A weight of zero does not hide a loss that is NaN or infinite.
+    /// all weights are zero, the mean and its gradients are NaN (`0 / 0`), and the sum and its gradients are zero.
+    /// Weights of tokens in `pad_tokens` are ignored. A weight of zero does not hide a loss that is NaN or infinite.
     ///
     /// # Shapes
     ///
@@ -111,7 +111,7 @@ impl LinearCrossEntropyLoss {
     ///
     /// # Panics
     ///
-    /// As [`forward`](Self::forward), and if there is not one weight for each token.
+    /// Where [`forward`](Self::forward) panics, and if there is not one weight per token.
     pub fn forward_weighted<H: Head>(
         &self,
         head: &H,
@@ -138,7 +138,7 @@ impl LinearCrossEntropyLoss {
         }
     }
 
-    /// Returns the loss of each token, zero for padding, and which tokens are padding. Shapes: `[tokens, d_model]`, and `[tokens]`.
+    /// Returns the loss of each token, zero for padding, and a mask of the padding. Shapes: `[tokens, d_model]`, and `[tokens]`.
     fn losses<H: Head>(
         &self,
         head: &H,
@@ -148,18 +148,18 @@ impl LinearCrossEntropyLoss {
         let ([tokens, _], [targets_given]) = (hidden.dims(), targets.dims());
         assert!(
             tokens == targets_given,
-            "there are {tokens} hidden states and {targets_given} targets: one target for each is needed"
+            "there are {tokens} hidden states and {targets_given} targets: pass one target for each hidden state"
         );
         assert!(
             tokens > 0,
-            "there are no hidden states: the loss of no tokens is not defined, so leave empty batches out"
+            "there are no hidden states, and the loss of zero tokens is not defined: skip empty batches"
         );
         let given = targets.dtype();
         let targets = signed(targets);
         let padding = self.padding(&targets, given);
         let targets = match &padding {
             None => targets,
-            // Any class will do: its loss is masked below.
+            // Any valid class; its loss is masked below.
             Some(padding) => targets.mask_fill(padding.clone(), 0),
         };
         let losses = self.over_chunks(head, hidden, targets).neg();
@@ -169,7 +169,7 @@ impl LinearCrossEntropyLoss {
         }
     }
 
-    /// The logarithm of the probability of each target. Shapes: `[tokens, d_model]`, `[tokens]`, `[tokens]`.
+    /// Returns the logarithm of the probability of each target, computed in chunks. Shapes: `[tokens, d_model]`, `[tokens]`, `[tokens]`.
     fn over_chunks<H: Head>(
         &self,
         head: &H,
@@ -191,12 +191,11 @@ impl LinearCrossEntropyLoss {
         Tensor::cat(chunks.collect(), 0)
     }
 
-    /// Which targets, that were `given` in this type, count for nothing.
+    /// Returns a mask of the targets that are padding, given the original type of the targets.
     fn padding(&self, targets: &Tensor<1, Int>, given: DType) -> Option<Tensor<1, Bool>> {
         let is = |token: &i64| targets.clone().equal_scalar(*token);
         let has_sign = matches!(given, DType::I8 | DType::I16 | DType::I32 | DType::I64);
-        // A number that the type of the targets does not have is none of them: the largest without a sign are negative
-        // here.
+        // Ignore pad tokens outside of the range of the original type: large unsigned targets are negative after the cast.
         let fits = |token: &&i64| {
             (has_sign || **token >= 0)
                 && (targets.dtype() == DType::I64 || i32::try_from(**token).is_ok())
@@ -206,7 +205,7 @@ impl LinearCrossEntropyLoss {
     }
 }
 
-/// The logarithm of the probability of each target. Shapes: `[tokens, classes]`, `[tokens]`, `[tokens]`.
+/// Returns the logarithm of the probability of each target. Shapes: `[tokens, classes]`, `[tokens]`, `[tokens]`.
 fn log_likelihoods(
     logits: Tensor<2>,
     targets: Tensor<1, Int>,
@@ -235,7 +234,7 @@ fn log_likelihoods(
     smoothed.mask_fill(outside, f32::NAN)
 }
 
-/// `targets` in a type that has negative numbers, and all classes.
+/// Casts `targets` to a signed type that represents all classes.
 fn signed(targets: Tensor<1, Int>) -> Tensor<1, Int> {
     match targets.dtype() {
         DType::I32 | DType::I64 => targets,
@@ -244,7 +243,7 @@ fn signed(targets: Tensor<1, Int>) -> Tensor<1, Int> {
     }
 }
 
-/// The type for probabilities of logits in `dtype`.
+/// Returns the float type of the loss for logits in `dtype`.
 fn precision(dtype: DType) -> FloatDType {
     match dtype {
         DType::F64 => FloatDType::F64,
@@ -252,7 +251,7 @@ fn precision(dtype: DType) -> FloatDType {
     }
 }
 
-/// Which `targets` are no classes.
+/// Returns a mask of the `targets` that are not classes. Panics on CPU backends if there are any.
 fn outside(targets: &Tensor<1, Int>, classes: usize) -> Tensor<1, Bool> {
     let below = targets.clone().lower_scalar(0);
     let outside = below.bool_or(targets.clone().greater_equal_scalar(classes as i64));
@@ -264,7 +263,7 @@ fn outside(targets: &Tensor<1, Int>, classes: usize) -> Tensor<1, Bool> {
             .into_iter()
             .find(|target| !(0..classes as i64).contains(target));
         panic!(
-            "the target {} is not one of the {classes} classes of the head: look at the tokenizer, or name it in `pad_tokens`",
+            "the target {} is not one of the {classes} classes of the head: check the tokenizer, or add it to `pad_tokens`",
             found.unwrap_or_default()
         );
     }

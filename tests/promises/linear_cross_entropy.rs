@@ -590,7 +590,7 @@ fn a_target_for_each_state_is_needed() {
 }
 
 #[test]
-#[should_panic(expected = "the loss of no tokens is not defined")]
+#[should_panic(expected = "the loss of zero tokens is not defined")]
 fn no_tokens_are_refused() {
     let device = Device::flex().autodiff();
     let model = Bigram::init(HeadKind::WithBias, &device);
