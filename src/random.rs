@@ -1,7 +1,9 @@
-//! Random numbers that come twice: in the two passes of a step, and in the two runs of a block.
+//! Repeatable random numbers, for the two passes of a step and for the recomputation of a block.
 //!
-//! Burn's generators can be seeded, not read, and all threads of the process draw from them. Both times begin with the same
-//! seed, and hold a [lock](RngLock). Code that draws without it is found out by what was computed.
+//! # Invariants
+//!
+//! Burn's generators can be seeded but not read, and all threads of the process share them. Runs that must draw equal numbers
+//! start with the same seed and hold a [lock](RngLock). Code that draws without the lock is detected by comparing results.
 
 mod lock;
 
@@ -16,7 +18,7 @@ use crate::device::{answered, is_cubecl};
 
 pub(crate) use lock::RngLock;
 
-/// Seeds that all come from one.
+/// A sequence of seeds derived from a first one.
 #[derive(Debug)]
 pub(crate) struct Seeds {
     pub(crate) first: u64,
@@ -34,16 +36,16 @@ impl Seeds {
     }
 }
 
-/// The seeds of the steps of a training, from the generator of the device, so that a seeded program stays
+/// The seeds of the steps of a training, drawn from the device's generator, so that a seeded program is
 /// reproducible.
 ///
-/// A CubeCL device would have to be waited for. So it gives one number, for the first step that needs a seed,
-/// and the seeds of all steps come from that.
+/// Reading a number from a CubeCL device waits for the device. It draws one number, for the first step that needs a seed,
+/// from which the seeds of all steps are derived.
 #[derive(Debug, Default)]
 pub(crate) struct StepSeeds(OnceLock<Seeds>);
 
 impl StepSeeds {
-    /// The seed of the next step.
+    /// Returns the seed of the next step.
     pub(crate) fn next(&self, device: &Device) -> u64 {
         if !is_cubecl(device) {
             return draw_seed(device);
@@ -53,7 +55,7 @@ impl StepSeeds {
     }
 }
 
-/// Random numbers of its own for a part of the program.
+/// A repeatable stream of random numbers on some devices.
 #[derive(Clone, Debug)]
 pub(crate) struct Stream {
     pub(crate) devices: Vec<Device>,
@@ -61,14 +63,14 @@ pub(crate) struct Stream {
 }
 
 impl Stream {
-    /// Numbers on `devices` from a seed for their first.
+    /// Creates a stream on `devices`; `seed` returns the seed, given the first device.
     pub(crate) fn new(devices: Vec<Device>, seed: impl FnOnce(&Device) -> u64) -> Self {
         let devices = distinct(devices);
         let seed = seed(&devices.first().cloned().unwrap_or_default());
         Self { devices, seed }
     }
 
-    /// Those of one of several ranks, on its device.
+    /// Returns the stream of one of several ranks, on its device.
     pub(crate) fn of_rank(&self, rank: usize, device: &Device) -> Self {
         Self {
             devices: vec![device.clone()],
@@ -76,27 +78,27 @@ impl Stream {
         }
     }
 
-    /// From here on others come.
+    /// Seeds the devices with numbers outside of this stream.
     pub(crate) fn end(&self) {
         seed(&self.devices, mix(self.seed, u64::MAX));
     }
 
-    /// From here on these numbers come.
+    /// Seeds the devices with the start of this stream.
     pub(crate) fn start(&self) {
         seed(&self.devices, self.seed);
     }
 
-    /// Continues with the numbers after a `run`, which do not depend on how many it drew.
+    /// Continues with new numbers after a `run`, independent of how many numbers it drew.
     pub(crate) fn advance(&mut self, run: u64) {
         self.seed = mix(self.seed, run);
         self.start();
     }
 
-    /// Whether anybody has drawn since the numbers began; waits for the devices, and leaves others behind.
+    /// Returns `true` if numbers were drawn since the start of the stream. Waits for the devices and changes their generators.
     pub(crate) fn was_drawn(&self) -> bool {
         let draw = || self.devices.iter().map(draw_seed).collect::<Vec<_>>();
         let next = draw();
-        // Twice, since another thread may draw just now, and by chance as many as the work did.
+        // Compared twice, because another thread may draw at the same time, and by chance as many numbers as the run did.
         (0..2).any(|_| {
             self.start();
             next != draw()
@@ -104,13 +106,13 @@ impl Stream {
     }
 }
 
-/// Four draws of 16 bits.
+/// Draws four numbers of 16 bits.
 fn draw(device: &Device) -> Tensor<1> {
     let range = Distribution::Uniform(0.0, 65536.0);
     Tensor::random([4], range, (device, DType::F32))
 }
 
-/// A seed from the generator of `device`, which waits for it.
+/// Draws a seed from the generator of `device`. Waits for the device.
 fn draw_seed(device: &Device) -> u64 {
     let digits = draw(device);
     let digits = answered(device, move || digits.into_data());
@@ -118,7 +120,7 @@ fn draw_seed(device: &Device) -> u64 {
     digits.fold(0, |seed, digit| seed << 16 | digit & 0xffff)
 }
 
-/// A seed from the operating system, which leaves Burn's generators alone.
+/// Returns a seed from the operating system, without Burn's generators.
 pub(crate) fn system_seed() -> u64 {
     RandomState::new().hash_one(0)
 }
@@ -128,7 +130,7 @@ pub(crate) fn seed(devices: &[Device], seed: u64) {
     devices.iter().for_each(|device| device.seed(seed));
 }
 
-/// The devices without autodiff, each once.
+/// Returns the distinct devices without autodiff.
 fn distinct(devices: Vec<Device>) -> Vec<Device> {
     let mut found = Vec::new();
     for device in devices.into_iter().map(Device::inner) {
@@ -139,7 +141,7 @@ fn distinct(devices: Vec<Device>) -> Vec<Device> {
     found
 }
 
-/// The seed of one of several ranks; that of the first is that of one device alone.
+/// Returns the seed of one of several ranks. Rank 0 has the seed of a single device.
 pub(crate) fn of_rank(seed: u64, rank: usize) -> u64 {
     match rank {
         0 => seed,
@@ -147,7 +149,7 @@ pub(crate) fn of_rank(seed: u64, rank: usize) -> u64 {
     }
 }
 
-/// Another seed for every count: the finalizer of SplitMix64 (Steele et al., 2014).
+/// Derives a seed for each count, with the finalizer of SplitMix64 (Steele et al., 2014).
 pub(crate) fn mix(seed: u64, count: u64) -> u64 {
     let mut z = seed.wrapping_add(count.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

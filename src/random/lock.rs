@@ -2,7 +2,7 @@
 //!
 //! # Invariants
 //!
-//! Runs that have to draw the same numbers twice hold it from their seed to their last number. A thread never waits
+//! A run that must draw repeatable numbers holds the lock from its seed to its last number. A thread never waits
 //! for another rank while it holds the lock.
 
 use std::thread::{ThreadId, current};
@@ -138,7 +138,7 @@ impl RngLock {
 
 impl Drop for RngLock {
     fn drop(&mut self) {
-        // Operations that `fusion` has gathered draw their numbers when they run.
+        // With `fusion`, queued operations draw their numbers when they run.
         self.devices.iter().for_each(hand_over);
         let mut holder = self.lock.holder.lock();
         let held = holder.as_mut().expect("a guard holds the lock");

@@ -5,8 +5,7 @@ use cubecl::std::tensor::layout::linear::LinearView;
 
 use super::{DOWN, LARGE, SMALL, UP};
 
-/// Every unit adds up the squares of some elements, and every cube those of its units: of large, of ordinary and of small
-/// ones. Elements are stored as `F` and computed as `C`.
+/// Sums the squares of large, ordinary and small elements, three sums per cube. Elements are stored as `F` and computed as `C`.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn sum_squares<F: Float, C: Float, N: Size>(
     elements: LinearView<'_, Vector<F, N>>,
@@ -22,7 +21,7 @@ pub(super) fn sum_squares<F: Float, C: Float, N: Size>(
         let values = Vector::<C, N>::cast_from(elements.read(at));
         let zero = Vector::zero();
         let magnitudes = values.abs();
-        // What is not a number is ordinary.
+        // NaN counts as ordinary.
         let is_large = magnitudes.greater_than(&Vector::new(C::new(LARGE as f32)));
         let is_small = magnitudes.less_than(&Vector::new(C::new(SMALL as f32)));
         let down = values * Vector::new(C::new(DOWN as f32));
@@ -50,7 +49,7 @@ pub(super) fn sum_squares<F: Float, C: Float, N: Size>(
             }
         }
     }
-    // The first has added up what it writes.
+    // Unit 0 holds the sums of the cube.
     if unit == 0 {
         #[unroll]
         for kind in 0..3usize {
@@ -59,7 +58,7 @@ pub(super) fn sum_squares<F: Float, C: Float, N: Size>(
     }
 }
 
-/// The sum of the lanes.
+/// Returns the sum of the lanes.
 #[cube]
 fn lanes<C: Float, N: Size>(values: Vector<C, N>) -> C {
     let mut sum = values.extract(0usize);

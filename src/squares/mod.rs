@@ -1,8 +1,7 @@
-//! Sums of squares in which neither the largest nor the smallest floats are lost.
+//! Sums of squares without overflow or underflow.
 //!
-//! Squares leave the range of f32 long before the elements do. So elements are multiplied by a power of two first, which changes no
-//! digit, where they are very large or very small (J. L. Blue, A portable Fortran program to find the Euclidean norm of a
-//! vector, 1978).
+//! Squares of representable elements can exceed the range of f32. Very large and very small elements are multiplied by a power of
+//! two first, which is exact (J. L. Blue, A portable Fortran program to find the Euclidean norm of a vector, 1978).
 
 #[cfg(feature = "cubecl")]
 mod kernel;
@@ -14,16 +13,16 @@ use burn::tensor::TensorData;
 #[cfg(feature = "cubecl")]
 pub(crate) use on_device::{check_kernel, sums_of};
 
-/// Elements beyond this are made smaller.
+/// Lower bound of large elements.
 pub(crate) const LARGE: f64 = (1u64 << 40) as f64;
-/// By this.
+/// Factor of large elements.
 pub(crate) const DOWN: f64 = 1.0 / ((1u128 << 100) as f64);
-/// And those below this larger,
+/// Upper bound of small elements.
 pub(crate) const SMALL: f64 = 1.0 / LARGE;
-/// by this.
+/// Factor of small elements.
 pub(crate) const UP: f64 = (1u128 << 80) as f64;
 
-/// The sum, in f64, from those of the squares of large elements, ordinary and small ones, one after the other, as often as there are.
+/// Returns the total in f64 from triples of the sums of squares of large, ordinary and small elements.
 pub(crate) fn total(sums: &TensorData) -> f64 {
     let factors = [DOWN, 1.0, UP].into_iter().cycle();
     let sums = sums.iter::<f64>().zip(factors);

@@ -1,4 +1,4 @@
-//! Sums of squares in one kernel, of which a device need not be waited for.
+//! Sums of squares in one CubeCL kernel, without waiting for the device.
 
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::backend::tensor::FloatTensor;
@@ -10,15 +10,15 @@ use burn_cubecl::ops::numeric::empty_device_dtype;
 
 use super::{LARGE, SMALL, kernel, total};
 
-/// Elements that are worth a cube.
+/// Elements per cube.
 const GRAIN: usize = 1 << 14;
 const MOST_CUBES: usize = 256;
-/// Units of a cube where it may have so many; a power of two, since they are halved.
+/// Units per cube where the device supports it; a power of two, because the reduction halves them.
 const UNITS: usize = 256;
 
 #[backend_extension(Cube: cfg(feature = "cubecl"), Fusion: cfg(feature = "fusion"))]
 trait SumOfSquares: Backend {
-    /// For every cube of the kernel the sums of squares of large, ordinary and small elements.
+    /// Returns three sums per cube of the kernel: of the squares of large, ordinary and small elements.
     #[fusion(dtype = compute_dtype(elements), shape = sums_shape(elements))]
     fn sum_of_squares(elements: FloatTensor<Self>) -> FloatTensor<Self>;
 }
@@ -36,7 +36,7 @@ impl SumOfSquares for CubeBackend {
         let vector_size = sizes.max().unwrap_or(1);
         let most = client.properties().hardware.max_units_per_cube as usize;
         let units = if most >= UNITS { UNITS } else { 1 };
-        // For what is counted, which a view may have more of than its buffer, and one step beyond.
+        // The indices count the elements, which an expanded view has more of than its buffer, and exceed them by one step.
         let address_type = AddressType::from_len(count + cubes * units);
         // SAFETY: the elements are read through a view of their own strides, in vectors that divide them, within its
         // bounds; the sums are new, and each cube writes three that no other does, of as many as there are.
@@ -57,12 +57,12 @@ impl SumOfSquares for CubeBackend {
     }
 }
 
-/// The sums of a tensor of CubeCL's that has elements, to be read and put [together](total).
+/// Returns the partial sums of a non-empty tensor on a CubeCL device, for [`total`].
 pub(crate) fn sums_of<const D: usize>(elements: Tensor<D>) -> Tensor<1> {
     Tensor::from_dispatch(Dispatch::sum_of_squares(elements.into_dispatch()))
 }
 
-/// Half types are computed in f32.
+/// Returns the type of the computation: f64 for f64, f32 for all others.
 fn compute_dtype(dtype: DType) -> DType {
     match dtype {
         DType::F64 => DType::F64,
@@ -70,15 +70,15 @@ fn compute_dtype(dtype: DType) -> DType {
     }
 }
 
-/// Three for every cube.
+/// Returns the shape of the partial sums.
 fn sums_shape(elements: &Shape) -> Shape {
     let cubes = elements.num_elements().div_ceil(GRAIN).clamp(1, MOST_CUBES);
     Shape::new([3 * cubes])
 }
 
-/// The squares of numbers that are known, on a device of CubeCL's. Returns what the kernel has computed where it is another.
+/// Tests the kernel with known sums on a CubeCL device. Returns a wrong result as an error.
 pub(crate) fn check_kernel(device: &Device, dtype: FloatDType) -> Result<(), String> {
-    // f16 has neither large nor small ones.
+    // All elements of f16 are ordinary.
     let magnitudes = match dtype {
         FloatDType::F16 => &[1.0][..],
         _ => &[1.0, LARGE * LARGE.sqrt(), SMALL * SMALL.sqrt()],
