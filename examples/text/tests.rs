@@ -325,7 +325,7 @@ fn checkpoints_of_another_model_are_refused() {
     };
     assert_refused(
         resume(&folder.path().join("other"), &training),
-        &["there is no checkpoint in", "other"],
+        &["there is no complete checkpoint in", "other"],
     );
     type Change = fn(&mut Training);
     let changes: [(Change, &[&str]); 9] = [

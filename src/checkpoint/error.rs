@@ -4,11 +4,11 @@ use burn::store::RecordError;
 
 use crate::error::{FusedError, listed};
 
-/// The reason why a training was not saved, or not loaded.
+/// An error in saving or loading a training.
 #[derive(Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckpointError {
-    /// An option of the [`Checkpoint`](crate::Checkpoint) makes no sense.
+    /// An option of the [`Checkpoint`](crate::Checkpoint) is invalid.
     #[error("{reason}")]
     Invalid {
         /// The option, and what to do.
@@ -17,7 +17,7 @@ pub enum CheckpointError {
 
     /// The folder has no complete checkpoint.
     #[error(
-        "there is no checkpoint in {folder}: no save was completed there. Train from the start, or name another folder",
+        "there is no complete checkpoint in {folder}: train from the start, or name another folder",
         folder = folder.display()
     )]
     NotFound {
@@ -27,7 +27,7 @@ pub enum CheckpointError {
 
     /// The folder has no complete checkpoint of the step that [`at_step`](crate::Checkpoint::at_step) names.
     #[error(
-        "there is no complete checkpoint of step {step} in {folder}. Load one of the steps that are there: {found}",
+        "there is no complete checkpoint of step {step} in {folder}: load one of the steps {found}",
         folder = folder.display(),
         found = listed(found.iter().rev())
     )]
@@ -36,46 +36,46 @@ pub enum CheckpointError {
         folder: PathBuf,
         /// The step.
         step: u64,
-        /// The steps that are there, in ascending order.
+        /// The steps of the complete checkpoints, in ascending order.
         found: Vec<u64>,
     },
 
-    /// A file of the checkpoint is missing, damaged or cut off, or can't be read.
+    /// A file of the checkpoint is missing, damaged or truncated, or can't be read.
     #[error(
         "{file} can't be read: {reason}. {advice}",
         file = file.display(),
         advice = match older {
-            Some(step) => format!("Put it back as it was, or load step {step} with `at_step({step})`"),
-            None => "Put it back as it was, or go on from another checkpoint".into(),
+            Some(step) => format!("Restore the file, or load step {step} with `at_step({step})`"),
+            None => "Restore the file, or resume from another checkpoint".into(),
         }
     )]
     Unreadable {
         /// The file.
         file: PathBuf,
-        /// What is wrong with it.
+        /// The cause.
         reason: String,
-        /// The last step before, in the same folder, whose files are whole.
+        /// The last earlier step in the same folder whose files are intact.
         older: Option<u64>,
     },
 
     /// The checkpoint was saved by a later version of this crate.
     #[error(
-        "{file} has format {found}, and this version of backburn reads format {known}: load it with the version that has saved it",
+        "{file} has format {found}, and this version of backburn reads format {known}: load it with the version that saved it",
         file = file.display()
     )]
     OtherFormat {
         /// The file that names the format.
         file: PathBuf,
-        /// Its format.
+        /// Format of the file.
         found: u32,
         /// The format of this version.
         known: u32,
     },
 
-    /// The saved model is not the one in training.
+    /// The saved model does not fit the model in training.
     #[error(
-        "the model in {file} is not the one in training: {reason}. Create the model with the structure and the types that it was \
-         saved with; `Checkpoint::model` reads it for another model",
+        "the model in {file} does not fit the model in training: {reason}. Create the model with the structure and the types that it was \
+        saved with; `Checkpoint::model` reads it for another model",
         file = file.display()
     )]
     Model {
@@ -85,7 +85,7 @@ pub enum CheckpointError {
         reason: String,
     },
 
-    /// A checkpoint of the trained parameters alone has others than are trained now.
+    /// A checkpoint of the trained parameters has other parameters than are trained now.
     #[error(
         "the trained parameters in {file} are not those of the model: {reason}. Create the model with the same adapters, and freeze \
          the same parameters, as when it was saved",
@@ -103,34 +103,34 @@ pub enum CheckpointError {
     Optimizer {
         /// The file.
         file: PathBuf,
-        /// The reason, and what to do.
+        /// The cause, and what to do.
         error: FusedError,
     },
 
     /// The plan can't be written or read as its type.
     #[error(
-        "the plan of the training can't be {done} as {of}: {reason}. Its `serde::Serialize` and `serde::Deserialize` must fit each \
-         other, and the type must be the one that was saved"
+        "the plan of the training can't be {done} as {of}: {reason}. Its `serde::Serialize` and `serde::Deserialize` must match, \
+        and the type must be the one that was saved"
     )]
     Plan {
         /// `written` or `read`.
         done: &'static str,
-        /// Its type.
+        /// The type of the plan.
         of: &'static str,
-        /// The reason.
+        /// The cause.
         reason: String,
     },
 
-    /// There are gradients of micro-batches, which a checkpoint does not hold.
+    /// The training has accumulated gradients, which a checkpoint does not contain.
     #[error(
-        "there are accumulated gradients, which a checkpoint does not hold: save after the step that uses them, or drop them \
-         before with `drop_accumulated` (those in the state of an optimizer stay there, so step first)"
+        "there are accumulated gradients, which a checkpoint does not contain: save after the step that applies them, or drop them \
+    first with `drop_accumulated` (gradients in the state of an optimizer can't be dropped, so step first)"
     )]
     Accumulated,
 
     /// The training can't be read from its devices.
     #[error(
-        "the training can't be read from its devices, and was not saved: {reason}. Go on from the last checkpoint"
+        "the training can't be read from its devices, and was not saved: {reason}. Resume from the last checkpoint"
     )]
     Devices {
         /// The error of the device.
@@ -139,18 +139,18 @@ pub enum CheckpointError {
 
     /// A file or folder can't be written, renamed or removed.
     #[error(
-        "{file} can't be written: {reason}. Earlier checkpoints are still there. Make room, or change the permissions of the folder, \
-         and save again, or name another folder",
+        "{file} can't be written: {reason}. Earlier checkpoints are unchanged. Free disk space, or change the permissions of the \
+        folder, and save again, or name another folder",
         file = file.display()
     )]
     Write {
         /// The file or the folder.
         file: PathBuf,
-        /// The reason.
+        /// The cause.
         reason: String,
     },
 
-    /// The model that was loaded can't be trained.
+    /// The loaded model can't be trained.
     #[error(transparent)]
     Fused(#[from] FusedError),
 }

@@ -1,10 +1,11 @@
-//! The step folders of a checkpoint, written so that a kill or a power failure at any time leaves the last complete one.
+//! The step folders of a checkpoint. A kill or a power failure at any time leaves the last complete one intact.
 //!
 //! # Invariants
 //!
-//! A save fills `.step-N.tmp-PID`, flushes it, and renames it to `step-N`. A checkpoint that is replaced or removed is first
-//! renamed to `.step-N.old`. Readers use that one while there is no `step-N`, and the next save puts it back or finishes its
-//! removal. A folder without `training.json` is not complete: that file is written last and removed first.
+//! - A save writes `.step-N.tmp-PID`, flushes it, and renames it to `step-N`.
+//! - A checkpoint that is replaced or removed is first renamed to `.step-N.old`. Readers use it while `step-N` does not exist, and
+//!   the next save restores it or completes its removal.
+//! - A folder without `training.json` is incomplete: that file is written last and removed first.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -14,7 +15,7 @@ use std::path::{Path, PathBuf};
 use super::error::CheckpointError;
 use super::training::{ALL, TRAINING};
 
-/// A folder that a save has made.
+/// A folder created by a save.
 #[derive(Debug, PartialEq, Eq)]
 enum Entry {
     Step(u64),
@@ -23,7 +24,7 @@ enum Entry {
 }
 
 impl Entry {
-    /// Parses the name of a folder; `None` if no save has made it.
+    /// Parses the name of a folder; `None` if it was not created by a save.
     fn parse(name: &str) -> Option<Self> {
         let number = |text: &str| {
             let step = text.parse::<u64>().ok()?;
@@ -65,18 +66,18 @@ pub(super) fn complete(folder: &Path) -> Result<BTreeMap<u64, PathBuf>, Checkpoi
         if is_complete(&path)? {
             found.insert(step, path);
         } else {
-            log::warn!("{} is skipped: it has no `{TRAINING}`", path.display());
+            log::warn!("skipped {}: it has no `{TRAINING}`", path.display());
         }
     }
     Ok(found)
 }
 
-/// Renames `temporary` to the folder of `step`, in the place of the checkpoint that is there.
+/// Renames `temporary` to the folder of `step`, and replaces an existing checkpoint.
 pub(super) fn publish(folder: &Path, temporary: &Path, step: u64) -> Result<(), CheckpointError> {
     let target = step_folder(folder, step);
     let is_there = fs::symlink_metadata(&target).is_ok();
     if is_there && !target.is_dir() {
-        return Err(CheckpointError::cannot_write(&target, "it is no folder"));
+        return Err(CheckpointError::cannot_write(&target, "it is not a folder"));
     }
     if is_there {
         rename(&target, &replaced(folder, step))?;
@@ -84,7 +85,7 @@ pub(super) fn publish(folder: &Path, temporary: &Path, step: u64) -> Result<(), 
     rename(temporary, &target)?;
     flush_folder(folder)?;
     if is_there && let Err(error) = discard(folder, step) {
-        log::warn!("the checkpoint of step {step} that was replaced is still there: {error}");
+        log::warn!("the replaced checkpoint of step {step} was not removed: {error}");
     }
     Ok(())
 }
@@ -95,7 +96,7 @@ pub(super) fn remove(folder: &Path, step: u64) -> Result<(), CheckpointError> {
     discard(folder, step)
 }
 
-/// Removes what saves that were killed or have failed have left, and puts a checkpoint back that was to be replaced.
+/// Removes the remains of failed saves, and restores a checkpoint whose replacement was not completed.
 pub(super) fn clean(folder: &Path) -> Result<(), CheckpointError> {
     for (entry, path) in entries(folder)? {
         match entry {
@@ -114,7 +115,7 @@ pub(super) fn clean(folder: &Path) -> Result<(), CheckpointError> {
     Ok(())
 }
 
-/// Removes a checkpoint that was renamed, but for files that no save has written: these move to the folder of `step`.
+/// Removes a renamed checkpoint. Other files in it move to the folder of `step`.
 fn discard(folder: &Path, step: u64) -> Result<(), CheckpointError> {
     let (path, target) = (replaced(folder, step), step_folder(folder, step));
     if path.is_symlink() {
@@ -146,7 +147,7 @@ fn discard(folder: &Path, step: u64) -> Result<(), CheckpointError> {
     fs::remove_dir(&path).map_err(cannot_write(&path))
 }
 
-/// The folders that saves have made in `folder`.
+/// Returns the folders in `folder` that were created by saves.
 fn entries(folder: &Path) -> Result<Vec<(Entry, PathBuf)>, CheckpointError> {
     let unreadable = |error: io::Error| CheckpointError::unreadable(folder, error);
     let found = match fs::read_dir(folder) {
@@ -178,7 +179,7 @@ fn cannot_write(path: &Path) -> impl Fn(io::Error) -> CheckpointError {
     move |error| CheckpointError::cannot_write(path, error)
 }
 
-/// Makes `folder` and the folders above it.
+/// Creates `folder` and its parents.
 pub(super) fn create(folder: &Path) -> Result<(), CheckpointError> {
     if folder.is_dir() {
         return Ok(());
@@ -204,7 +205,7 @@ pub(super) fn write(path: &Path, bytes: &[u8]) -> Result<(), CheckpointError> {
     write().map_err(cannot_write(path))
 }
 
-/// Flushes what was made, renamed or removed in `folder`.
+/// Flushes the entries of `folder` to disk.
 pub(super) fn flush_folder(folder: &Path) -> Result<(), CheckpointError> {
     // Windows can't open a folder.
     if cfg!(unix) {

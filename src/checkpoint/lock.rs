@@ -28,9 +28,9 @@ impl Lock {
     }
 
     fn of(file: File, lock: fn(&File) -> io::Result<()>) -> Self {
-        // Not every file system has locks.
+        // Some file systems have no locks.
         if let Err(error) = lock(&file) {
-            log::debug!("a checkpoint is not locked: {error}");
+            log::debug!("a checkpoint was not locked: {error}");
         }
         Self(Some(file))
     }
@@ -45,7 +45,7 @@ impl Drop for Lock {
         if let Some(file) = &self.0
             && let Err(error) = file.unlock()
         {
-            log::debug!("a checkpoint is not unlocked: {error}");
+            log::debug!("a checkpoint was not unlocked: {error}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Trainings in a folder: each is saved whole or not at all, and loaded whole or not at all.
+//! Checkpoints of trainings in a folder. Saving and loading are atomic.
 
 mod error;
 mod folder;
@@ -31,8 +31,8 @@ impl<M: Module> Resumable for FusedOptimizer<M> {}
 
 impl<M: Module + 'static> Resumable for FusedReplicas<M> {}
 
-/// A folder of checkpoints of one training: model, optimizer, learning rate scheduler, the number of steps, and a plan, which is
-/// whatever else the program needs to go on.
+/// A folder of checkpoints of one training: model, optimizer, learning rate scheduler, number of steps, and a plan, which
+/// contains all other data that the program needs to resume.
 ///
 /// ```
 /// use backburn::{Checkpoint, FusedOptimizer, Progress};
@@ -68,24 +68,24 @@ impl<M: Module + 'static> Resumable for FusedReplicas<M> {}
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// A resumed training equals one that was not interrupted, to the bit where steps do, if it sees the same batches and random
-/// numbers: Burn's generators can be seeded, not read, so seed them by the step ([`Device::seed`](burn::tensor::Device::seed)).
-/// Optimizer states of f64 parameters pass through the default float type, as in
+/// A resumed training equals an uninterrupted one, bit for bit where steps are deterministic, if it gets the same batches and random
+/// numbers. Burn's generators can be seeded but not read, so seed them by the step ([`Device::seed`](burn::tensor::Device::seed)).
+/// Optimizer states of f64 parameters are converted to the default float type, as in
 /// [`FusedOptimizer::load_record`](crate::FusedOptimizer::load_record).
 ///
 /// # Layout
 ///
 /// | `step-500/` | |
 /// |---|---|
-/// | `model.bpk`, `optimizer.bpk`, `scheduler.bpk` | records of Burn's, which stock Burn loads |
+/// | `model.bpk`, `optimizer.bpk`, `scheduler.bpk` | Burn's records, which stock Burn loads |
 /// | `plan.cbor` | the plan |
 /// | `training.json` | the step, and length and CRC-32 of the other files |
 ///
-/// A save writes a temporary folder beside the others, flushes it to disk, and renames it. Whenever the process is killed, the last
-/// complete checkpoint is there. A folder without `training.json` is not complete, and skipped. Other files in the folder stay
-/// there. One process saves at a time: saves and loads wait for each other (`checkpoint.lock`).
+/// A save writes a temporary folder, flushes it to disk, and renames it. If the process is killed at any time, the last
+/// complete checkpoint is intact. A folder without `training.json` is incomplete and skipped. Other files in the folder are
+/// not removed. One process saves at a time: saves and loads wait for each other (`checkpoint.lock`).
 ///
-/// [`compact_records`](crate::optim::compact_records) around `save` writes optimizer states in few bits as they are.
+/// Call `save` inside of [`compact_records`](crate::optim::compact_records) to write quantized optimizer states in their own format.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Checkpoint {
     folder: PathBuf,
@@ -95,7 +95,7 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Checkpoints in `folder`, which need not be there yet. A relative path is resolved now.
+    /// Creates the checkpoint of `folder`, which need not exist yet. A relative path is resolved now.
     pub fn at(folder: impl Into<PathBuf>) -> Self {
         let folder = folder.into();
         Self {
@@ -108,7 +108,7 @@ impl Checkpoint {
 
     /// Removes older checkpoints after each save, so that the `count` with the highest steps remain. By default all remain.
     ///
-    /// The one that was saved last is never removed, nor are others of later steps.
+    /// The last saved checkpoint and those of later steps are never removed.
     #[must_use]
     pub fn keep_last(self, count: usize) -> Self {
         Self {
@@ -117,9 +117,9 @@ impl Checkpoint {
         }
     }
 
-    /// Saves only what is trained: the parameters that require a gradient, such as adapters, and running statistics.
+    /// Saves only the parameters that require a gradient, such as adapters, and running statistics.
     ///
-    /// Such a checkpoint loads into a model whose frozen parameters come from their own file: they keep the values that the model has.
+    /// Load such a checkpoint into a model whose frozen parameters were loaded from their own file: they keep their values.
     #[must_use]
     pub fn trained_only(self) -> Self {
         Self {
@@ -128,7 +128,7 @@ impl Checkpoint {
         }
     }
 
-    /// Reads the checkpoint of `step` in the place of the newest one. Saves are not affected.
+    /// Reads the checkpoint of `step` instead of the newest one. Saves are not affected.
     #[must_use]
     pub fn at_step(&self, step: u64) -> Self {
         Self {
@@ -148,7 +148,7 @@ impl Checkpoint {
         Ok(folder::complete(&self.folder)?.into_keys().collect())
     }
 
-    /// Returns an error if nothing can be saved, and creates the folder: call it before a long training.
+    /// Creates the folder, and returns an error if it can't be written to. Call this before a long training.
     ///
     /// # Errors
     ///
@@ -172,16 +172,16 @@ impl Checkpoint {
         Err(CheckpointError::Invalid { reason })
     }
 
-    /// Saves `training` as it is between two steps, and `progress` with it, in the folder `step-N` of `progress.step`.
+    /// Saves `training` and `progress` between two steps, in the folder `step-N` with N = `progress.step`.
     ///
-    /// A checkpoint of the same step is replaced: its folder is renamed first, and removed when the new one is in its place.
-    /// Earlier checkpoints are removed only as [`keep_last`](Self::keep_last) says, after the save.
+    /// A checkpoint of the same step is replaced: its folder is renamed first, and removed after the new one has been renamed.
+    /// After the save, earlier checkpoints are removed according to [`keep_last`](Self::keep_last).
     ///
     /// # Errors
     ///
-    /// [`CheckpointError::Accumulated`] if there are accumulated gradients, [`CheckpointError::Plan`] if the plan would not be
-    /// read again, [`CheckpointError::Devices`] if the training can't be read, [`CheckpointError::Write`], and
-    /// [`CheckpointError::Invalid`]. Earlier checkpoints are still there, and nothing is left of the new one.
+    /// [`CheckpointError::Accumulated`] if there are accumulated gradients, [`CheckpointError::Plan`] if the plan can't be
+    /// read back, [`CheckpointError::Devices`] if the training can't be read, [`CheckpointError::Write`], and
+    /// [`CheckpointError::Invalid`]. On an error, earlier checkpoints are unchanged, and the new one is removed.
     pub fn save<P>(
         &self,
         training: &impl Resumable,
@@ -224,7 +224,7 @@ impl Checkpoint {
         temporary: &Path,
     ) -> Result<(), CheckpointError> {
         folder::create(temporary)?;
-        // One after the other: what is read from a device for one file is freed before the next.
+        // Records are written one after the other, so that the host memory of one is freed before the next is read.
         let model = temporary.join(MODEL);
         read(|| training.core().model_record(self.trained_only).save(&model))?
             .map_err(|error| CheckpointError::cannot_write(&model, error))?;
@@ -237,7 +237,7 @@ impl Checkpoint {
         folder::flush_folder(temporary)
     }
 
-    /// Removes the checkpoints that are not to be kept after a save of `step`.
+    /// Removes the checkpoints beyond `keep_last` after a save of `step`.
     fn remove_older(&self, step: u64) -> Result<(), CheckpointError> {
         let steps = folder::complete(&self.folder)?;
         if let Some(last) = steps.keys().next_back().filter(|last| **last > step) {
@@ -255,15 +255,15 @@ impl Checkpoint {
             .try_for_each(|older| folder::remove(&self.folder, older))
     }
 
-    /// Loads model and optimizer state of the newest complete checkpoint into `training`, and returns the rest.
+    /// Loads model and optimizer state of the newest complete checkpoint into `training`, and returns the progress.
     ///
-    /// The training has the same config and optimizer as the one that was saved, and a model of the same structure and types;
-    /// its device, the number of devices, and what is offloaded may differ. Accumulated gradients are dropped.
+    /// The training must have the config and optimizer of the saved one, and a model of the same structure and types;
+    /// devices, the number of devices, and the offload may differ. Accumulated gradients are dropped.
     ///
     /// # Errors
     ///
     /// If there is no checkpoint, or the newest one is damaged, of a later version, or of another model, optimizer or plan. The
-    /// training has not changed then. The error of a damaged one names a step that [`at_step`](Self::at_step) can load instead.
+    /// training is unchanged on an error. The error of a damaged checkpoint names a step that [`at_step`](Self::at_step) can load.
     pub fn load<P>(&self, training: &mut impl Resumable) -> Result<Progress<P>, CheckpointError>
     where
         P: DeserializeOwned,
@@ -287,7 +287,7 @@ impl Checkpoint {
         Ok(progress)
     }
 
-    /// Returns the progress alone: to create model and optimizer as the plan says, before they are loaded.
+    /// Returns only the progress, to create model and optimizer according to the plan before loading them.
     ///
     /// # Errors
     ///
@@ -298,7 +298,7 @@ impl Checkpoint {
         read_progress(&folder, &saved)
     }
 
-    /// Returns the record of the model alone, in host memory: to validate the model, or to use it.
+    /// Returns only the record of the model, in host memory, for validation or inference.
     ///
     /// [`ModuleRecord::allow_partial`] loads the record of a [`trained_only`](Self::trained_only) checkpoint.
     ///
@@ -308,13 +308,13 @@ impl Checkpoint {
     pub fn model(&self) -> Result<ModuleRecord, CheckpointError> {
         let _lock = Lock::shared(&self.folder);
         let file = self.open(&[MODEL])?.0.join(MODEL);
-        // Burn reads a file when somebody looks at the record, and `keep_last` may have removed it by then.
+        // Burn reads the file lazily, and `keep_last` may remove it before.
         let bytes = std::fs::read(&file).map_err(|error| CheckpointError::unreadable(&file, error));
         ModuleRecord::from_bytes(Bytes::from_bytes_vec(bytes?))
             .map_err(|error| CheckpointError::unreadable(&file, error))
     }
 
-    /// Returns the folder of the checkpoint that is to be read, and its `training.json`, after a check of `files`.
+    /// Returns the folder of the checkpoint to read, and its `training.json`, after a check of `files`.
     fn open(&self, files: &[&str]) -> Result<(PathBuf, Training), CheckpointError> {
         self.validate()?;
         let steps = folder::complete(&self.folder)?;
@@ -344,7 +344,7 @@ impl Checkpoint {
     }
 }
 
-/// Returns the last step before `step` whose files are all as they were saved.
+/// Returns the last step before `step` whose files are all intact.
 fn last_whole(steps: &BTreeMap<u64, PathBuf>, step: u64) -> Option<u64> {
     let mut before = steps.range(..step).rev();
     let is_whole = |(step, path): &(&u64, &PathBuf)| Training::read(path, **step, &ALL).is_ok();
@@ -358,14 +358,14 @@ where
     Progress::read(saved.step, &folder.join(SCHEDULER), &folder.join(PLAN))
 }
 
-/// Logs that old files were not removed: the next save tries again.
+/// Logs that old files were not removed. The next save tries again.
 fn warn(removed: Result<(), CheckpointError>) {
     if let Err(error) = removed {
-        log::warn!("what is left of another checkpoint was not removed: {error}");
+        log::warn!("the remains of an old checkpoint were not removed: {error}");
     }
 }
 
-/// Returns what `work` reads from the devices of the training.
+/// Runs `work`, which reads from the devices of the training, and converts a panic to an error.
 fn read<R>(work: impl FnOnce() -> R) -> Result<R, CheckpointError> {
     caught(work).map_err(|reason| CheckpointError::Devices { reason })
 }

@@ -9,21 +9,21 @@ use serde::de::DeserializeOwned;
 
 use super::error::CheckpointError;
 
-/// The state of a training in addition to its model and its optimizer, saved and loaded by a [`Checkpoint`](crate::Checkpoint).
+/// The state of a training other than its model and optimizer, saved and loaded by a [`Checkpoint`](crate::Checkpoint).
 #[derive(Clone, Debug, Default)]
 pub struct Progress<P = ()> {
-    /// The number of steps that were made, which names the folder.
+    /// The number of completed steps, which names the folder.
     pub step: u64,
-    /// The record of the learning rate scheduler. [`LrSchedulerRecord::with_record`] joins the records of several under names of
-    /// yours, and [`LrSchedulerRecord::record`] returns them.
+    /// The record of the learning rate scheduler. [`LrSchedulerRecord::with_record`] combines several records under
+    /// names, and [`LrSchedulerRecord::record`] returns them.
     pub scheduler: LrSchedulerRecord,
-    /// Whatever else the program needs to go on: its options, the seed of the batches, the best loss so far. Numbers come back
-    /// to the bit, infinite ones and NaN, too.
+    /// Other data that the program needs to resume: its options, the seed of the batches, the best loss so far. Numbers are
+    /// restored bit for bit, including infinity and NaN.
     pub plan: P,
 }
 
 impl Progress {
-    /// The progress after `step` steps, without scheduler and plan.
+    /// Creates the progress after `step` steps, without scheduler and plan.
     pub fn new(step: u64) -> Self {
         Self {
             step,
@@ -68,7 +68,7 @@ impl<P: Serialize + DeserializeOwned> Progress<P> {
         let mut plan = Vec::new();
         ciborium::into_writer(&self.plan, &mut plan)
             .map_err(|error| plan_error::<P>("written", error))?;
-        // A plan that can't be read is an error now, not when the training is to go on.
+        // Read it back, so that an unreadable plan is an error now and not when the training is resumed.
         read::<P>(&plan)?;
         let scheduler = self.scheduler.clone().into_bytes();
         Ok((scheduler.expect("Burn writes a record into memory"), plan))

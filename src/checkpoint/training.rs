@@ -1,4 +1,4 @@
-//! `training.json`, which makes a folder of files a checkpoint.
+//! `training.json`, the manifest of a checkpoint.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -28,7 +28,7 @@ const FORMAT: u32 = 1;
 pub(super) struct Training {
     format: u32,
     pub(super) step: u64,
-    /// The model file has no frozen parameters.
+    /// `true` if the model file has no frozen parameters.
     pub(super) trained_only: bool,
     files: BTreeMap<String, Checksum>,
 }
@@ -59,8 +59,7 @@ impl Training {
             trained_only,
             files,
         };
-        let bytes =
-            serde_json::to_vec_pretty(&training).expect("it has no other keys than strings");
+        let bytes = serde_json::to_vec_pretty(&training).expect("all keys are strings");
         folder::write(&folder.join(TRAINING), &bytes)
     }
 
@@ -121,7 +120,7 @@ impl Checksum {
         Ok(Self { bytes, crc32 })
     }
 
-    /// Returns an error if `file` is another.
+    /// Returns an error if `file` has another checksum.
     fn check(&self, file: PathBuf) -> Result<(), CheckpointError> {
         let reason = match Self::of(&file) {
             Ok(found) if found == *self => return Ok(()),

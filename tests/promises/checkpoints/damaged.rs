@@ -106,7 +106,7 @@ fn step_that_is_not_there_is_an_error_with_the_steps_that_are() {
     assert!(
         refused
             .to_string()
-            .ends_with("are there: 7, 6, 5, 4, 3 and 2 more"),
+            .ends_with("load one of the steps 7, 6, 5, 4, 3 and 2 more"),
         "{refused}"
     );
     assert_loads(&checkpoint.at_step(3), 3, 3);

@@ -153,7 +153,7 @@ fn assert_not_written(folder: &Path, words: &str) {
         panic!("{refused}");
     };
     assert!(file.to_string_lossy().contains(words), "{refused}");
-    assert_says(&refused, "are still there");
+    assert_says(&refused, "are unchanged");
 }
 
 #[test]
