@@ -9,13 +9,13 @@ use crate::weights::Entry;
 /// Bytes that the process holds for all parameters in addition to their tensors; 0 where they are not counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Bookkeeping {
-    /// In a training with stock Burn.
+    /// Bytes in a stock training.
     pub(super) stock: usize,
-    /// In a fused one.
+    /// Bytes in a fused training.
     pub(super) fused: usize,
-    /// And for each parameter that is read in one graph: ticks of the clock stay from pass to pass.
+    /// Bytes per parameter read in one graph, for the ticks of the clock, which are reused by later passes.
     pub(super) tick: usize,
-    /// By which a fused pass takes more than one of stock Burn when it goes back.
+    /// Difference between a fused and a stock pass when the backward pass begins.
     pub(super) pass: usize,
 }
 
@@ -34,7 +34,7 @@ impl Bookkeeping {
         }
     }
 
-    /// Measures that of one parameter, without a state; `fused` is what comes on top.
+    /// Measures the bookkeeping of one parameter, without a state. `fused` is the difference to `stock`.
     fn of_one(device: &Device) -> Option<Self> {
         const PARAMETERS: usize = 64;
         const SHAPE: [usize; 2] = [8, 8];
@@ -43,7 +43,7 @@ impl Bookkeeping {
         let loss = |model: &Model| {
             let sums = model.iter().map(|it| it.val().sum());
             let loss = sums.reduce(|a, b| a + b).expect("there are some");
-            // When the backward pass begins.
+            // Measured when the backward pass begins.
             (loss, memory::live(&device))
         };
         let mut model = Model::new();

@@ -1,4 +1,5 @@
-//! Calls of one block after the other, like the chunks of a loss. If they keep their activations, autodiff runs their backward passes at once.
+//! Successive calls of one block, like the chunks of a loss. If they keep their activations, autodiff interleaves their backward
+//! passes.
 
 use std::ops::Range;
 
@@ -10,18 +11,18 @@ pub(crate) struct ConcurrentCalls(Vec<RecordedCall>);
 
 #[derive(Clone, Debug)]
 struct RecordedCall {
-    /// Number of the row of calls.
+    /// Index of the row of successive calls.
     row: usize,
     /// Index of the block.
     index: usize,
     backward: Range<f64>,
-    /// The most bytes of its backward pass in addition to its activations.
+    /// Peak bytes of its backward pass in addition to its activations.
     bytes: usize,
 }
 
 impl ConcurrentCalls {
     pub(crate) fn of(timeline: &MemoryTimeline) -> Self {
-        // One call after the other, before any is recomputed.
+        // Successive forward calls, before any of them is recomputed.
         let are_concurrent = |a: &RecomputedBlock, b: &RecomputedBlock| {
             a.name == b.name && a.index + 1 == b.index && b.forward < a.backward
         };
@@ -52,14 +53,14 @@ impl ConcurrentCalls {
     }
 }
 
-/// When this block is recomputed and runs its backward pass.
+/// Returns the time range in which the block is recomputed and runs its backward pass.
 pub(super) fn backward_range(timeline: &MemoryTimeline, block: &RecomputedBlock) -> Range<f64> {
     let begins = timeline.blocks.iter().map(|block| block.backward);
     let end = begins.filter(|begin| *begin > block.backward);
     block.backward..end.fold(f64::INFINITY, f64::min)
 }
 
-/// Returns when a block runs its backward pass, and the most bytes that this takes in addition to its activations.
+/// Returns the time range of a block's backward pass, and its peak bytes in addition to the activations.
 fn backward_bytes(timeline: &MemoryTimeline, block: &RecomputedBlock) -> (Range<f64>, usize) {
     let backward_range = backward_range(timeline, block);
     let begin = timeline

@@ -7,12 +7,12 @@ use crate::memory::{MemoryTimeline, Phase, RecomputedBlock};
 impl MemoryEstimate {
     /// Sets the peaks from a recording of [dry runs](crate::FusedOptimizer::dry_run) of the model, in which all blocks were recomputed.
     ///
-    /// The recording says what a pass holds in addition to the parameters, what each block would hold if it kept its activations, and when
-    /// each gradient is complete. Blocks that are not under [`gradient_checkpointing`](crate::gradient_checkpointing()) count as activations.
+    /// The recording contains the bytes of a pass in addition to the parameters, the activations of each block, and the times when
+    /// gradients are complete. Blocks that are not under [`gradient_checkpointing`](crate::gradient_checkpointing()) count as activations.
     ///
-    /// Several calls of the same block in a row are taken to run side by side, like the chunks of a
-    /// [loss](crate::LinearCrossEntropyLoss). The recording of a [device](crate::memory#on-a-device) has its pools at the moments at which
-    /// blocks begin and end and gradients are complete, and nothing in between: there the estimate is a lower bound.
+    /// Successive calls of the same block are assumed to run concurrently, like the chunks of a
+    /// [loss](crate::LinearCrossEntropyLoss). The recording of a [device](crate::memory#on-a-device) samples its pools only when
+    /// blocks begin and end and gradients are complete: there the estimate is a lower bound.
     ///
     /// ```
     /// use backburn::memory::{MemoryRecorder, RecordingAllocator};
@@ -42,7 +42,7 @@ impl MemoryEstimate {
     ///
     /// # Errors
     ///
-    /// If the recording is not complete, or contains anything but dry runs of this model.
+    /// If the recording is incomplete, or does not contain only dry runs of this model.
     pub fn with_dry_run(self, timeline: &MemoryTimeline) -> Result<Self, FusedError> {
         self.check(timeline)?;
         let recomputed = MemoryCurve::of(timeline, |_| 0);
@@ -74,7 +74,7 @@ impl MemoryEstimate {
         })
     }
 
-    /// Returns an error if the recording is not of this model, or not complete.
+    /// Returns an error if the recording is of another model, or incomplete.
     fn check(&self, timeline: &MemoryTimeline) -> Result<(), FusedError> {
         if timeline.lost > 0 {
             let lost = timeline.lost;
@@ -89,8 +89,8 @@ impl MemoryEstimate {
         let mut updates = phases.filter(|phase| matches!(phase, Phase::Update { .. }));
         if passes.count() > timeline.dry_runs.len() || updates.next().is_some() {
             return unusable(
-                "the recording has a pass that is no dry run, which would count what the optimizer holds twice: record \
-                 `dry_run` of the fused optimizer, and nothing else"
+                "the recording has a pass that is not a dry run, which would count the optimizer state twice: record \
+                only `dry_run` of the fused optimizer"
                     .to_string(),
             );
         }
@@ -103,24 +103,24 @@ impl MemoryEstimate {
         let mut others = timeline.dry_runs.iter().filter(|it| **it != self.model);
         others.next().map_or(Ok(()), |other| {
             unusable(format!(
-                "the recording is of a dry run of another model: of {other}, and not of {}. Record this one",
+                "the recording is of a dry run of another model, {other} instead of {}: record this model",
                 self.model
             ))
         })
     }
 }
 
-/// Bytes in use, less those at the start of a recording.
+/// Bytes in use over a recording, minus those at its start.
 struct MemoryCurve {
     most: usize,
-    /// If complete gradients stay, as with stock Burn.
+    /// Peak if complete gradients are kept, as by stock Burn.
     most_with_gradients: usize,
-    /// When gradients were complete, with their bytes.
+    /// Bytes in use at each complete gradient, with the bytes of the gradient.
     at_gradients: Vec<(usize, usize)>,
 }
 
 impl MemoryCurve {
-    /// Returns the curve of passes that hold `more` bytes at a moment.
+    /// Returns the curve of passes that hold `more` bytes in addition, as a function of the time.
     fn of(timeline: &MemoryTimeline, more: impl Fn(f64) -> usize) -> Self {
         let mut samples = timeline.samples.iter();
         let start = samples.next().map_or(0, |sample| sample.bytes.total());
@@ -149,7 +149,7 @@ impl MemoryCurve {
         curve
     }
 
-    /// The most while a parameter is updated in the backward pass.
+    /// Returns the peak bytes while a parameter is updated in the backward pass.
     fn most_of_updates(&self, estimate: &MemoryEstimate) -> usize {
         let largest = estimate.largest_gradient.max(1) as f64;
         let update = |gradient: usize| estimate.update as f64 * (gradient as f64 / largest);

@@ -21,7 +21,7 @@ pub(crate) use concurrent_calls::ConcurrentCalls;
 pub(crate) use resident::Resident;
 pub(crate) use states::{States, measure, parameters};
 
-/// The bytes that a training will hold, before its first step.
+/// An estimate of the memory of a training, before its first step.
 ///
 /// Without a [dry run](Self::with_dry_run) the peaks leave activations out.
 ///
@@ -49,15 +49,15 @@ pub struct MemoryEstimate {
     pub averages: usize,
     /// Bytes of the largest gradient, which fused training holds too.
     pub largest_gradient: usize,
-    /// The most bytes that the update of one parameter takes in addition to all these. Measured where the program runs on the
-    /// [`RecordingAllocator`](crate::memory::RecordingAllocator), elsewhere one gradient.
+    /// Peak bytes of the update of one parameter in addition to all these. Measured if the program runs on the
+    /// [`RecordingAllocator`](crate::memory::RecordingAllocator), otherwise one gradient.
     pub update: usize,
-    /// The most bytes of gradients and an update while stock Burn updates one parameter after the other.
+    /// Peak bytes of gradients and an update while stock Burn updates one parameter after the other.
     pub gradients_and_update: usize,
     /// Bytes on the device between two steps. Under [`Offload::Weights`](crate::Offload::Weights) as if all larger
     /// parameters were read in blocks of one size: parameters that are read outside of blocks add to it.
     pub device: usize,
-    /// The most bytes in transfer to or from the host in a step, in addition to `device`: the largest gradient twice, or a gradient and
+    /// Maximum bytes in transfer to or from the host in a step, in addition to `device`: the largest gradient twice, or a gradient and
     /// three states. Under [`Offload::Weights`](crate::Offload::Weights) the weights of two blocks add to it.
     pub transfer: usize,
     /// Bytes in host memory, if parts of the training are [offloaded](FusedConfig::offload).
@@ -74,17 +74,17 @@ pub struct MemoryEstimate {
 }
 
 impl MemoryEstimate {
-    /// Measures `model` with `optimizer`: steps zeros in the place of one parameter after the other, of a large one in the place of
-    /// three slices, and looks at the state. Lazy parameters are initialized.
+    /// Measures `model` with `optimizer`: steps zeros instead of each parameter, or of three slices of a large one, and measures the
+    /// states. Lazy parameters are initialized.
     ///
     /// # Panics
     ///
-    /// If the optimizer refuses a parameter, as Muon does unless it is of rank 2.
+    /// If the optimizer does not support a parameter, such as Muon a parameter that is not of rank 2.
     pub fn new<M: Module>(model: &M, optimizer: &ModuleOptimizer) -> Self {
         Self::new_with_config(model, optimizer, &FusedConfig::new())
     }
 
-    /// Measures as [`new`](Self::new) does, for a training with `config`: what it offloads is on the host, and the average of the
+    /// Measures as [`new`](Self::new) does, for a training with `config`: offloaded bytes are on the host, and the average of the
     /// weights is counted.
     ///
     /// ```
@@ -99,7 +99,7 @@ impl MemoryEstimate {
     ///
     /// # Panics
     ///
-    /// As [`new`](Self::new).
+    /// Where [`new`](Self::new) panics.
     pub fn new_with_config<M: Module>(
         model: &M,
         optimizer: &ModuleOptimizer,
@@ -158,8 +158,8 @@ impl MemoryEstimate {
 
     /// Returns the bytes by which fusing lowers the peak, if the forward pass leaves `activations` bytes.
     ///
-    /// Stock training peaks when the backward pass starts (P + O + activations) or when it ends
-    /// (P + O + G), fused training when it starts, with one gradient. So fusing helps as far as the
+    /// Stock training peaks at the start of the backward pass (P + O + activations) or at its end
+    /// (P + O + G). Fused training peaks at the start, with one gradient. So fusing helps if the
     /// gradients are larger than the activations.
     pub fn saved(&self, activations: usize) -> usize {
         let fused = activations + self.largest_gradient;
@@ -168,7 +168,7 @@ impl MemoryEstimate {
 }
 
 /// Returns the bytes that a training of `model` allocates on the host: states, averages, and two gradients of the largest parameter that is
-/// stepped there. States that an optimizer refuses are left out: the first step reports the error.
+/// stepped there. States of unsupported parameters are left out: the first step reports the error.
 pub(crate) fn host_allocation<M: Module>(
     model: &M,
     optimizer: &ModuleOptimizer,

@@ -18,9 +18,9 @@ pub(crate) struct Resident {
     pub(crate) host_states: usize,
     /// The largest gradient of an update on the host.
     pub(crate) host_gradient: usize,
-    /// The most that the device holds of one gradient and the states in flight around its update.
+    /// Peak bytes on the device of one gradient and the states in flight during its update.
     pub(crate) states_in_flight: usize,
-    /// The most that the device holds while one gradient leaves, the next is computed, and the new weight returns.
+    /// Peak bytes on the device while one gradient is transferred, the next is computed, and the new weight is fetched.
     pub(crate) gradients_in_flight: usize,
 }
 

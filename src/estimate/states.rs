@@ -1,4 +1,4 @@
-//! What an optimizer holds for the parameters of a model, measured on a few elements of each.
+//! Measurement of the optimizer states of a model, on a few elements of each parameter.
 
 use std::collections::{HashMap, hash_map};
 
@@ -14,14 +14,14 @@ use crate::parameters::{AnyTensor, list, with_rank};
 use crate::policy::Update;
 use crate::weights::Entry;
 
-/// Elements of a slice of a parameter, at least.
+/// Minimum number of elements of a slice.
 const SLICE: usize = 1 << 14;
-/// Rows of a slice, at least: fewer may be kept in another way.
+/// Minimum number of rows of a slice. Optimizers may store smaller ones in another format.
 const ROWS: usize = 128;
-/// Elements that share a scale, at most.
+/// Maximum number of elements that share a scale.
 const GROUP: usize = 64;
 
-/// The parameters of `model`, on devices without autodiff; lazy ones are initialized.
+/// Returns the parameters of `model`, on devices without autodiff. Lazy parameters are initialized.
 pub(crate) fn parameters<M: Module>(model: &M) -> Vec<Entry> {
     let all = list(model).into_iter().map(Entry::of);
     let without_autodiff = all.map(|entry| Entry {
@@ -31,16 +31,16 @@ pub(crate) fn parameters<M: Module>(model: &M) -> Vec<Entry> {
     without_autodiff.collect()
 }
 
-/// What an optimizer holds for all parameters.
+/// Bytes of the optimizer states of all parameters.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct States {
-    /// Bytes of the states, by parameter, with the `overhead`; 0 for a parameter that is not trained.
+    /// Bytes of the state of each parameter, including `overhead`; 0 for a parameter that is not trained.
     pub(crate) bytes: Vec<usize>,
     /// Bytes that the process holds for one state in addition to its tensors.
     overhead: usize,
-    /// The most bytes that an update takes in addition to parameter, gradient and state, by parameter.
+    /// Peak bytes of the update of each parameter, in addition to parameter, gradient and state.
     pub(crate) updates: Vec<usize>,
-    /// The most bytes of any update.
+    /// Maximum of `updates`.
     pub(crate) update: usize,
 }
 
@@ -56,12 +56,13 @@ impl States {
     }
 }
 
-/// Measures what `optimizer` holds for `parameters`: steps zeros in the place of each, one after the other. Of a large one
-/// three slices are enough, whose states grow evenly. If its `by_shape`, parameters of a shape are all alike to it.
+/// Measures the states of `optimizer` for `parameters`: steps zeros instead of each, one after the other. Large parameters are
+/// extrapolated from three slices, if the states of these grow linearly. With `by_shape`, one parameter of each shape is
+/// measured.
 ///
 /// # Errors
 ///
-/// If the optimizer refuses a parameter, or panics.
+/// If the optimizer does not support a parameter, or panics.
 pub(crate) fn measure(
     optimizer: &ModuleOptimizer,
     parameters: &[Entry],
@@ -86,7 +87,7 @@ pub(crate) fn measure(
             hash_map::Entry::Occupied(known) => *known.get(),
             hash_map::Entry::Vacant(unknown) => *unknown.insert(step_slices(optimizer, parameter)?),
         };
-        // Where bytes are not counted, an update is taken to allocate one tensor.
+        // Where bytes are not counted, assume that an update allocates one tensor.
         let update = stepped.update.unwrap_or(parameter.bytes());
         states.bytes.push(stepped.state + overhead);
         states.updates.push(update);
@@ -95,7 +96,7 @@ pub(crate) fn measure(
     Ok(states)
 }
 
-/// Zeros, stepped.
+/// Bytes of the state and of the update of a stepped slice.
 #[derive(Clone, Copy, Debug)]
 struct SliceBytes {
     state: usize,
@@ -133,14 +134,14 @@ fn step_slices(optimizer: &ModuleOptimizer, parameter: &Entry) -> Result<SliceBy
     })
 }
 
-/// Bytes that the process holds for the state of a parameter in addition to its tensors, if they are counted.
+/// Returns the bytes that the process holds for one state in addition to its tensors; 0 if they are not counted.
 fn overhead(optimizer: &ModuleOptimizer, device: &Device) -> usize {
     const PARAMETERS: usize = 64;
     let mut update = Update::new(optimizer.clone(), None);
     let zeros = || AnyTensor::from(Tensor::<2>::zeros([8, 8], device));
     let held = memory::left_by(device, || {
         for _ in 0..PARAMETERS {
-            // A parameter that it refuses is reported where it is measured.
+            // An unsupported parameter is reported by `step`.
             drop(update.step("", ParamId::new(), zeros(), zeros(), false));
         }
     });
@@ -149,16 +150,15 @@ fn overhead(optimizer: &ModuleOptimizer, device: &Device) -> usize {
     })
 }
 
-/// Bytes of the tensors of all states, as they are kept.
+/// Returns the bytes of the tensors of all states, in their own format.
 fn recorded(update: &Update) -> usize {
-    // Not as stock Burn would record them.
     let record = compact_records(|| to_bytes(update.to_record()));
     let states = record.and_then(read).expect("Burn reads its own record");
     let tensors = states.values().flat_map(|state| &state.tensors);
     tensors.map(|tensor| tensor.byte_len()).sum()
 }
 
-/// The second step of zeros: the first makes the state.
+/// Steps zeros twice, and measures the second step, because the first one allocates the state.
 fn step(
     optimizer: &ModuleOptimizer,
     parameter: &Entry,
