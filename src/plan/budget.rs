@@ -6,10 +6,10 @@ use burn::tensor::Device;
 use super::error::PlanError;
 use crate::host_memory::HostMemory;
 
-/// The bytes that a training may take at its peak.
+/// The maximum peak memory of a training.
 ///
-/// On `flex` and `ndarray` these are all bytes that the process allocates, what it held before the training included. On a
-/// device with memory of its own they are those of the device.
+/// On `flex` and `ndarray` it includes all bytes of the process, also those allocated before the training. On a
+/// device with its own memory it includes the bytes of the device.
 ///
 /// ```
 /// use backburn::Budget;
@@ -23,11 +23,11 @@ use crate::host_memory::HostMemory;
 pub enum Budget {
     /// A number of bytes.
     Bytes(usize),
-    /// Nine tenths of what this process can have: the memory that is available on the machine and what the process has
-    /// already, or the limit of its control group if that is less. The tenth is for what is not counted: the pages that the heap keeps,
+    /// 90 % of the memory that this process can use: the available memory of the machine plus the memory of the process, or the
+    /// limit of its control group if that is less. The rest is for bytes that are not counted: pages cached by the heap,
     /// the code of the program, the stacks of its threads.
     ///
-    /// A device with memory of its own does not tell how much it has.
+    /// Not supported for a device with its own memory, which does not report its size.
     Machine,
 }
 
@@ -40,7 +40,7 @@ impl From<usize> for Budget {
 impl FromStr for Budget {
     type Err = PlanError;
 
-    /// A number with or without one of the units `B`, `kB`, `MB`, `GB`, `TB` (powers of 1000), `KiB`, `MiB`, `GiB`, `TiB` (of 1024); or
+    /// Parses a number with an optional unit, `B`, `kB`, `MB`, `GB`, `TB` (powers of 1000), `KiB`, `MiB`, `GiB`, `TiB` (of 1024); or
     /// `machine`.
     fn from_str(text: &str) -> Result<Self, PlanError> {
         let unreadable = || PlanError::UnreadableBudget {
@@ -80,20 +80,20 @@ impl Display for Budget {
     fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Bytes(bytes) => write!(f, "{bytes} bytes"),
-            Self::Machine => f.write_str("what the machine has"),
+            Self::Machine => f.write_str("the memory of the machine"),
         }
     }
 }
 
 impl Budget {
-    /// The number, for a training on `device`.
+    /// Returns the number of bytes for a training on `device`.
     pub(super) fn bytes(self, device: &Device) -> Result<usize, PlanError> {
         match self {
             Self::Bytes(0) => Err(PlanError::NoBudget),
             Self::Bytes(bytes) => Ok(bytes),
             Self::Machine if device.memory_pool_usage().is_some() => {
                 Err(PlanError::UnknownMachine {
-                    reason: format!("{device:?} tells what it uses, and not what it has"),
+                    reason: format!("{device:?} reports the used memory, but not its size"),
                 })
             }
             Self::Machine => machine(),
@@ -109,7 +109,7 @@ fn machine() -> Result<usize, PlanError> {
     let available = memory.available.saturating_add(memory.held);
     let limit = memory.group.map_or(u64::MAX, |group| group.total_memory);
     match available.min(limit) {
-        0 => Err(unknown("the system does not tell")),
+        0 => Err(unknown("the operating system does not report it")),
         bytes => Ok((bytes / 10 * 9) as usize),
     }
 }

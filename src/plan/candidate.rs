@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 pub struct Candidate {
     /// The techniques, for example `2 micro-batches, 4 of 6 blocks recomputed`.
     pub name: String,
-    /// About the bytes at the peak where the model computes; on a CPU, of the whole process.
+    /// Approximate peak bytes on the device that computes; on a CPU, of the whole process.
     pub device_bytes: usize,
-    /// About the bytes on the host, if that is not where the model computes.
+    /// Approximate bytes on the host, if the model computes on another device.
     pub host_bytes: usize,
     /// `true` if a dry run of exactly this candidate was within the budget.
     pub is_proved: bool,

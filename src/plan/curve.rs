@@ -1,4 +1,4 @@
-//! What a pass holds in which some blocks keep their activations, from the recording of one in which all were recomputed.
+//! Memory of a pass in which some blocks keep their activations, computed from a recording in which all were recomputed.
 
 use crate::estimate::ConcurrentCalls;
 use crate::memory::{Phase, RecomputedBlock};
@@ -14,11 +14,11 @@ pub(super) struct ActivationCurve {
     backward: usize,
     blocks: Vec<RecomputedBlock>,
     concurrent_calls: ConcurrentCalls,
-    /// Bytes that a block holds if it keeps its activations, in multiples of what the recording says.
+    /// Measured bytes of kept activations, in multiples of the recorded ones.
     share: f64,
 }
 
-/// No block holds more than this multiple of what the recording says.
+/// Upper bound of `share`.
 const MOST: f64 = 4.0;
 
 impl ActivationCurve {
@@ -39,18 +39,18 @@ impl ActivationCurve {
         })
     }
 
-    /// Number of blocks.
+    /// Returns the number of blocks.
     pub(super) fn count(&self) -> usize {
         let last = self.blocks.iter().map(|block| block.index).max();
         last.map_or(0, |last| last + 1)
     }
 
-    /// Bytes at the peak if the blocks to `keep` keep their activations.
+    /// Returns the peak bytes if the blocks in `keep` keep their activations.
     pub(super) fn peak(&self, keep: &[bool]) -> usize {
         self.bytes(keep, self.share).max().unwrap_or(0)
     }
 
-    /// The most of these bytes in the backward pass over those when it begins.
+    /// Returns the peak bytes of the backward pass, minus those at its start.
     pub(super) fn rise(&self, keep: &[bool]) -> usize {
         let mut backward = self.bytes(keep, self.share).skip(self.backward);
         let begin = backward.next().unwrap_or(0);
@@ -62,7 +62,7 @@ impl ActivationCurve {
         self.moments(keep).map(bytes)
     }
 
-    /// Bytes in use at each sample, and those that the recording says for the blocks to `keep`.
+    /// Returns the bytes in use at each sample, and the recorded activations of the blocks in `keep`.
     fn moments(&self, keep: &[bool]) -> impl Iterator<Item = (usize, usize)> {
         self.samples.iter().map(|(seconds, bytes)| {
             let blocks = self.blocks.iter();
@@ -73,9 +73,9 @@ impl ActivationCurve {
         })
     }
 
-    /// Learns how large activations are from a pass with this peak.
+    /// Adjusts `share` to the peak of a pass.
     pub(super) fn calibrate(&mut self, keep: &[bool], peak: usize) {
-        // A peak where no block holds anything says nothing of blocks.
+        // A peak without kept activations does not depend on `share`.
         if peak > self.bytes(&[], 0.0).max().unwrap_or(0) {
             let shares = self
                 .moments(keep)
@@ -84,7 +84,7 @@ impl ActivationCurve {
         }
     }
 
-    /// Takes over what a pass over fewer items has learned.
+    /// Starts with the `share` of a pass over fewer items.
     pub(super) fn calibrate_from(&mut self, fewer: &Self) {
         self.share = fewer.share.max(1.0);
     }

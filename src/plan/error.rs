@@ -2,7 +2,7 @@ use crate::error::FusedError;
 use crate::memory::MemoryError;
 use crate::parameters::ModelKey;
 
-/// Why there is no plan, or why it can't be followed.
+/// An error in making or following a plan.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum PlanError {
@@ -20,7 +20,7 @@ pub enum PlanError {
     /// The memory of the machine, or of a device, is unknown.
     #[error("the size of the memory is unknown: {reason}. Pass the number with `Budget::Bytes`")]
     UnknownMachine {
-        /// Why.
+        /// The cause.
         reason: String,
     },
 
@@ -36,27 +36,27 @@ pub enum PlanError {
     NothingFits {
         /// The bytes of the budget.
         budget: usize,
-        /// About the bytes at the peak of the smallest candidate. If no pass ended well, about what measuring one takes.
+        /// Approximate peak bytes of the smallest candidate, or of the measurement if no pass was completed.
         least: usize,
-        /// What would help.
+        /// Options that would help.
         advice: String,
     },
 
-    /// A plan that was made for another model.
+    /// The plan was made for another model.
     #[error(
         "the plan is for a model of {planned}, and this one has {found}: plan again with this model"
     )]
     AnotherModel {
-        /// The one that was planned for.
+        /// The model of the plan.
         planned: ModelKey,
-        /// The one that was given.
+        /// The model passed to the plan.
         found: ModelKey,
     },
 
-    /// A plan that was read or edited, and says what can't be.
+    /// The plan was edited, and is invalid.
     #[error("the plan can't be followed: {reason}")]
     Unusable {
-        /// What is wrong with it.
+        /// The cause, and what to do.
         reason: String,
     },
 

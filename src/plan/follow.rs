@@ -1,4 +1,4 @@
-//! Trainings that follow a plan.
+//! Construction of trainings from a plan.
 
 use burn::module::Module;
 use burn::optim::ModuleOptimizer;
@@ -13,12 +13,12 @@ use super::optimizer::PlannedOptimizer;
 use super::plan::Plan;
 
 impl<O: PlannedOptimizer> Plan<O> {
-    /// The model that `init` makes, fused as planned.
+    /// Creates the planned training of the model that `init` returns.
     ///
     /// # Errors
     ///
-    /// If it is another model than the one that was planned for, the plan was changed to what can't be, or the model can't be
-    /// [fused](FusedOptimizer::new) or [trained so](FusedOptimizer::with_config).
+    /// If the plan is for another model or was edited to invalid values, or if [`FusedOptimizer::new`] or
+    /// [`FusedOptimizer::with_config`] fails.
     pub fn fuse<M: Module>(
         &self,
         init: impl FnOnce() -> M,
@@ -26,7 +26,8 @@ impl<O: PlannedOptimizer> Plan<O> {
         Ok(self.fused(init)?.with_config(self.config.clone())?)
     }
 
-    /// The same for a model that computes on another device than it is made on, as [planned](super::Planner::with_devices).
+    /// Creates the planned training as [`fuse`](Self::fuse) does, for a plan [with a device](super::Planner::with_devices): the model
+    /// computes on `device`.
     ///
     /// # Errors
     ///
@@ -40,11 +41,11 @@ impl<O: PlannedOptimizer> Plan<O> {
         Ok(fused.with_config_on(self.config.clone(), device)?)
     }
 
-    /// The model that `init` makes, on as many devices as planned.
+    /// Creates the planned training on several devices.
     ///
     /// # Errors
     ///
-    /// As [`fuse`](Self::fuse); if there are more or fewer devices than planned.
+    /// As [`fuse`](Self::fuse), and if the number of devices is not [`ranks`](Self::ranks).
     pub fn replicas<M: Module + 'static>(
         &self,
         init: impl FnOnce() -> M,
@@ -57,17 +58,17 @@ impl<O: PlannedOptimizer> Plan<O> {
         Ok(fused?)
     }
 
-    /// A learner of the model that `init` makes, as planned. With several [`ranks`](Self::ranks) it gets their devices by its
-    /// `with_training_strategy`. The batches of its data loader have [`batch`](Self::batch) items, and
-    /// the builder's `grads_accumulation` is [`accumulation`](Self::accumulation).
+    /// Creates a learner with the planned config for the model that `init` returns.
     ///
-    /// The bytes of the plan do not include what the data loader holds (the batches that its workers prepare), nor what metrics, the
-    /// validation and the display take: leave room for them.
+    /// For several [`ranks`](Self::ranks), set the devices with `with_training_strategy`. Use batches of [`batch`](Self::batch) items in
+    /// the data loader, and set the builder's `grads_accumulation` to [`accumulation`](Self::accumulation).
+    ///
+    /// The bytes of the plan do not include the data loader (batches prepared by its workers), metrics, validation
+    /// and display: leave a margin for them.
     ///
     /// # Errors
     ///
-    /// If it is another model than the one that was planned for, the plan was changed to what can't be, or the options make no
-    /// sense.
+    /// If the plan is for another model or was edited to invalid values.
     #[cfg(feature = "train")]
     pub fn learner<M>(
         &self,
@@ -99,12 +100,12 @@ impl<O: PlannedOptimizer> Plan<O> {
         let ranks = self.ranks;
         Err(PlanError::Unusable {
             reason: format!(
-                "its number of devices is {ranks}, not {devices}: `replicas` takes several, `fuse` one"
+                "it is for {ranks} devices, not {devices}: use `replicas` for several devices, `fuse` for one"
             ),
         })
     }
 
-    /// Refuses numbers that are zero.
+    /// Returns an error if a number is zero.
     fn check_numbers(&self) -> Result<(), PlanError> {
         for (name, number) in [
             ("ranks", self.ranks),
@@ -120,7 +121,7 @@ impl<O: PlannedOptimizer> Plan<O> {
         Ok(())
     }
 
-    /// The optimizer, and what is done with gradients for its sake.
+    /// Returns the optimizer, and the policies that it needs.
     fn optimizer(&self) -> Result<(ModuleOptimizer, Policies), PlanError> {
         if self.sums_in_state {
             Ok(self.optimizer.in_state()?)
@@ -129,7 +130,7 @@ impl<O: PlannedOptimizer> Plan<O> {
         }
     }
 
-    /// The model in the type of its weights, if it is the one that was planned for.
+    /// Creates the model in the planned type of its weights. Returns an error if it is not the planned model.
     fn model<M: Module>(&self, init: impl FnOnce() -> M) -> Result<M, PlanError> {
         self.check_numbers()?;
         let model = init();

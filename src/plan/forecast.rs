@@ -1,25 +1,25 @@
-//! What a pass is expected to hold before it runs, on a line through passes over fewer items.
+//! Forecast of the memory of a pass, by linear extrapolation of passes over fewer items.
 
 use super::probe::PassBytes;
 
-/// Bytes of a pass, without those that were in use before it.
+/// Expected bytes of a pass, in addition to those in use before it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Forecast {
-    /// On the line.
+    /// Peak by linear extrapolation.
     pub(super) in_pass: usize,
-    /// If all of it grows in proportion to the items.
+    /// Upper bound, if all bytes grow in proportion to the items.
     pub(super) most: usize,
-    /// The most from one moment at which the pass can be ended to the next.
+    /// Maximum growth between two points at which the pass can be stopped.
     pub(super) stretch: usize,
-    /// The most in the backward pass over what is in use when that begins.
+    /// Peak of the backward pass, minus the bytes at its start.
     pub(super) rise: usize,
 }
 
-/// Other kernels may be used for more items, with larger buffers.
+/// Growth of buffers because other kernels may be selected for more items.
 const OTHER_KERNELS: f64 = 1.5;
 
 impl Forecast {
-    /// Returns what a pass over `items` holds, from those over fewer that are `known`, the last of them the largest.
+    /// Returns the forecast of a pass over `items`, from the `known` passes over fewer items in ascending order.
     pub(super) fn after(
         known: &[(usize, PassBytes)],
         items: usize,
@@ -32,7 +32,7 @@ impl Forecast {
                 ..Self::default()
             };
         };
-        // The gradients in it are no larger for more items.
+        // Gradients don't grow with the number of items.
         let fixed = last.rise.min(2 * largest_gradient);
         let in_proportion = last.in_pass().saturating_sub(fixed) as f64 / many as f64;
         let on_line = before.last().map_or(0.0, |(few, small)| {
@@ -53,7 +53,7 @@ impl Forecast {
         }
     }
 
-    /// Limits this to a pass over more items.
+    /// Limits the forecast to the bytes of a pass over more items.
     pub(super) fn at_most(self, more: &PassBytes) -> Self {
         Self {
             in_pass: self.in_pass.min(more.in_pass()),

@@ -1,12 +1,12 @@
-//! From a model and a number of bytes to a training that fits.
+//! A planner that fits a training into a number of bytes.
 //!
-//! - *Input*: a [`budget`], and the [`technique`]s that are allowed, in an order.
-//! - *Measured*: the [`planner`] makes the model and a [`probe`] runs dry runs of it: over one item, two, and on to the batch, with all blocks recomputed
-//!   ([`pass_profile`]). What a pass holds whose blocks keep their activations is computed from the [`curve`] of its recording, what a pass over more items
-//!   holds from the [`forecast`] through those over fewer.
-//! - *Computed*: a [`profile`] has what was measured of the model in one [`storage`] of its weights. The [`search`] takes the first [`set`] of
-//!   techniques that fits, with the largest part of the batch and the fewest recomputed blocks ([`set_profile`]).
-//! - *Proved*: one dry run of exactly that. If it does not fit, the search goes on.
+//! - *Input*: a [`budget`], and an ordered list of allowed [`technique`]s.
+//! - *Measurement*: the [`planner`] creates the model and a [`probe`] runs dry runs of it, over one item, two, and more up to the batch, with all
+//!   blocks recomputed ([`pass_profile`]). The bytes of a pass whose blocks keep their activations are computed from the [`curve`] of its
+//!   recording, those of a pass over more items by a [`forecast`] from passes over fewer.
+//! - *Computation*: a [`profile`] holds the measurements of the model for one [`storage`] of its weights. The [`search`] selects the first
+//!   [`set`] of techniques that fits, with the largest part of the batch and the fewest recomputed blocks ([`set_profile`]).
+//! - *Proof*: a dry run of exactly that candidate. If it does not fit, the search continues.
 //! - *Output*: a [`plan`] to [`follow`], with its [`candidate`]s, or an [`error`].
 
 mod budget;

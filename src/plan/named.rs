@@ -1,4 +1,5 @@
-//! A config in a file, under the name of its type: the fields of another optimizer's may be the same, or all have a default.
+//! Serialization of a config under the name of its type, so that the config of another optimizer with the same fields is not
+//! accepted.
 
 use std::fmt::Formatter;
 use std::marker::PhantomData;
@@ -7,7 +8,7 @@ use serde::de::{Error, MapAccess, Visitor};
 use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// That of a type, without its module and its parameters.
+/// Returns the name of a type, without its module and parameters.
 fn name<T>() -> &'static str {
     let path = std::any::type_name::<T>().split('<').next();
     path.and_then(|path| path.rsplit("::").next()).unwrap_or("")
@@ -45,7 +46,7 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for Named<T> {
         match found {
             Some(found) if found == name::<T>() => map.next_value(),
             found => Err(A::Error::custom(format!(
-                "the plan is for `{}`, and not for `{}`: read it with the optimizer that it was made with, or plan again",
+                "the plan is for `{}`, not for `{}`: read it with the optimizer that it was made for, or plan again",
                 found.unwrap_or_default(),
                 name::<T>()
             ))),

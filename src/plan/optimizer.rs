@@ -9,34 +9,34 @@ use crate::optim::{
 
 pub(super) use sealed::Planned;
 
-/// An optimizer that can be planned with: the configs of [`backburn::optim`](crate::optim), whose formats a plan can set, and any
-/// [`ModuleOptimizer`], whose formats stay as they are (its plans can't be saved).
+/// An optimizer of a plan: a config of [`backburn::optim`](crate::optim), whose formats a plan can set, or any
+/// [`ModuleOptimizer`], whose formats are not changed (plans with it can't be saved).
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` can't be planned with",
+    message = "`{Self}` is not supported by the planner",
     note = "use a config of `backburn::optim`, or `init()` of any other for a `ModuleOptimizer`"
 )]
 pub trait PlannedOptimizer: Clone + Planned {
-    /// The optimizer for a model.
+    /// Creates the optimizer.
     fn build(&self) -> ModuleOptimizer;
 }
 
 mod sealed {
     use super::*;
 
-    /// What a plan can do with an optimizer.
-    #[allow(private_interfaces)] // Nobody outside can call it.
+    /// The planner's private interface to an optimizer.
+    #[allow(private_interfaces)] // The trait is sealed.
     pub trait Planned: Sized {
-        /// Whether what it holds for a parameter goes by its shape alone, wherever it is.
+        /// `true` if the state of a parameter depends only on its shape, not on its path.
         const DEPENDS_ON_SHAPE_ONLY: bool;
 
-        /// The same with formats, if it has any; those that are not given stay.
+        /// Returns the optimizer with other formats; `None` keeps a format. Returns `None` if the optimizer has no formats.
         fn formatted(
             &self,
             states: Option<StateFormat>,
             weights: Option<WeightFormat>,
         ) -> Option<Self>;
 
-        /// The optimizer that takes the gradients of micro-batches into its state, and the policies for that.
+        /// Returns an optimizer that accumulates the gradients of micro-batches in its state, and its policies.
         fn in_state(&self) -> Result<(ModuleOptimizer, Policies), FusedError>;
     }
 }
@@ -89,7 +89,7 @@ planned! {
 
 fn whole_gradient() -> Result<(ModuleOptimizer, Policies), FusedError> {
     Err(FusedError::NotInState {
-        reason: "it looks at the whole gradient: use `AdamW`",
+        reason: "it needs the whole gradient at once: use `AdamW`",
     })
 }
 
@@ -113,7 +113,7 @@ impl Planned for ModuleOptimizer {
 
     fn in_state(&self) -> Result<(ModuleOptimizer, Policies), FusedError> {
         Err(FusedError::NotInState {
-            reason: "what a `ModuleOptimizer` holds is not known: plan with a config of `backburn::optim`",
+            reason: "the state of a `ModuleOptimizer` is unknown: plan with a config of `backburn::optim`",
         })
     }
 }

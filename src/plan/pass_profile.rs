@@ -1,4 +1,4 @@
-//! What is known of passes over one number of items.
+//! Measurements and forecasts of passes over one number of items.
 
 use super::curve::ActivationCurve;
 use super::probe::{PassBytes, RecordedPass, SLOW};
@@ -14,7 +14,7 @@ pub(super) struct PassProfile {
     proofs: Vec<Proof>,
 }
 
-/// A dry run of exactly one choice of blocks.
+/// The result of a dry run with exactly one choice of blocks.
 #[derive(Clone, Debug)]
 struct Proof {
     keep: Vec<bool>,
@@ -22,16 +22,16 @@ struct Proof {
     in_pass: Option<usize>,
 }
 
-/// Which blocks keep their activations, and what the pass holds then.
+/// A choice of the blocks that keep their activations, with the bytes of its pass.
 #[derive(Clone, Debug)]
 pub(super) struct BlockChoice {
     pub(super) keep: Vec<bool>,
     pub(super) in_pass: usize,
-    /// `true` if a dry run said so.
+    /// `true` if the bytes were measured by a dry run.
     pub(super) is_proved: bool,
 }
 
-/// Number of blocks that keep their activations.
+/// Returns the number of blocks that keep their activations.
 pub(super) fn count(keep: &[bool]) -> usize {
     keep.iter().filter(|keep| **keep).count()
 }
@@ -50,7 +50,7 @@ impl PassProfile {
         self.curve.as_ref().map_or(0, ActivationCurve::count)
     }
 
-    /// Notes the bytes of a dry run; `None` if it went beyond `limit`.
+    /// Adds the bytes of a dry run; `None` if it exceeded `limit`.
     pub(super) fn note(&mut self, keep: Vec<bool>, in_pass: Option<usize>, limit: usize) {
         if let Some(curve) = &mut self.curve {
             curve.calibrate(&keep, self.run.start + in_pass.unwrap_or(limit));
@@ -58,9 +58,9 @@ impl PassProfile {
         self.proofs.push(Proof { keep, in_pass });
     }
 
-    /// Returns the pass with these blocks, proved or as the curve says; `None` if it is too large.
+    /// Returns the choice with its measured bytes, or those of the curve; `None` if it is too large.
     fn kept(&self, keep: Vec<bool>) -> Option<BlockChoice> {
-        // As many blocks that are known to be too large are too large with others.
+        // A superset of blocks that are too large is too large.
         let covers = |proof: &Proof| proof.keep.iter().zip(&keep).all(|(of, keep)| keep >= of);
         let mut too_large = self.proofs.iter().filter(|it| it.in_pass.is_none());
         if too_large.any(covers) {
@@ -108,7 +108,7 @@ impl PassProfile {
         let proved = proved.max_by_key(|kept| count(&kept.keep));
         let mut expected = fitting(vec![false; self.blocks()]);
         if let Some(expected) = &mut expected {
-            // The last blocks first: what they keep is freed first.
+            // The last blocks first, because their activations are freed first.
             for index in (0..self.blocks()).rev() {
                 let mut keep = expected.keep.clone();
                 keep[index] = true;

@@ -15,10 +15,10 @@ use super::optimizer::PlannedOptimizer;
 use super::search::Search;
 use super::set_profile::Choice;
 
-/// How to train a model within a number of bytes, as [`Planner::plan`](crate::Planner::plan) returns it.
+/// A configuration that trains a model within a number of bytes, as returned by [`Planner::plan`](crate::Planner::plan).
 ///
-/// It is plain data, which can be changed. With a config of [`backburn::optim`](crate::optim) it is a [`Config`] of Burn's, which
-/// is saved as JSON and loaded. It prints its candidates.
+/// It is plain data, which can be changed. With a config of [`backburn::optim`](crate::optim) it is a Burn [`Config`], which
+/// can be saved as JSON and loaded. `Display` prints the candidates.
 ///
 /// ```
 /// # use backburn::memory::RecordingAllocator;
@@ -46,37 +46,37 @@ use super::set_profile::Choice;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(bound(serialize = "O: Serialize", deserialize = "O: Deserialize<'de>"))]
 pub struct Plan<O> {
-    /// How to train: which blocks are recomputed, what is offloaded, and what was passed to the
+    /// The config: recomputed blocks, offload, and the options that were passed to the
     /// [planner](super::Planner::with_config).
     pub config: FusedConfig,
-    /// The optimizer, with its formats. In a file it is under the name of its type.
+    /// The optimizer, with its formats. A file contains it under the name of its type.
     #[serde(with = "named")]
     pub optimizer: O,
-    /// The type of the weights; `None` for that of the model.
+    /// Float type of the weights; `None` for that of the model.
     pub weights: Option<FloatDType>,
-    /// Devices that train together; with more than one, [`replicas`](Self::replicas) follows the plan.
+    /// Number of devices; if there are several, use [`replicas`](Self::replicas).
     pub ranks: usize,
-    /// Items of a micro-batch, on each device.
+    /// Number of items in a micro-batch, on each device.
     pub batch: usize,
-    /// Micro-batches in a step, on each device. Their gradients are accumulated, so a loss that is a mean is divided by their number, and that
-    /// of the devices.
+    /// Number of micro-batches in a step, on each device. Their gradients are summed, so divide a mean loss by their number and by
+    /// that of the devices.
     pub accumulation: usize,
     /// `true` if the gradients of micro-batches go [straight into the states](crate::FusedOptimizer::accumulating_in_state) of the optimizer.
     #[serde(default)]
     pub sums_in_state: bool,
-    /// Bytes that the training may take.
+    /// The budget in bytes.
     pub budget: usize,
-    /// About the bytes at the peak where the model computes; on a CPU, of the whole process. Margins are included.
+    /// Approximate peak bytes on the device that computes; on a CPU, of the whole process. Margins are included.
     pub device_bytes: usize,
-    /// About the bytes on the host, if that is not where the model computes.
+    /// Approximate bytes on the host, if the model computes on another device.
     pub host_bytes: usize,
-    /// The model that the plan is for.
+    /// The model of the plan.
     pub model: ModelKey,
-    /// The smallest candidate of each set of techniques, and the one that was taken.
+    /// The smallest candidate of each set of techniques, and the selected one.
     pub candidates: Vec<Candidate>,
-    /// Index of the candidate that was taken.
+    /// Index of the selected candidate.
     pub taken: usize,
-    /// What else the plan changes in the training.
+    /// Side effects of the plan on the training.
     pub notes: Vec<String>,
 }
 

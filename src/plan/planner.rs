@@ -25,13 +25,13 @@ use super::set::TechniqueSet;
 use super::storage::WeightStorage;
 use super::technique::Technique;
 
-/// Two planners at once would measure each other.
+/// A process-wide lock, because concurrent planners would measure each other's memory.
 static MEASURING: Mutex<()> = Mutex::new(());
 
-/// Finds the smallest change with which a training fits a number of bytes.
+/// A planner that finds the smallest change with which a training fits a number of bytes.
 ///
-/// It takes how the model is made, since a model that does not fit can't be passed. [`plan`](Self::plan) runs forward and backward passes over
-/// parts of the batch, within the budget.
+/// It takes a function that creates the model, because the model itself may not fit. [`plan`](Self::plan) runs forward and backward passes
+/// over parts of the batch, within the budget.
 ///
 /// ```
 /// use backburn::memory::RecordingAllocator;
@@ -79,8 +79,8 @@ where
     I: Fn() -> M,
     O: PlannedOptimizer,
 {
-    /// Plans the training of the model that `init` makes, on an autodiff device, with `optimizer`: a config of
-    /// [`backburn::optim`](crate::optim), or any [`ModuleOptimizer`](burn::optim::ModuleOptimizer), whose formats stay as they are.
+    /// Creates a planner for the model that `init` returns, on an autodiff device, and for `optimizer`: a config of
+    /// [`backburn::optim`](crate::optim), or any [`ModuleOptimizer`](burn::optim::ModuleOptimizer), whose formats are not changed.
     pub fn new(init: I, optimizer: O) -> Self {
         Self {
             init,
@@ -93,29 +93,29 @@ where
         }
     }
 
-    /// Sets the number of items in a step; by default one. Micro-batches are parts of equal size.
+    /// Sets the number of items in a step; by default 1. Micro-batches have equal sizes.
     #[must_use]
     pub fn with_batch(mut self, batch: usize) -> Self {
         self.batch = batch;
         self
     }
 
-    /// Sets the techniques that are allowed, in the order in which they are tried: by default [`Technique::LEAST_COST`].
+    /// Sets the allowed techniques, in the order in which they are tried; by default [`Technique::LEAST_COST`].
     #[must_use]
     pub fn with_order(mut self, order: &[Technique]) -> Self {
         self.order = order.to_vec();
         self
     }
 
-    /// Sets how it is trained otherwise: clipping, loss scaling and the like. The plan decides on recomputed blocks and offload.
+    /// Sets the other options of the training, such as clipping and loss scaling. The plan overrides recomputed blocks and offload.
     #[must_use]
     pub fn with_config(mut self, config: FusedConfig) -> Self {
         self.config = config;
         self
     }
 
-    /// Sets where the model computes, if it is not where it is made: a device with memory of its own, from which states and updates can
-    /// be offloaded to the host. Several devices must be alike, and the model is trained on as many of them as necessary;
+    /// Sets the device that computes, if the model is created on another one: a device with its own memory, from which states and
+    /// updates can be offloaded to the host. Several devices must be of the same kind. The plan uses as many of them as necessary;
     /// passes are measured on the first.
     #[must_use]
     pub fn with_devices(mut self, devices: &[Device]) -> Self {
@@ -123,32 +123,34 @@ where
         self
     }
 
-    /// Sets a function that is called with what is tried, before each pass: for a model with slow passes.
+    /// Sets a function that is called with a description of each pass before it runs.
     #[must_use]
     pub fn with_progress(mut self, progress: fn(&str)) -> Self {
         self.progress = progress;
         self
     }
 
-    /// Returns the first plan, in the [order](Self::with_order) of the techniques, that fits `budget`. `loss` computes the loss of a number
+    /// Returns the first plan that fits `budget`, in the [order](Self::with_order) of the techniques. `loss` computes the loss of a number
     /// of items.
     ///
-    /// Dry runs over one item, two, and more tell what larger passes hold. What is expected to fit, with a margin of 1 % of a pass
-    /// and 0.13 MB (of 25 % on a device with memory of its own), is proved by a dry run of exactly that. A pass that goes beyond the budget, or
-    /// is expected to, ends where it reads its next parameter or its backward pass begins. Weights in bf16, and on the host, are tried
-    /// if nothing else fits. Random numbers are drawn: seed the device afterwards. The memory that is measured is that of the whole
-    /// process, or of the device: train nothing else meanwhile.
+    /// The memory of larger passes is extrapolated from dry runs over one item, two, and more. A candidate that is expected to fit, with a
+    /// margin of 1 % of a pass and 0.13 MB (25 % on a device with its own memory), is proved by a dry run of exactly that candidate. A pass
+    /// that exceeds the budget, or is expected to, is stopped at the next read of a parameter or at the start of its backward pass. Weights
+    /// in bf16 and on the host are tried only if nothing else fits. The dry runs draw random numbers: seed the device afterwards. The
+    /// measurement covers the whole process, or the device: don't train anything else at the same time.
     ///
     /// # Errors
     ///
-    /// If nothing fits: the error says by about how many bytes, and what would help. If the budget or the batch is zero, or the budget is not
-    /// known; if the model can't be fused, its device does not exist, or the loss does not depend on it; if the program does not run on the
-    /// [`RecordingAllocator`](crate::memory::RecordingAllocator) and the device does not report what its pools hold, or something else records
-    /// or plans.
+    /// - If nothing fits: the error contains the missing bytes and options that would help.
+    /// - If the budget or the batch is zero, or the budget is unknown.
+    /// - If the model can't be fused, its device does not exist, or the loss does not depend on it.
+    /// - If the program does not run on the [`RecordingAllocator`](crate::memory::RecordingAllocator) and the device does not report the usage
+    ///   of its pools.
+    /// - If another recording or planner is active.
     ///
     /// # Panics
     ///
-    /// If `loss` does.
+    /// If `loss` panics.
     pub fn plan<L: Loss>(
         &self,
         loss: impl Fn(&M, usize) -> L,
@@ -190,7 +192,7 @@ where
             .collect();
         drop(model);
         for storage in search.storages() {
-            // Weights on the host are made there.
+            // Offloaded weights are created on the host.
             let are_elsewhere = storage.on_host && !self.devices.is_empty();
             let weights = if are_elsewhere {
                 0
@@ -229,7 +231,7 @@ where
         Err(search.nothing_fits())
     }
 
-    /// Measures the model with weights in this storage, until a choice is proved or none fits.
+    /// Measures the model with this storage of its weights, until a choice is proved or none fits.
     fn search_with<L: Loss>(
         &self,
         storage: WeightStorage,
@@ -244,7 +246,7 @@ where
         if let Some(dtype) = storage.dtype() {
             model = cast(model, dtype)?;
         }
-        // Bytes of states and averages are computed: the passes do not hold them.
+        // Bytes of states and averages are computed, so the passes run without them.
         let fused = FusedOptimizer::new(model, SgdConfig::new().init())?;
         let config = search.config.clone().with_averaging(None);
         let config = config.with_offload(storage.offload());
@@ -286,7 +288,7 @@ where
     }
 }
 
-/// Returns the bytes in use, without nodes that autodiff keeps of models that were dropped.
+/// Returns the bytes in use, after a collection of autodiff nodes of dropped models.
 fn held(device: &Device) -> Result<usize, MemoryError> {
     collect_graph(device);
     memory::live(device)

@@ -1,4 +1,4 @@
-//! Runs dry runs of a model, and ends those that would go beyond the budget.
+//! Measurement of dry runs, which are stopped before they exceed the budget.
 
 use std::time::Instant;
 
@@ -15,34 +15,34 @@ use super::error::PlanError;
 use super::forecast::Forecast;
 use super::pass_profile::count;
 
-/// Seconds above which a pass is not run again only to measure it better.
+/// Seconds above which a pass is not repeated for a more precise measurement.
 pub(super) const SLOW: f64 = 2.0;
 
-/// Passes that show how much equal passes differ, and the seconds up to which a pass is run that often.
+/// Repetitions of a pass to measure the variance, and the maximum seconds of a repeated pass.
 const REPEATS: usize = 6;
 const QUICK: f64 = 0.5;
 
-/// Bytes above which the threads of the backend make equal passes differ.
+/// Bytes above which equal passes differ, because of the threads of the backend.
 const LARGE: usize = 1 << 21;
 
-/// The part by which a pass may exceed what is expected of it.
+/// Fraction by which a pass may exceed its forecast.
 const MARGIN: f64 = 0.1;
 
 /// The bytes and the time of one pass.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PassBytes {
-    /// Bytes in use when it began.
+    /// Bytes in use at the start.
     pub(super) start: usize,
-    /// The most bytes in use, with those before.
+    /// Peak of the bytes in use, including those at the start.
     pub(super) peak: usize,
-    /// The most in the backward pass over those when that began.
+    /// Peak of the backward pass, minus the bytes at its start.
     pub(super) rise: usize,
-    /// The most from one moment at which the pass could be ended to the next.
+    /// Maximum growth between two points at which the pass can be stopped.
     pub(super) stretch: usize,
     pub(super) seconds: f64,
 }
 
-/// A pass that ended well.
+/// A completed pass with its recording.
 pub(super) struct RecordedPass {
     pub(super) run: PassBytes,
     pub(super) timeline: MemoryTimeline,
@@ -63,7 +63,7 @@ impl PassBytes {
         let begin = backward.next().unwrap_or(0);
         Self {
             start,
-            // The backend keeps what was left: it is in use from the start in the next pass.
+            // Bytes left at the end are cached by the backend and in use from the start of the next pass.
             peak: timeline.peak().bytes.total() + end.saturating_sub(start),
             rise: backward.max().unwrap_or(0).saturating_sub(begin),
             stretch,
@@ -71,14 +71,14 @@ impl PassBytes {
         }
     }
 
-    /// The most bytes of the pass itself.
+    /// Returns the peak bytes of the pass itself.
     pub(super) fn in_pass(&self) -> usize {
         self.peak.saturating_sub(self.start)
     }
 }
 
 impl RecordedPass {
-    /// Returns `true` if the pass has left or freed so much that a second one is more precise.
+    /// Returns `true` if the pass changed the bytes in use so much that a second measurement is more precise.
     fn warms_up(&self) -> bool {
         let end = self.timeline.samples.last().map_or(self.run.start, bytes);
         self.run.start.abs_diff(end) > self.run.in_pass() / 100
@@ -91,21 +91,21 @@ pub(super) struct Probe<'a, M: Module, F> {
     pub(super) loss: &'a F,
     pub(super) device: &'a Device,
     pub(super) budget: usize,
-    /// Bytes of the budget that a pass may take, with all that was in use before.
+    /// Bytes of the budget that a pass may use, including those at its start.
     pub(super) room: usize,
-    /// A pass is counted as this multiple of what is seen of it.
+    /// Factor on the measured bytes of a pass.
     pub(super) margin: f64,
-    /// The part by which one pass was larger than an equal one.
+    /// Maximum relative difference of equal passes.
     pub(super) spread: f64,
-    /// The fewest bytes in use where a pass was ended.
+    /// Minimum of the bytes in use at which a pass was stopped.
     pub(super) stopped_at: Option<usize>,
-    /// `true` if the last pass that was ended had taken too much, `false` if it was only expected to.
+    /// `true` if the last stopped pass had exceeded its limit, `false` if it was only expected to.
     pub(super) exceeded_limit: bool,
     pub(super) progress: fn(&str),
 }
 
 impl<M: Module, L: Loss, F: Fn(&M, usize) -> L> Probe<'_, M, F> {
-    /// Returns the most bytes of several passes that are exactly as in training, if they are quick; `None` if one does not fit.
+    /// Measures passes exactly as in training, several times if they are quick. Returns their peak bytes; `None` if one does not fit.
     pub(super) fn prove(
         &mut self,
         items: usize,
@@ -129,8 +129,8 @@ impl<M: Module, L: Loss, F: Fn(&M, usize) -> L> Probe<'_, M, F> {
         ))
     }
 
-    /// Runs a pass whose blocks keep their activations as `keep` says, a second time if the first one warms up. Returns `None` if it does not
-    /// fit: it ends before it goes beyond the budget, as far as that can be `expected`.
+    /// Runs a pass whose blocks in `keep` keep their activations, twice if the first pass warms up. Returns `None` if it does not
+    /// fit: it is stopped before it exceeds the budget, as far as the forecast allows.
     pub(super) fn pass(
         &mut self,
         items: usize,
@@ -180,7 +180,7 @@ impl<M: Module, L: Loss, F: Fn(&M, usize) -> L> Probe<'_, M, F> {
         let seconds = begun.elapsed().as_secs_f64();
         let (timeline, stretch) = recorder.finish_peaks()?;
         let Some(stretch) = stretch else {
-            // Autodiff holds what the pass had kept until then.
+            // Free the tensors that the stopped pass saved for its backward pass.
             collect_graph(self.device);
             let bytes = timeline.peak().bytes.total();
             self.exceeded_limit = bytes > limit.worth;

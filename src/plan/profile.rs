@@ -1,4 +1,4 @@
-//! What was measured of a model in one storage of its weights.
+//! Measurements of a model with one storage of its weights.
 
 use burn::module::Module;
 
@@ -15,36 +15,36 @@ use super::probe::Probe;
 use super::set::Formats;
 use super::storage::WeightStorage;
 
-/// Bytes that the first pass takes at least for threads of the backend, activations and nodes of the graph.
+/// Minimum bytes of the first pass, for threads of the backend, activations and nodes of the graph.
 pub(super) const FIRST_PASS_BYTES: usize = 1 << 19;
 
-/// A pass is measured over at most this multiple of the items of the largest one before.
+/// Maximum ratio of the items of a pass to those of the largest measured pass.
 const GROWTH: usize = 4;
 
-/// More blocks than a step has.
+/// Upper bound of the number of blocks in a step.
 const MAX_BLOCKS: usize = 1 << 12;
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct Profile {
     pub(super) storage: WeightStorage,
     pub(super) parameters: Vec<Entry>,
-    /// Bytes of weights that `init` shares with others: the first update copies each.
+    /// Bytes of weights that `init` shares with other handles, which the first update copies.
     shared: usize,
     states: Vec<(Formats, States)>,
-    /// The most bytes in use between passes.
+    /// Maximum bytes in use between passes.
     between: usize,
-    /// The fewest bytes in use where a pass was ended.
+    /// Minimum of the bytes in use at which a pass was stopped.
     stopped_at: Option<usize>,
-    /// Over more and more items.
+    /// Measured passes in ascending order of items.
     pub(super) passes: Vec<PassProfile>,
-    /// The fewest items that did not fit with all blocks recomputed.
+    /// Minimum number of items that did not fit with all blocks recomputed.
     pub(super) too_many_items: Option<usize>,
-    /// Items of the last pass, if it was ended because it was expected not to fit: fewer are measured to expect better.
+    /// Items of the last pass if it was stopped by its forecast. Fewer items are measured to improve the forecast.
     undecided: Option<usize>,
 }
 
 impl Profile {
-    /// Returns the profile of `parameters`, for which `held` bytes were allocated.
+    /// Creates the profile of `parameters`, for which `held` bytes were allocated.
     pub(super) fn new(storage: WeightStorage, parameters: Vec<Entry>, held: usize) -> Self {
         let bytes: usize = parameters.iter().map(Entry::bytes).sum();
         let missing = bytes.saturating_sub(held);
@@ -58,7 +58,7 @@ impl Profile {
         }
     }
 
-    /// Measures what `optimizer` holds in these formats, as far as it has them.
+    /// Measures the states of `optimizer` in these formats, if it has them.
     pub(super) fn measure_states<O: PlannedOptimizer>(
         &mut self,
         optimizer: &O,
@@ -84,18 +84,18 @@ impl Profile {
         known.map(|(_, states)| states)
     }
 
-    /// Bytes of the largest gradient.
+    /// Returns the bytes of the largest gradient.
     pub(super) fn largest_gradient(&self) -> usize {
         let trained = self.parameters.iter().filter(|it| it.is_trained());
         trained.map(Entry::bytes).max().unwrap_or(0)
     }
 
-    /// Bytes in use when a pass of a training begins, without states.
+    /// Returns the bytes in use at the start of a training pass, without states.
     pub(super) fn before_pass(&self) -> usize {
         self.between + self.shared
     }
 
-    /// Bytes that a pass takes at least, with those before, if none has ended well.
+    /// Returns a lower bound of the peak bytes, for a profile without a completed pass.
     pub(super) fn least(&self) -> usize {
         let least = self.between + 2 * self.largest_gradient() + FIRST_PASS_BYTES;
         least.max(self.stopped_at.unwrap_or(0))
@@ -105,7 +105,7 @@ impl Profile {
         self.passes.iter().find(|pass| pass.items == items)
     }
 
-    /// Returns what a pass over `items` with recomputed blocks is expected to hold.
+    /// Returns the forecast of a pass over `items` with recomputed blocks.
     pub(super) fn expected(&self, items: usize) -> Forecast {
         let fewer = self.passes.iter().filter(|pass| pass.items < items);
         let known: Vec<_> = fewer.map(|pass| (pass.items, pass.run)).collect();
@@ -121,7 +121,7 @@ impl Profile {
         batch: usize,
     ) -> Result<(), PlanError> {
         self.between = memory::live(probe.device)?;
-        // What the first pass takes in addition to gradients is unknown.
+        // The lower bound excludes activations, which are unknown before the first pass.
         if self.least() > probe.budget {
             return Ok(());
         }
@@ -161,7 +161,7 @@ impl Profile {
             return Ok(());
         };
         self.undecided = None;
-        // Nodes of the graph were in use before the first pass, and are not between others.
+        // Before the first pass, nodes of the graph were in use that are not in use between later passes.
         let before = if self.passes.is_empty() {
             0
         } else {
@@ -180,7 +180,7 @@ impl Profile {
         Ok(())
     }
 
-    /// Proves a pass over `items` with these blocks, and notes what it held.
+    /// Runs the dry run that proves a pass over `items` with these blocks, and stores its bytes.
     pub(super) fn prove<M: Module, L: Loss, F: Fn(&M, usize) -> L>(
         &mut self,
         probe: &mut Probe<'_, M, F>,

@@ -1,4 +1,4 @@
-//! The first candidate that fits, of what was measured.
+//! Search for the first candidate that fits.
 
 use crate::config::FusedConfig;
 
@@ -9,26 +9,26 @@ use super::set::{Formats, Split, TechniqueSet};
 use super::set_profile::{Choice, SetProfile};
 use super::storage::WeightStorage;
 
-/// A pass is counted as this multiple of what was measured: what threads compute at once differs from run to run.
+/// Factor on the measured bytes of a pass, because the work of threads in parallel varies from run to run.
 pub(super) const MARGIN: f64 = 1.01;
 
-/// The same on a device with memory of its own, which is measured between kernels only.
+/// Factor on a device with its own memory, which is measured only between kernels.
 pub(super) const MARGIN_APART: f64 = 1.25;
 
-/// What a training is planned from.
+/// The input and the measurements of a planner.
 #[derive(Clone, Debug)]
 pub(super) struct Search {
-    /// Items in a step.
+    /// Number of items in a step.
     pub(super) batch: usize,
     pub(super) budget: usize,
     pub(super) config: FusedConfig,
-    /// In the order in which they are tried.
+    /// The sets in the order in which they are tried.
     pub(super) sets: Vec<TechniqueSet>,
     pub(super) margin: f64,
     pub(super) profiles: Vec<Profile>,
-    /// Weights that did not fit, and the bytes that making them takes.
+    /// Storages whose weights did not fit, with the bytes to create them.
     pub(super) too_large: Vec<(WeightStorage, usize)>,
-    /// Why weights can't be in bf16.
+    /// The error of weights in bf16.
     pub(super) refused_bf16: Option<String>,
 }
 
@@ -53,7 +53,7 @@ impl Search {
         self.profiles.iter().find(|it| it.storage == storage)
     }
 
-    /// Returns what is known of a set; `None` if its storage was not measured, or the optimizer does not have its formats.
+    /// Returns the profile of a set; `None` if its storage was not measured, or the optimizer does not have its formats.
     fn known<'a>(&'a self, set: &'a TechniqueSet) -> Option<SetProfile<'a>> {
         let profile = self.profile(set.storage())?;
         let states = profile.states_in(set.formats())?;
@@ -84,7 +84,7 @@ impl Search {
         resident.min().unwrap_or(0)
     }
 
-    /// Returns the smallest candidate of each set, but for the best choice, whose index is returned, too.
+    /// Returns the smallest candidate of each set, or the best choice for its set, and the index of the best choice.
     pub(super) fn candidates(&self) -> (Vec<Candidate>, Option<usize>) {
         let best = self.best();
         let (mut candidates, mut taken) = (Vec::<Candidate>::new(), None);
@@ -97,7 +97,7 @@ impl Search {
             if best.is_some() {
                 taken = Some(candidates.len());
             } else if candidates.iter().any(|it| it.name == candidate.name) {
-                // A technique that changes nothing is no candidate.
+                // Skip a technique that changes nothing.
                 continue;
             }
             candidates.push(candidate);
@@ -126,7 +126,7 @@ impl Search {
         })
     }
 
-    /// Returns the error if nothing fits: by how many bytes the smallest candidate misses, and what would help.
+    /// Returns the error if nothing fits, with the missing bytes of the smallest candidate, and advice.
     pub(super) fn nothing_fits(&self) -> PlanError {
         let candidates = self.candidates().0.into_iter();
         let least = candidates.map(|it| it.device_bytes).min().unwrap_or(0);

@@ -1,4 +1,4 @@
-//! A set of techniques, and its name.
+//! Sets of techniques, and their names.
 
 use crate::config::FusedConfig;
 use crate::offload::{Offload, OffloadConfig};
@@ -11,7 +11,7 @@ use super::technique::Technique;
 /// Formats of states and weights; `None` for those of the optimizer.
 pub(super) type Formats = (Option<StateFormat>, Option<WeightFormat>);
 
-/// How a batch is split.
+/// A division of a batch into ranks and micro-batches.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Split {
     pub(super) ranks: usize,
@@ -20,7 +20,7 @@ pub(super) struct Split {
 }
 
 impl Split {
-    /// The batch as it is.
+    /// The undivided batch.
     pub(super) const WHOLE: Self = Self {
         ranks: 1,
         accumulation: 1,
@@ -33,21 +33,21 @@ pub(super) struct TechniqueSet {
     states: Option<StateFormat>,
     pub(super) weights: Option<WeightFormat>,
     offload: Option<Offload>,
-    /// Blocks may be recomputed.
+    /// `true` if blocks may be recomputed.
     pub(super) blocks: bool,
-    /// The batch may be split into micro-batches.
+    /// `true` if the batch may be split into micro-batches.
     pub(super) micro_batches: bool,
-    /// Ranks at most.
+    /// Maximum number of ranks.
     pub(super) ranks: usize,
-    /// Smaller parts of the batch are preferred to recomputed blocks.
+    /// `true` if smaller parts of the batch are preferred to recomputed blocks.
     pub(super) split_first: bool,
-    /// The optimizer's state accumulates the gradients of micro-batches.
+    /// `true` if the optimizer's state accumulates the gradients of micro-batches.
     in_state: bool,
 }
 
 impl TechniqueSet {
-    /// Returns the sets of an order: none, then one technique more each, as far as `optimizer`, the number of `ranks` and a device
-    /// `apart` from the host allow.
+    /// Returns the sets of an order: the empty set, then one more technique each. Techniques are skipped if `optimizer`, the number of
+    /// `ranks`, or a device that is not `apart` from the host does not support them.
     pub(super) fn all<O: PlannedOptimizer>(
         order: &[Technique],
         optimizer: &O,
@@ -88,7 +88,7 @@ impl TechniqueSet {
             micro_batches: parts.is_some(),
             ranks: on_ranks.map_or(1, |_| ranks),
             split_first: first_split.is_some_and(|split| blocks.is_none_or(|it| split < it)),
-            // States in few bits, and offloaded ones, can't accumulate.
+            // Quantized and offloaded states can't accumulate.
             in_state: takes_sums && states.is_none() && offload.is_none(),
         }
     }
@@ -104,7 +104,7 @@ impl TechniqueSet {
         }
     }
 
-    /// Returns `config` with what this set offloads.
+    /// Returns `config` with the offload of this set.
     pub(super) fn config(&self, config: &FusedConfig) -> FusedConfig {
         let offload = self.offload.map(OffloadConfig::new);
         config.clone().with_offload(offload)
@@ -127,7 +127,7 @@ impl TechniqueSet {
         })
     }
 
-    /// Returns the techniques in words.
+    /// Returns a description of the techniques.
     pub(super) fn name(&self, split: Split, keep: &[bool]) -> String {
         let weights = self.weights.map(|it| format!("weights in bf16 {it:?}"));
         let states = self.states.map(|it| format!("states in {it:?}"));

@@ -1,4 +1,4 @@
-//! The candidates of one set of techniques.
+//! Candidates of one set of techniques.
 
 use crate::config::FusedConfig;
 use crate::estimate::{Resident, States};
@@ -13,16 +13,16 @@ use super::storage::WeightStorage;
 /// Bytes by which the buffers of threads differ from run to run.
 const SLACK: usize = 1 << 17;
 
-/// A way to train.
+/// A configuration of the training, with its expected bytes.
 #[derive(Clone, Debug)]
 pub(super) struct Choice<'a> {
     pub(super) set: &'a TechniqueSet,
     pub(super) storage: WeightStorage,
     pub(super) split: Split,
     pub(super) items: usize,
-    /// `None` if no pass over as many items was measured.
+    /// `None` if no pass over this number of items was measured.
     pub(super) kept: Option<BlockChoice>,
-    /// Bytes at the peak where the model computes, and on the host.
+    /// Peak bytes on the device that computes, and on the host.
     pub(super) device: usize,
     pub(super) host: usize,
 }
@@ -41,13 +41,13 @@ impl Choice<'_> {
     }
 }
 
-/// What is known of trainings with a set of techniques.
+/// Measurements of trainings with one set of techniques.
 pub(super) struct SetProfile<'a> {
     pub(super) search: &'a Search,
     pub(super) set: &'a TechniqueSet,
     pub(super) profile: &'a Profile,
     pub(super) states: &'a States,
-    /// How the set trains.
+    /// The config of the set.
     pub(super) config: FusedConfig,
 }
 
@@ -62,7 +62,7 @@ impl<'a> SetProfile<'a> {
         whole.or_else(|| first(self.set.blocks))
     }
 
-    /// Parts of the batch, the largest first.
+    /// Returns the parts into which the batch can be split, the largest first.
     fn parts(&self) -> impl Iterator<Item = (usize, Split)> {
         let (batch, set) = (self.search.batch, self.set);
         let sizes = sizes(batch).into_iter();
@@ -78,12 +78,12 @@ impl<'a> SetProfile<'a> {
         }
         let is_open = !self.profile.passes.is_empty()
             && self.profile.too_many_items.is_none_or(|many| items < many);
-        // What many items hold is only known once a few were measured.
+        // Larger passes are forecast from smaller ones, so measure the next larger pass first.
         let in_pass = self.profile.expected(self.profile.next(items)).in_pass;
         (is_open && fits(in_pass)).then(|| part.with(in_pass, None))
     }
 
-    /// Returns the part of the batch that takes least, with all blocks recomputed if this set may.
+    /// Returns the part of the batch with the least bytes, with all blocks recomputed if the set allows it.
     pub(super) fn smallest(&self) -> Option<Choice<'a>> {
         let of_pass = |pass: &PassProfile| match self.set.blocks {
             true => pass.all_recomputed(),
@@ -108,7 +108,7 @@ impl<'a> SetProfile<'a> {
         all.min_by_key(|choice| choice.device)
     }
 
-    /// Returns the way to train without its passes.
+    /// Returns the choice without the bytes of its passes.
     fn without_pass(&self, items: usize, split: Split) -> PartialChoice<'a> {
         let (resident, host) = self.resident(split);
         PartialChoice(
@@ -134,7 +134,7 @@ impl<'a> SetProfile<'a> {
         let in_flight = states.update + resident.states_in_flight;
         let mut device = resident.states + in_flight.max(resident.gradients_in_flight);
         if split.ranks > 1 {
-            // Gradients of the other ranks wait for the slowest rank, and the new weight arrives.
+            // Gradients of the other ranks are buffered for the slowest rank, and the new weight arrives.
             let largest = profile.largest_gradient();
             let each = self.config.max_bytes_in_flight.unwrap_or(largest / 4 * 5);
             device += (split.ranks - 1) * each + 2 * largest;
@@ -143,7 +143,7 @@ impl<'a> SetProfile<'a> {
     }
 }
 
-/// A way to train without its passes, and the margin of these.
+/// A choice without the bytes of its passes, and the margin factor of these.
 struct PartialChoice<'a>(Choice<'a>, f64);
 
 impl<'a> PartialChoice<'a> {
@@ -157,7 +157,7 @@ impl<'a> PartialChoice<'a> {
     }
 }
 
-/// Divisors of a batch, the largest first.
+/// Returns the divisors of a batch, the largest first.
 fn sizes(batch: usize) -> Vec<usize> {
     let small = (1..).take_while(|it| *it <= batch / it);
     let small: Vec<_> = small.filter(|it| batch.is_multiple_of(*it)).collect();

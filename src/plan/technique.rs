@@ -3,9 +3,9 @@ use burn::config::Config;
 use crate::offload::{Offload, OffloadedBlocks};
 use crate::optim::{StateFormat, WeightFormat};
 
-/// A way to take less memory than fused training alone does.
+/// A technique to reduce the memory of fused training.
 ///
-/// The planner adds them one after the other, in an [order](super::Planner::with_order).
+/// The planner adds techniques one after the other, in an [order](super::Planner::with_order).
 ///
 /// ```
 /// use backburn::{Planner, Technique, optim::AdamWConfig};
@@ -15,14 +15,14 @@ use crate::optim::{StateFormat, WeightFormat};
 /// ```
 #[derive(Config, Copy, Debug, PartialEq, Eq)]
 pub enum Technique {
-    /// Blocks under [`gradient_checkpointing`](crate::gradient_checkpointing()) are recomputed, as few as necessary; the chunks of
-    /// [`LinearCrossEntropyLoss`](crate::LinearCrossEntropyLoss) are such blocks. The result is the same to the bit.
+    /// Recomputes as few blocks under [`gradient_checkpointing`](crate::gradient_checkpointing()) as necessary; the chunks of
+    /// [`LinearCrossEntropyLoss`](crate::LinearCrossEntropyLoss) are such blocks. The result is equal bit for bit.
     Blocks,
-    /// The batch is split into parts, whose gradients are [accumulated](crate::FusedOptimizer::accumulate) in a buffer. The result is the same
-    /// but for rounding; batch normalization sees the parts, dropout draws for each.
+    /// Splits the batch into parts, whose gradients are [accumulated](crate::FusedOptimizer::accumulate) in a buffer. The result is equal
+    /// up to rounding; batch normalization and dropout act on each part.
     MicroBatches,
-    /// Several of the [devices](super::Planner::with_devices) compute, each with a part of the batch, and share the optimizer states:
-    /// [`FusedReplicas`](crate::FusedReplicas). The result is the same but for rounding, as with micro-batches.
+    /// Divides the batch among several of the [devices](super::Planner::with_devices), which also share the optimizer states:
+    /// [`FusedReplicas`](crate::FusedReplicas). The result is equal up to rounding, as with micro-batches.
     Ranks,
     /// Optimizer states in [8 bits](StateFormat::Bits8).
     States8,
@@ -32,20 +32,20 @@ pub enum Technique {
     Split24,
     /// Weights in bf16, [rounded at random](WeightFormat::Stochastic).
     Stochastic,
-    /// The gradients of micro-batches go [straight into the states](crate::FusedOptimizer::accumulating_in_state), without a buffer. For
-    /// optimizers whose states can accumulate, in full precision and without offload. It is in none of the orders here: Adam's second
-    /// moment is then an approximation.
+    /// Accumulates the gradients of micro-batches [in the states](crate::FusedOptimizer::accumulating_in_state), without a buffer. For
+    /// optimizers whose states can accumulate, in full precision and without offload. It is in none of the orders here, because Adam's
+    /// second moment becomes an approximation.
     SumsInState,
-    /// Optimizer states are [on the host](crate::Offload::States). For a device with memory of its own.
+    /// Optimizer states [on the host](crate::Offload::States). For a device with its own memory.
     HostStates,
-    /// Updates are made [on the host](crate::Offload::Updates). For a device with memory of its own.
+    /// Updates [on the host](crate::Offload::Updates). For a device with its own memory.
     HostUpdates,
-    /// The weights of blocks are [on the host](crate::Offload::Weights), too. For a device with memory of its own.
+    /// Weights of blocks also [on the host](crate::Offload::Weights). For a device with its own memory.
     HostWeights,
 }
 
 impl Technique {
-    /// The default order: the techniques that cost least come first.
+    /// The default order: techniques with the least cost first.
     pub const LEAST_COST: &'static [Self] = &[
         Self::Blocks,
         Self::Ranks,
@@ -59,7 +59,7 @@ impl Technique {
         Self::HostWeights,
     ];
 
-    /// The techniques that take least time come first, also if they change the result.
+    /// An order with the fastest techniques first, even if they change the result.
     pub const FAST_FIRST: &'static [Self] = &[
         Self::Ranks,
         Self::States8,
