@@ -57,22 +57,22 @@
 //! |---|---|
 //! | `plan` | which techniques fit a number of bytes |
 //! | `train` | Burn's `Learner` and training loop |
-//! | `checkpoint` | a training in a folder, saved and loaded whole |
+//! | `checkpoint` | saves and loads a training in a folder, atomically |
 //! | `fused` | the front door of a custom loop: a model, an optimizer, a step |
-//! | `linear_cross_entropy` | head and loss of a large vocabulary, as blocks that run twice |
-//! | `gradient_checkpointing` | runs a block twice, so that its activations need not be kept |
-//! | `estimate` | what a model and its optimizer will hold, before any training |
-//! | `cast`, `load`, `load_store` | how a model, a record or a file comes into the type of training |
+//! | `linear_cross_entropy` | head and loss of a large vocabulary, as checkpointed blocks |
+//! | `gradient_checkpointing` | recomputes blocks, so that their activations are not kept |
+//! | `estimate` | memory of a training, before its first step |
+//! | `cast`, `load`, `load_store` | casts a model, or loads a record or a file in the type of training |
 //! | `weights` | homes and views of parameters; attaches to a module, restores an ordinary one |
 //! | `pass` | what all views share during one forward and backward pass |
 //! | `policy` | what happens to a finished gradient |
 //! | `layout` | where each parameter rests, and in which type it is computed with |
 //! | `replica` | which of several devices owns a parameter, and how far one may run ahead |
-//! | `offload` | what waits in host memory, and where the model computes |
+//! | `offload` | transfers states, updates, weights and activations to host memory |
 //! | `device` | whether a device is there, and computes what it should |
 //! | `quantized` | adapters on frozen weights in codes of a few bits |
 //! | `parameters` | the float parameters of a module: what there is, and other values in their places |
-//! | `tap` | the autodiff decorator: takes a finished gradient out of the graph |
+//! | `tap` | autodiff operation that delivers a finished gradient to a sink |
 //!
 //! Below all of them are crates, which can be used without this one:
 //!
