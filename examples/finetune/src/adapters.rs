@@ -1,0 +1,181 @@
+//! Adapters in the files of `peft`.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use burn::module::{Lora, ParamGroup};
+use burn::store::burn_pack::Tensor as PackTensor;
+use burn::store::{
+    ModuleAdapter, ModuleContext, ModuleSnapshot, PathFilter, SafetensorsStore, bridge,
+};
+use burn::tensor::{DType, Shape, TensorData};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use crate::decoder::Decoder;
+use crate::weights::to_file;
+
+pub const WEIGHTS: &str = "adapter_model.safetensors";
+const CONFIG: &str = "adapter_config.json";
+
+/// The linear layers that can have an adapter.
+pub const TARGETS: [&str; 7] = [
+    "q_proj",
+    "k_proj",
+    "v_proj",
+    "o_proj",
+    "gate_proj",
+    "up_proj",
+    "down_proj",
+];
+
+/// Which layers have adapters, and of which size.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
+pub struct Adapters {
+    pub rank: usize,
+    pub alpha: f64,
+    pub targets: Vec<String>,
+}
+
+impl Adapters {
+    /// Returns an error for a layer that the decoder does not have, and for a rank of zero.
+    pub fn check(&self) -> Result<()> {
+        ensure!(self.rank > 0, "`--rank` is 0: use 1 or more");
+        ensure!(!self.targets.is_empty(), "`--targets` names no layer");
+        for target in &self.targets {
+            ensure!(
+                TARGETS.contains(&target.as_str()),
+                "`--targets` names {target}, and the linear layers are {}",
+                TARGETS.join(", ")
+            );
+        }
+        Ok(())
+    }
+
+    /// Returns Burn's reparameterizer, whose first factors have the variance that those of `peft` have.
+    pub fn lora(&self, hidden: usize) -> Lora {
+        let paths = self
+            .targets
+            .iter()
+            .map(|target| format!(".{target}.weight"));
+        let group = ParamGroup::from_any_predicates(paths.collect());
+        let mut lora = Lora::new(self.rank, self.alpha).set_param_group(group);
+        lora.init_std = Some((3.0 * hidden as f64).sqrt().recip());
+        lora
+    }
+
+    /// Writes the adapters of `decoder` and their config to `folder`.
+    pub fn save(&self, decoder: &Decoder, base: &Path, folder: &Path) -> Result<()> {
+        let file = folder.join(WEIGHTS);
+        let mut store = to_file(&file).with_to_adapter(ToPeft).filter(
+            PathFilter::new().with_predicate(|path, _| path.starts_with(PREFIX) || is_factor(path)),
+        );
+        let saved = decoder.save_into(&mut store);
+        saved.with_context(|| format!("{} can't be written", file.display()))?;
+        let base = std::fs::canonicalize(base).unwrap_or(base.to_path_buf());
+        let config = json!({
+            "peft_type": "LORA",
+            "task_type": "CAUSAL_LM",
+            "base_model_name_or_path": base.display().to_string(),
+            "r": self.rank,
+            "lora_alpha": self.alpha,
+            "lora_dropout": 0.0,
+            "target_modules": self.targets,
+            "bias": "none",
+            "fan_in_fan_out": false,
+            "inference_mode": true,
+        });
+        let file = folder.join(CONFIG);
+        let text = serde_json::to_string_pretty(&config)? + "\n";
+        std::fs::write(&file, text).with_context(|| format!("{} can't be written", file.display()))
+    }
+
+    /// Returns `decoder`, which has adapters, with the factors in a file of `peft`. Those that the file lacks stay.
+    pub fn load(mut decoder: Decoder, file: &Path) -> Result<Decoder> {
+        let mut store = SafetensorsStore::from_file(file)
+            .with_key_remapping(
+                r"^(?:initial\.)?base_model\.model\.(.*)\.lora_A\.weight$",
+                "$1.weight.lora.a",
+            )
+            .with_key_remapping(
+                r"^(?:initial\.)?base_model\.model\.(.*)\.lora_B\.weight$",
+                "$1.weight.lora.b",
+            )
+            .with_from_adapter(Transposed)
+            .allow_partial(true);
+        let loaded = decoder.load_from(&mut store);
+        loaded.with_context(|| file.display().to_string())?;
+        Ok(decoder)
+    }
+}
+
+const PREFIX: &str = "base_model.model.";
+
+/// Returns `true` for the path of a factor of an adapter.
+fn is_factor(path: &str) -> bool {
+    path.ends_with("lora.a") || path.ends_with("lora.b")
+}
+
+/// Factors transposed and under the names of `peft`.
+#[derive(Clone, Debug)]
+struct ToPeft;
+
+impl ModuleAdapter for ToPeft {
+    fn adapt(&self, tensor: PackTensor, _: ModuleContext<'_>) -> PackTensor {
+        let factor = [("a", "lora_A"), ("b", "lora_B")];
+        let name = factor.into_iter().find_map(|(ours, theirs)| {
+            let kinds = [
+                format!(".weight.lora.{ours}"),
+                format!(".weight.qlora.{ours}"),
+            ];
+            let layer = kinds
+                .iter()
+                .find_map(|end| tensor.name.strip_suffix(end.as_str()))?;
+            Some(format!("{PREFIX}{layer}.{theirs}.weight"))
+        });
+        match name {
+            Some(name) => transposed(tensor, name),
+            None => tensor,
+        }
+    }
+
+    fn clone_box(&self) -> Box<dyn ModuleAdapter> {
+        Box::new(self.clone())
+    }
+}
+
+/// Factors transposed.
+#[derive(Clone, Debug)]
+struct Transposed;
+
+impl ModuleAdapter for Transposed {
+    fn adapt(&self, tensor: PackTensor, _: ModuleContext<'_>) -> PackTensor {
+        let name = tensor.name.clone();
+        match is_factor(&name) {
+            true => transposed(tensor, name),
+            false => tensor,
+        }
+    }
+
+    fn clone_box(&self) -> Box<dyn ModuleAdapter> {
+        Box::new(self.clone())
+    }
+}
+
+fn transposed(tensor: PackTensor, name: String) -> PackTensor {
+    let [rows, columns] = [tensor.shape[0], tensor.shape[1]];
+    let dtype = tensor.dtype;
+    bridge::map_data(
+        tensor,
+        name,
+        dtype,
+        Shape::from([columns, rows]),
+        move |data| {
+            let numbers: Vec<f32> = data.convert_dtype(DType::F32).iter().collect();
+            let turned =
+                (0..columns).flat_map(|column| (0..rows).map(move |row| row * columns + column));
+            let turned: Vec<f32> = turned.map(|index| numbers[index]).collect();
+            TensorData::new(turned, [columns, rows]).convert_dtype(dtype)
+        },
+    )
+}

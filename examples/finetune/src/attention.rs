@@ -1,0 +1,108 @@
+//! Attention with grouped heads and rotary positions.
+
+use burn::nn::{Linear, LinearConfig, RmsNorm, RmsNormConfig};
+use burn::prelude::*;
+use burn::tensor::module::attention;
+use burn::tensor::ops::AttentionModuleOptions;
+
+use crate::config::DecoderConfig;
+use crate::rope::rotate;
+
+/// Causal attention, whose fields have the names of `transformers`.
+#[derive(Module, Debug)]
+pub struct Attention {
+    q_proj: Linear,
+    k_proj: Linear,
+    v_proj: Linear,
+    o_proj: Linear,
+    q_norm: Option<RmsNorm>,
+    k_norm: Option<RmsNorm>,
+    #[module(skip)]
+    heads: usize,
+    #[module(skip)]
+    key_value_heads: usize,
+}
+
+impl Attention {
+    pub fn init(config: &DecoderConfig, device: &Device) -> Self {
+        let (all, few) = (
+            config.heads * config.head_dim,
+            config.key_value_heads * config.head_dim,
+        );
+        let linear = |from, to, bias| LinearConfig::new(from, to).with_bias(bias).init(device);
+        let norm = || {
+            let norm = RmsNormConfig::new(config.head_dim).with_epsilon(config.epsilon);
+            config.query_key_norm.then(|| norm.init(device))
+        };
+        Self {
+            q_proj: linear(config.hidden, all, config.query_key_value_bias),
+            k_proj: linear(config.hidden, few, config.query_key_value_bias),
+            v_proj: linear(config.hidden, few, config.query_key_value_bias),
+            o_proj: linear(all, config.hidden, config.output_bias),
+            q_norm: norm(),
+            k_norm: norm(),
+            heads: config.heads,
+            key_value_heads: config.key_value_heads,
+        }
+    }
+
+    /// # Shapes
+    ///
+    /// - x, output: `[batch, length, hidden]`
+    /// - cos, sin: `[1, 1, length, head_dim / 2]`
+    /// - masked: `[length, length]`
+    pub fn forward(
+        &self,
+        x: Tensor<3>,
+        [cos, sin]: [Tensor<4>; 2],
+        masked: Tensor<2, Bool>,
+    ) -> Tensor<3> {
+        let [batch, length, _] = x.dims();
+        let normed = |heads, norm: &Option<RmsNorm>| match norm {
+            Some(norm) => norm.forward(heads),
+            None => heads,
+        };
+        let query = normed(
+            split(self.q_proj.forward(x.clone()), self.heads),
+            &self.q_norm,
+        );
+        let key = self.k_proj.forward(x.clone());
+        let key = normed(split(key, self.key_value_heads), &self.k_norm);
+        let value = split(self.v_proj.forward(x), self.key_value_heads);
+        let query = rotate(query, cos.clone(), sin.clone());
+        let key = rotate(key, cos, sin);
+        let masked = masked.unsqueeze::<4>();
+        let masked = masked.expand([batch, self.heads, length, length]);
+        let mixed = attention(
+            query,
+            self.repeat(key),
+            self.repeat(value),
+            Some(masked),
+            None,
+            AttentionModuleOptions::default(),
+        );
+        let mixed = mixed
+            .swap_dims(1, 2)
+            .reshape([batch as i32, length as i32, -1]);
+        self.o_proj.forward(mixed)
+    }
+
+    /// Returns a copy of each head of keys or values for each head of queries that it serves.
+    fn repeat(&self, few: Tensor<4>) -> Tensor<4> {
+        let [batch, few_heads, length, head_dim] = few.dims();
+        let group = self.heads / few_heads;
+        if group == 1 {
+            return few;
+        }
+        let many = few.unsqueeze_dim::<5>(2);
+        let many = many.expand([batch, few_heads, group, length, head_dim]);
+        many.reshape([batch, self.heads, length, head_dim])
+    }
+}
+
+/// `[batch, length, heads * head_dim]` as `[batch, heads, length, head_dim]`.
+fn split(x: Tensor<3>, heads: usize) -> Tensor<4> {
+    let [batch, length, dim] = x.dims();
+    let x = x.reshape([batch, length, heads, dim / heads]);
+    x.swap_dims(1, 2)
+}

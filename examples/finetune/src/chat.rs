@@ -1,0 +1,219 @@
+//! The chat template of a tokenizer.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use minijinja::value::Kwargs;
+use minijinja::{Environment, Error, ErrorKind, Value, context};
+use minijinja_contrib::pycompat::unknown_method_callback;
+use serde::Serialize;
+use serde_json::Value as Json;
+use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
+
+const NAME: &str = "chat_template";
+
+/// A template that makes one text of the messages of a chat.
+pub struct Template {
+    environment: Environment<'static>,
+    /// `bos_token`, `eos_token` and the like.
+    special: BTreeMap<String, String>,
+}
+
+impl Template {
+    /// Reads the template in `folder`: `chat_template.jinja`, or that in `tokenizer_config.json`. `None` if it has none.
+    pub fn read(
+        folder: &Path,
+        tokenizer: &Json,
+        special: BTreeMap<String, String>,
+    ) -> Result<Option<Self>> {
+        let file = folder.join("chat_template.jinja");
+        let source = match std::fs::read_to_string(&file) {
+            Ok(source) => source,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => match in_config(tokenizer) {
+                Some(source) => source,
+                None => return Ok(None),
+            },
+            Err(error) => return Err(error).context(file.display().to_string()),
+        };
+        let mut environment = Environment::new();
+        environment.set_trim_blocks(true);
+        environment.set_lstrip_blocks(true);
+        environment.set_unknown_method_callback(unknown_method_callback);
+        environment.add_filter("tojson", to_json);
+        environment.add_function("raise_exception", |text: String| -> Result<Value, Error> {
+            Err(Error::new(ErrorKind::InvalidOperation, text))
+        });
+        let added = environment.add_template_owned(NAME, without_generation(&source));
+        added.context("the chat template can't be read")?;
+        Ok(Some(Self {
+            environment,
+            special,
+        }))
+    }
+
+    /// Returns the text of `messages`, with the beginning of an answer if `add_generation_prompt` is set.
+    pub fn render(&self, messages: &[Json], add_generation_prompt: bool) -> Result<String> {
+        let template = self.environment.get_template(NAME)?;
+        let special = Value::from_serialize(&self.special);
+        let values = context! { messages, add_generation_prompt, ..special };
+        template
+            .render(values)
+            .context("the chat template refuses the messages")
+    }
+
+    /// Returns the text of `messages`, and which of its bytes are answers.
+    ///
+    /// # Errors
+    ///
+    /// If the template writes a part of a chat in another way once more follows, so that answers can't be found.
+    pub fn answers(&self, messages: &[Json]) -> Result<(String, Vec<std::ops::Range<usize>>)> {
+        let whole = self.render(messages, false)?;
+        let mut answers = Vec::new();
+        for (index, message) in messages.iter().enumerate() {
+            if message["role"] != "assistant" {
+                continue;
+            }
+            let before = self.render(&messages[..index], true)?;
+            let with = self.render(&messages[..=index], false)?;
+            ensure!(
+                whole.starts_with(&before)
+                    && whole.starts_with(&with)
+                    && before.len() <= with.len(),
+                "the chat template writes message {} in another way once more follow: cut the chat into one for each answer",
+                index + 1
+            );
+            answers.push(before.len()..with.len());
+        }
+        Ok((whole, answers))
+    }
+}
+
+/// The template in `tokenizer_config.json`: a text, or several with names.
+fn in_config(tokenizer: &Json) -> Option<String> {
+    match tokenizer.get(NAME)? {
+        Json::String(source) => Some(source.clone()),
+        Json::Array(all) => {
+            let default = all.iter().find(|it| it["name"] == "default");
+            Some(default.or(all.first())?["template"].as_str()?.to_owned())
+        }
+        _ => None,
+    }
+}
+
+/// Returns `source` with comments for the tags of answers, which are no Jinja.
+fn without_generation(source: &str) -> String {
+    let mut left = source;
+    let mut result = String::with_capacity(source.len());
+    while let Some(start) = left.find("{%") {
+        let Some(length) = left[start..].find("%}") else {
+            break;
+        };
+        let inner = &left[start + 2..start + length];
+        let name = inner.trim_matches(|c: char| c == '-' || c.is_whitespace());
+        result.push_str(&left[..start]);
+        let (open, close) = match name {
+            "generation" | "endgeneration" => ("{#", "#}"),
+            _ => ("{%", "%}"),
+        };
+        result.extend([open, inner, close]);
+        left = &left[start + length + 2..];
+    }
+    result + left
+}
+
+/// JSON as Python writes it. (That of the engine escapes HTML.)
+fn to_json(value: Value, options: Kwargs) -> Result<Value, Error> {
+    let indent: Option<usize> = options.get("indent")?;
+    let _: Option<bool> = options.get("ensure_ascii")?;
+    options.assert_all_used()?;
+    let text = match indent {
+        Some(indent) => {
+            let indent = " ".repeat(indent);
+            written(&value, PrettyFormatter::with_indent(indent.as_bytes()))
+        }
+        None => written(&value, Spaced),
+    };
+    let text = text.map_err(|error| Error::new(ErrorKind::BadSerialization, error.to_string()))?;
+    Ok(Value::from_safe_string(text))
+}
+
+fn written(value: &Value, formatter: impl Formatter) -> Result<String> {
+    let mut bytes = Vec::new();
+    value.serialize(&mut Serializer::with_formatter(&mut bytes, formatter))?;
+    Ok(String::from_utf8(bytes)?)
+}
+
+/// A space after each comma and colon.
+struct Spaced;
+
+impl Formatter for Spaced {
+    fn begin_array_value<W: ?Sized + io::Write>(
+        &mut self,
+        writer: &mut W,
+        first: bool,
+    ) -> io::Result<()> {
+        writer.write_all(if first { b"" } else { b", " })
+    }
+
+    fn begin_object_key<W: ?Sized + io::Write>(
+        &mut self,
+        writer: &mut W,
+        first: bool,
+    ) -> io::Result<()> {
+        writer.write_all(if first { b"" } else { b", " })
+    }
+
+    fn begin_object_value<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        writer.write_all(b": ")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn template(source: &str) -> Template {
+        let config = json!({ "chat_template": source });
+        let special = BTreeMap::from([("eos_token".to_string(), "</s>".to_string())]);
+        let none = Path::new("no such folder");
+        Template::read(none, &config, special).unwrap().unwrap()
+    }
+
+    #[test]
+    fn template_of_python_is_rendered() {
+        for (source, expected) in [
+            (
+                "{{ messages[0]['content'].strip() }}{{ eos_token }}",
+                "<b></s>",
+            ),
+            (
+                "{% for m in messages %}\n  {{ m.role }}\n{% endfor %}",
+                "  user\n  assistant\n",
+            ),
+            (
+                "{{ messages[0] | tojson }}",
+                r#"{"role": "user", "content": " <b>"}"#,
+            ),
+            ("a {%- generation -%} b {%- endgeneration %}", "ab"),
+        ] {
+            let messages = [
+                json!({"role": "user", "content": " <b>"}),
+                json!({"role": "assistant", "content": "yes"}),
+            ];
+            assert_eq!(template(source).render(&messages, false).unwrap(), expected);
+        }
+    }
+
+    #[test]
+    fn template_that_rewrites_answers_is_refused() {
+        let source = "{% for m in messages %}{% if loop.last %}think {% endif %}{{ m.content }}|{% endfor %}";
+        let message = |role: &str| json!({"role": role, "content": "x"});
+        let chat = ["user", "assistant", "user"].map(message);
+        let error = template(source).answers(&chat).unwrap_err().to_string();
+        assert!(error.contains("message 2"), "{error}");
+    }
+}

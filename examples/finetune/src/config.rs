@@ -1,0 +1,225 @@
+//! The config of a model, in the spellings of `transformers` 4 and 5.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, bail, ensure};
+use serde::Deserialize;
+
+use crate::rope::{Rope, WrittenRope};
+
+/// A decoder's config, without defaults that depend on the architecture.
+#[derive(Clone, Debug)]
+pub struct DecoderConfig {
+    pub vocabulary: usize,
+    pub hidden: usize,
+    pub intermediate: usize,
+    pub heads: usize,
+    pub key_value_heads: usize,
+    pub head_dim: usize,
+    pub epsilon: f64,
+    pub rope: Rope,
+    /// The sliding window of each layer, the token itself included.
+    pub windows: Vec<Option<usize>>,
+    pub query_key_value_bias: bool,
+    pub output_bias: bool,
+    pub mlp_bias: bool,
+    pub query_key_norm: bool,
+    pub tied: bool,
+    /// The most tokens that the model was made for.
+    pub max_length: usize,
+    pub end_of_text: Option<u32>,
+}
+
+#[derive(Deserialize)]
+struct Written {
+    model_type: String,
+    vocab_size: usize,
+    hidden_size: usize,
+    intermediate_size: usize,
+    num_hidden_layers: usize,
+    num_attention_heads: usize,
+    num_key_value_heads: Option<usize>,
+    head_dim: Option<usize>,
+    hidden_act: Option<String>,
+    max_position_embeddings: usize,
+    rms_norm_eps: Option<f64>,
+    #[serde(default)]
+    tie_word_embeddings: bool,
+    #[serde(default)]
+    attention_bias: bool,
+    #[serde(default)]
+    mlp_bias: bool,
+    attention_dropout: Option<f64>,
+    /// `Some(None)` if it is `null`, which differs from missing.
+    #[serde(default, deserialize_with = "present")]
+    sliding_window: Option<Option<usize>>,
+    use_sliding_window: Option<bool>,
+    max_window_layers: Option<usize>,
+    layer_types: Option<Vec<String>>,
+    rope_theta: Option<f64>,
+    rope_scaling: Option<WrittenRope>,
+    rope_parameters: Option<WrittenRope>,
+    quantization_config: Option<serde_json::Value>,
+    pretraining_tp: Option<usize>,
+    eos_token_id: Option<EndOfText>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum EndOfText {
+    One(u32),
+    Several(Vec<u32>),
+}
+
+fn present<'de, D: serde::Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<Option<usize>>, D::Error> {
+    Option::deserialize(deserializer).map(Some)
+}
+
+impl DecoderConfig {
+    /// Reads `config.json` in `folder`.
+    ///
+    /// # Errors
+    ///
+    /// If it asks for something that this decoder does not compute: the error names it.
+    pub fn read(folder: &Path) -> Result<Self> {
+        let file = folder.join("config.json");
+        let text = std::fs::read_to_string(&file).with_context(|| {
+            format!(
+                "{} can't be read: `--model` is a folder as `save_pretrained` writes it",
+                file.display()
+            )
+        })?;
+        Self::parse(&text).with_context(|| file.display().to_string())
+    }
+
+    fn parse(text: &str) -> Result<Self> {
+        // The type first: configs of other types have other fields.
+        let value: serde_json::Value = serde_json::from_str(text)?;
+        let kind = value["model_type"].as_str().unwrap_or("missing").to_owned();
+        ensure!(
+            ["llama", "mistral", "qwen2", "qwen3"].contains(&kind.as_str()),
+            "`model_type` is {kind}: this program trains llama, mistral, qwen2 and qwen3"
+        );
+        let written: Written = serde_json::from_value(value)?;
+        written.check()?;
+        let heads = written.num_attention_heads;
+        let key_value_heads = match (written.num_key_value_heads, kind.as_str()) {
+            (Some(number), _) => number,
+            (None, "llama") => heads,
+            (None, _) => bail!("`num_key_value_heads` is missing: add it"),
+        };
+        ensure!(
+            key_value_heads > 0 && heads.is_multiple_of(key_value_heads),
+            "`num_attention_heads` is {heads}, which is no multiple of `num_key_value_heads`, {key_value_heads}"
+        );
+        let head_dim = match (written.head_dim, kind.as_str()) {
+            (Some(number), _) => number,
+            (None, "qwen3") => 128,
+            (None, _) => written.hidden_size / heads,
+        };
+        ensure!(
+            head_dim > 0 && head_dim.is_multiple_of(2),
+            "`head_dim` is {head_dim}: it must be even"
+        );
+        let rope = written.rope_parameters.as_ref();
+        let rope = rope.or(written.rope_scaling.as_ref());
+        let theta = rope.and_then(|rope| rope.rope_theta);
+        let theta = theta.or(written.rope_theta).unwrap_or(10_000.0);
+        let rope = Rope::new(rope, theta, head_dim, written.max_position_embeddings)?;
+        let bias = written.attention_bias && matches!(kind.as_str(), "llama" | "qwen3");
+        Ok(Self {
+            vocabulary: written.vocab_size,
+            hidden: written.hidden_size,
+            intermediate: written.intermediate_size,
+            heads,
+            key_value_heads,
+            head_dim,
+            epsilon: written.rms_norm_eps.unwrap_or(1e-6),
+            rope,
+            windows: written.windows()?,
+            query_key_value_bias: bias || kind == "qwen2",
+            output_bias: bias,
+            mlp_bias: written.mlp_bias && kind == "llama",
+            query_key_norm: kind == "qwen3",
+            tied: written.tie_word_embeddings,
+            max_length: written.max_position_embeddings,
+            end_of_text: match written.eos_token_id {
+                Some(EndOfText::One(id)) => Some(id),
+                Some(EndOfText::Several(ids)) => ids.first().copied(),
+                None => None,
+            },
+        })
+    }
+
+    /// The number of layers.
+    pub fn layers(&self) -> usize {
+        self.windows.len()
+    }
+}
+
+impl Written {
+    /// Returns an error for an option whose value this decoder does not compute.
+    fn check(&self) -> Result<()> {
+        let activation = self.hidden_act.as_deref().unwrap_or("silu");
+        ensure!(
+            activation == "silu",
+            "`hidden_act` is {activation}: this program computes silu"
+        );
+        let dropout = self.attention_dropout.unwrap_or(0.0);
+        ensure!(
+            dropout == 0.0,
+            "`attention_dropout` is {dropout}: this program has no dropout, so set it to 0"
+        );
+        ensure!(
+            self.quantization_config.is_none(),
+            "`quantization_config` is set: use the weights of the model that is not quantized, with `--method qlora4`"
+        );
+        let slices = self.pretraining_tp.unwrap_or(1);
+        ensure!(
+            slices <= 1,
+            "`pretraining_tp` is {slices}: this program computes as with 1"
+        );
+        for (option, number) in [
+            ("vocab_size", self.vocab_size),
+            ("hidden_size", self.hidden_size),
+            ("intermediate_size", self.intermediate_size),
+            ("num_hidden_layers", self.num_hidden_layers),
+            ("num_attention_heads", self.num_attention_heads),
+        ] {
+            ensure!(number > 0, "`{option}` is 0");
+        }
+        Ok(())
+    }
+
+    /// Returns the sliding window of each layer.
+    fn windows(&self) -> Result<Vec<Option<usize>>> {
+        let layers = self.num_hidden_layers;
+        let window = match self.model_type.as_str() {
+            "llama" => None,
+            "mistral" => self.sliding_window.unwrap_or(Some(4096)),
+            _ if !self.use_sliding_window.unwrap_or(false) => None,
+            _ => self.sliding_window.unwrap_or(Some(4096)),
+        };
+        if let Some(types) = &self.layer_types {
+            ensure!(
+                types.len() == layers,
+                "`layer_types` has {} entries for {layers} layers",
+                types.len()
+            );
+            let windows = types.iter().map(|kind| match kind.as_str() {
+                "full_attention" => Ok(None),
+                "sliding_attention" => Ok(window),
+                other => bail!("`layer_types` has {other}: this program computes full_attention and sliding_attention"),
+            });
+            return windows.collect();
+        }
+        let first = match self.model_type.as_str() {
+            "mistral" => 0,
+            _ => self.max_window_layers.unwrap_or(28),
+        };
+        let windows = (0..layers).map(|layer| window.filter(|_| layer >= first));
+        Ok(windows.collect())
+    }
+}

@@ -1,0 +1,197 @@
+//! The decoder of `llama`, `mistral`, `qwen2` and `qwen3`.
+//!
+//! Fields have the names of `transformers`, so tensors in its files need no other names here.
+
+use backburn::{
+    LinearCrossEntropyLoss, LinearCrossEntropyLossConfig, LossReduction, gradient_checkpointing,
+};
+use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig, RmsNorm, RmsNormConfig};
+use burn::prelude::*;
+use burn::tensor::activation::silu;
+
+use crate::attention::Attention;
+use crate::config::DecoderConfig;
+use crate::rope::Rope;
+
+/// A target that does not count.
+pub const IGNORED: i64 = -100;
+
+/// A language model.
+#[derive(Module, Debug)]
+pub struct Decoder {
+    model: Layers,
+    /// `None` if the embedding is the head, too.
+    lm_head: Option<Linear>,
+    #[module(skip)]
+    rope: Rope,
+    #[module(skip)]
+    windows: Vec<Option<usize>>,
+    /// Whether layers keep their input only, and run again in the backward pass.
+    #[module(skip)]
+    recompute: bool,
+}
+
+#[derive(Module, Debug)]
+struct Layers {
+    embed_tokens: Embedding,
+    layers: Vec<Layer>,
+    norm: RmsNorm,
+}
+
+/// Attention, then an MLP, each behind a norm and with a residual.
+#[derive(Module, Debug)]
+struct Layer {
+    input_layernorm: RmsNorm,
+    self_attn: Attention,
+    post_attention_layernorm: RmsNorm,
+    mlp: Mlp,
+}
+
+/// SwiGLU.
+#[derive(Module, Debug)]
+struct Mlp {
+    gate_proj: Linear,
+    up_proj: Linear,
+    down_proj: Linear,
+}
+
+impl Decoder {
+    /// Returns a decoder whose weights are made when they are first read, or loaded before.
+    pub fn init(config: &DecoderConfig, recompute: bool, device: &Device) -> Self {
+        let norm = RmsNormConfig::new(config.hidden).with_epsilon(config.epsilon);
+        let head = LinearConfig::new(config.hidden, config.vocabulary).with_bias(false);
+        let layer = |_| Layer {
+            input_layernorm: norm.init(device),
+            self_attn: Attention::init(config, device),
+            post_attention_layernorm: norm.init(device),
+            mlp: Mlp::init(config, device),
+        };
+        Self {
+            model: Layers {
+                embed_tokens: EmbeddingConfig::new(config.vocabulary, config.hidden).init(device),
+                layers: (0..config.layers()).map(layer).collect(),
+                norm: norm.init(device),
+            },
+            lm_head: (!config.tied).then(|| head.init(device)),
+            rope: config.rope.clone(),
+            windows: config.windows.clone(),
+            recompute,
+        }
+    }
+
+    /// Returns the sum of the cross entropies of `targets` in nats, those that are [`IGNORED`] left out.
+    ///
+    /// # Shapes
+    ///
+    /// - tokens, targets: `[batch, length]`
+    /// - output: `[1]`
+    pub fn sum_of_losses(&self, tokens: Tensor<2, Int>, targets: Tensor<2, Int>) -> Tensor<1> {
+        let hidden = self.hidden(tokens);
+        let [batch, length, dim] = hidden.dims();
+        let hidden = hidden.reshape([batch * length, dim]);
+        let targets = targets.reshape([batch * length]);
+        match &self.lm_head {
+            Some(head) => loss().forward(head, hidden, targets),
+            None => loss().forward(&self.model.embed_tokens, hidden, targets),
+        }
+    }
+
+    /// Returns the logits of what follows on each token.
+    ///
+    /// # Shapes
+    ///
+    /// - tokens: `[batch, length]`
+    /// - output: `[batch, length, vocabulary]`
+    pub fn logits(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
+        self.head(self.hidden(tokens))
+    }
+
+    /// Returns the logits of what follows on the last token. Shapes: `[batch, length]`, `[batch, vocabulary]`.
+    pub fn next(&self, tokens: Tensor<2, Int>) -> Tensor<2> {
+        let [_, length] = tokens.dims();
+        let last = self.hidden(tokens).narrow(1, length - 1, 1);
+        self.head(last).squeeze_dim(1)
+    }
+
+    fn head(&self, hidden: Tensor<3>) -> Tensor<3> {
+        match &self.lm_head {
+            Some(head) => head.forward(hidden),
+            None => {
+                let weight = self.model.embed_tokens.weight.val();
+                hidden.matmul(weight.transpose().unsqueeze())
+            }
+        }
+    }
+
+    /// Returns the states before the head. Shapes: `[batch, length]`, `[batch, length, hidden]`.
+    fn hidden(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
+        let [_, length] = tokens.dims();
+        let device = tokens.device();
+        let [cos, sin] = self.rope.table(length, &device);
+        let mut x = self.model.embed_tokens.forward(tokens);
+        let run = |layer: &Layer, (x, cos, sin, masked)| layer.forward(x, [cos, sin], masked);
+        for (layer, window) in self.model.layers.iter().zip(&self.windows) {
+            let masked = masked(length, *window, &device);
+            let input = (x, cos.clone(), sin.clone(), masked);
+            x = match self.recompute {
+                true => gradient_checkpointing(layer, input, run),
+                false => run(layer, input),
+            };
+        }
+        self.model.norm.forward(x)
+    }
+}
+
+/// The loss in chunks of tokens: the logits of a whole step are never allocated.
+fn loss() -> LinearCrossEntropyLoss {
+    LinearCrossEntropyLossConfig::new()
+        .with_reduction(LossReduction::Sum)
+        .with_pad_tokens(Some(vec![IGNORED]))
+        .init()
+}
+
+/// Returns where a token (row) does not look (column): at later ones, and at those before its window. Shape: `[length, length]`.
+fn masked(length: usize, window: Option<usize>, device: &Device) -> Tensor<2, Bool> {
+    let shape = [length, length];
+    let later = Tensor::<2, Bool>::tril_mask(shape, 0, device);
+    match window.filter(|window| *window < length) {
+        None => later,
+        Some(window) => {
+            let seen = Tensor::<2, Bool>::tril_mask(shape, -(window as i64), device);
+            later.bool_or(seen.bool_not())
+        }
+    }
+}
+
+impl Layer {
+    fn forward(
+        &self,
+        x: Tensor<3>,
+        rotation: [Tensor<4>; 2],
+        masked: Tensor<2, Bool>,
+    ) -> Tensor<3> {
+        let normed = self.input_layernorm.forward(x.clone());
+        let x = x + self.self_attn.forward(normed, rotation, masked);
+        let normed = self.post_attention_layernorm.forward(x.clone());
+        x + self.mlp.forward(normed)
+    }
+}
+
+impl Mlp {
+    fn init(config: &DecoderConfig, device: &Device) -> Self {
+        let linear = |from, to| {
+            let linear = LinearConfig::new(from, to).with_bias(config.mlp_bias);
+            linear.init(device)
+        };
+        Self {
+            gate_proj: linear(config.hidden, config.intermediate),
+            up_proj: linear(config.hidden, config.intermediate),
+            down_proj: linear(config.intermediate, config.hidden),
+        }
+    }
+
+    fn forward(&self, x: Tensor<3>) -> Tensor<3> {
+        let gate = silu(self.gate_proj.forward(x.clone()));
+        self.down_proj.forward(gate * self.up_proj.forward(x))
+    }
+}

@@ -1,0 +1,23 @@
+//! Fine-tunes a language model in the files of Hugging Face's `transformers`, and writes it back.
+
+pub mod adapters;
+mod attention;
+#[path = "../../shared/backend.rs"]
+mod backend;
+mod chat;
+pub mod config;
+pub mod decoder;
+mod documents;
+mod method;
+pub mod options;
+pub mod output;
+mod rope;
+pub mod rows;
+pub mod run;
+mod sample;
+mod saved;
+pub mod schedule;
+pub mod step;
+pub mod tokens;
+mod train;
+pub mod weights;

@@ -1,0 +1,54 @@
+//! What is trained of a model.
+
+use anyhow::Result;
+use backburn::{BaseFormat, QuantizedLora};
+use burn::module::Module;
+use burn::tensor::{Device, FloatDType};
+use clap::ValueEnum;
+
+use crate::config::DecoderConfig;
+use crate::decoder::Decoder;
+use crate::options::Options;
+use crate::weights;
+
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Method {
+    /// All weights.
+    Full,
+    /// Adapters of low rank on frozen weights.
+    Lora,
+    /// The same on weights in 8 bits.
+    Qlora8,
+    /// The same on weights in 4 bits.
+    Qlora4,
+}
+
+impl Method {
+    pub fn has_adapters(self) -> bool {
+        self != Self::Full
+    }
+
+    /// Returns the model in the files of `options.model`, as it is trained.
+    pub fn load(
+        self,
+        options: &Options,
+        config: &DecoderConfig,
+        dtype: FloatDType,
+        device: &Device,
+    ) -> Result<Decoder> {
+        // The first factors of adapters are drawn.
+        device.seed(options.seed);
+        let decoder = Decoder::init(config, !options.keep_activations, device);
+        let lora = options.adapters().lora(config.hidden).set_dtype(dtype);
+        let quantized = |format| QuantizedLora::new(lora.clone(), format);
+        let load = |quantized: Option<QuantizedLora>| {
+            weights::load(decoder, &options.model, dtype, quantized.as_ref())
+        };
+        match self {
+            Self::Full => load(None),
+            Self::Lora => Ok(load(None)?.apply_lora(lora)),
+            Self::Qlora8 => load(Some(quantized(BaseFormat::Bits8))),
+            Self::Qlora4 => load(Some(quantized(BaseFormat::Bits4))),
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! Weights in the files of `transformers`: `model.safetensors`, or several with an index.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use backburn::{QuantizedLora, load_from_store, load_quantized_from_store};
+use burn::store::{
+    BurnToPyTorchAdapter, FloatCastAdapter, ModuleAdapter, ModuleSnapshot, ModuleStore,
+    PyTorchToBurnAdapter, SafetensorsStore,
+};
+use burn::tensor::{DType, FloatDType};
+use serde::Deserialize;
+
+use crate::decoder::Decoder;
+
+pub const WEIGHTS: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+
+#[derive(Deserialize)]
+struct Index {
+    weight_map: BTreeMap<String, String>,
+}
+
+/// Returns the files that have the weights in `folder`.
+pub fn files(folder: &Path) -> Result<Vec<PathBuf>> {
+    let whole = folder.join(WEIGHTS);
+    if whole.exists() {
+        return Ok(vec![whole]);
+    }
+    let index = folder.join(INDEX);
+    ensure!(
+        index.exists(),
+        "{} has neither `{WEIGHTS}` nor `{INDEX}`: download one, or convert other files with `save_pretrained`",
+        folder.display()
+    );
+    let read = || -> Result<Index> { Ok(serde_json::from_slice(&std::fs::read(&index)?)?) };
+    let Index { weight_map } = read().with_context(|| index.display().to_string())?;
+    let names: BTreeSet<String> = weight_map.into_values().collect();
+    let files: Vec<PathBuf> = names.into_iter().map(|name| folder.join(name)).collect();
+    for file in &files {
+        ensure!(
+            file.exists(),
+            "{} is missing, which {INDEX} names: download it",
+            file.display()
+        );
+    }
+    Ok(files)
+}
+
+/// Returns the float type of the weights in `folder`.
+pub fn dtype(folder: &Path) -> Result<DType> {
+    for file in files(folder)? {
+        let mut store = SafetensorsStore::from_file(&file);
+        let tensors = store.get_all_tensors();
+        let tensors = tensors.with_context(|| file.display().to_string())?;
+        if let Some(tensor) = tensors.values().find(|tensor| tensor.dtype.is_float()) {
+            return Ok(tensor.dtype);
+        }
+    }
+    Ok(DType::F32)
+}
+
+/// Returns `decoder` with the weights in `folder`, in `dtype`; what `quantized` adapts in codes.
+///
+/// Tensors are loaded one after the other, so there is never more than the model and one of them.
+pub fn load(
+    mut decoder: Decoder,
+    folder: &Path,
+    dtype: FloatDType,
+    quantized: Option<&QuantizedLora>,
+) -> Result<Decoder> {
+    let store = |path: PathBuf| {
+        SafetensorsStore::from_file(path)
+            .with_from_adapter(PyTorchToBurnAdapter)
+            .allow_partial(true)
+    };
+    let mut missing: Option<BTreeSet<String>> = None;
+    for file in files(folder)? {
+        let applied;
+        (decoder, applied) = match quantized {
+            None => load_from_store(decoder, &file, store, dtype)?,
+            Some(lora) => load_quantized_from_store(decoder, &file, store, dtype, lora.clone())?,
+        };
+        let left: BTreeSet<String> = applied.missing.into_iter().map(|(path, _)| path).collect();
+        missing = Some(match missing {
+            None => left,
+            Some(before) => before.intersection(&left).cloned().collect(),
+        });
+        let unused: Vec<&String> = applied.unused.iter().filter(|it| !is_known(it)).collect();
+        ensure!(
+            unused.is_empty(),
+            "{} has tensors that the config says nothing of: {unused:?}",
+            file.display()
+        );
+    }
+    // A later file leaves the adapters of an earlier one as they are.
+    let missing = missing.unwrap_or_default();
+    let missing: Vec<String> = missing
+        .into_iter()
+        .filter(|it| !it.contains("lora."))
+        .collect();
+    ensure!(
+        missing.is_empty(),
+        "the files in {} lack {missing:?}",
+        folder.display()
+    );
+    Ok(decoder)
+}
+
+/// Returns `true` for a tensor that a file may have in addition: the table of rotations of old files, and the head of a tied model.
+fn is_known(name: &str) -> bool {
+    name.ends_with("rotary_emb.inv_freq") || name == "lm_head.weight"
+}
+
+/// Writes the weights of `decoder`, which has no adapters, to `file` in `dtype`.
+pub fn save(decoder: &Decoder, file: &Path, dtype: DType) -> Result<()> {
+    let adapter = BurnToPyTorchAdapter.chain(FloatCastAdapter::to(dtype));
+    let mut store = to_file(file).with_to_adapter(adapter);
+    let saved = decoder.save_into(&mut store);
+    saved.with_context(|| format!("{} can't be written", file.display()))
+}
+
+/// Returns a store for a file that `transformers` and `peft` read.
+pub fn to_file(file: &Path) -> SafetensorsStore {
+    SafetensorsStore::from_file(file)
+        .overwrite(true)
+        .clear_metadata()
+        .metadata("format", "pt")
+}

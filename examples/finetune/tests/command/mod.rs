@@ -1,0 +1,87 @@
+//! The command with small models and data.
+
+#![allow(dead_code)] // Each test uses a part.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+
+use anyhow::Result;
+use backburn::memory::RecordingAllocator;
+use clap::Parser;
+use peak_alloc::PeakAlloc;
+use serde_json::json;
+
+use finetune::options::Options;
+use finetune::run::run;
+
+/// A plan is made of what it counts.
+#[global_allocator]
+static ALLOCATOR: RecordingAllocator = RecordingAllocator::new();
+
+/// Installed nowhere: it counts nothing.
+pub static BYTES: PeakAlloc = PeakAlloc;
+
+pub fn reference(model: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("reference")
+        .join(model)
+}
+
+/// A copy of a model in a folder of its own.
+pub fn copy(model: &str, to: &Path) -> PathBuf {
+    let to = to.join(model);
+    fs::create_dir_all(&to).unwrap();
+    for entry in fs::read_dir(reference(model)).unwrap() {
+        let entry = entry.unwrap();
+        fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
+    }
+    to
+}
+
+pub fn write(folder: &Path, name: &str, text: &str) -> PathBuf {
+    let file = folder.join(name);
+    fs::write(&file, text).unwrap();
+    file
+}
+
+pub fn text(folder: &Path) -> PathBuf {
+    let line = |number: usize| {
+        format!(
+            "The model learns line {number}, and answers {}.\n",
+            number % 7
+        )
+    };
+    write(folder, "text.txt", &(0..60).map(line).collect::<String>())
+}
+
+pub fn chats(folder: &Path) -> PathBuf {
+    let chat = |number: usize| {
+        let question = json!({"role": "user", "content": format!("How much is {number}?")});
+        let answer = json!({"role": "assistant", "content": format!("It is {number}.")});
+        json!({ "messages": [question, answer] }).to_string() + "\n"
+    };
+    write(
+        folder,
+        "chats.jsonl",
+        &(0..30).map(chat).collect::<String>(),
+    )
+}
+
+/// Runs the command with these and small options.
+pub fn command(model: &Path, data: &Path, output: &Path, more: &[&str]) -> Result<usize> {
+    let paths = [("--model", model), ("--data", data), ("--output", output)];
+    let mut line = vec!["finetune".to_string()];
+    for (option, path) in paths {
+        line.extend([option.to_string(), path.display().to_string()]);
+    }
+    let small = "--length 16 --batch 4 --learning-rate 1e-3 --sample 4 --held-out 0.1";
+    line.extend(small.split(' ').map(String::from));
+    line.extend(
+        more.iter()
+            .flat_map(|more| more.split(' '))
+            .map(String::from),
+    );
+    let options = Options::try_parse_from(line)?;
+    run(&options, &AtomicBool::new(false), &BYTES)
+}
