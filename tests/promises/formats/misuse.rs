@@ -54,6 +54,31 @@ fn formats_of_bf16_refuse_other_types(device: &Device) {
     }
 }
 
+#[test]
+fn weight_format_of_small_parameter_is_refused_at_construction() {
+    let device = Device::flex().autodiff();
+    let fused = |dtype: FloatDType, optimizer: ModuleOptimizer| {
+        let layer: burn::nn::Linear = burn::nn::LinearConfig::new(3, 2).init(&device);
+        FusedOptimizer::new(cast(layer, dtype).unwrap(), optimizer).map(drop)
+    };
+    for format in [
+        WeightFormat::Stochastic,
+        WeightFormat::Split24,
+        WeightFormat::Split32,
+    ] {
+        for (name, optimizer) in optimizers(StateFormat::Full, format) {
+            for dtype in [FloatDType::F16, FloatDType::F64] {
+                let error = fused(dtype, optimizer.clone()).unwrap_err();
+                assert!(matches!(error, FusedError::Unfit { .. }), "{name}: {error}");
+            }
+            // Small parameters in f32 are stepped as they are, beside others in bf16.
+            for dtype in [FloatDType::F32, FloatDType::BF16] {
+                assert_eq!(fused(dtype, optimizer.clone()), Ok(()), "{name}");
+            }
+        }
+    }
+}
+
 fn double_precision_has_no_states_in_few_bits(device: &Device) {
     let model = cast(Network::init(device), FloatDType::F64).unwrap();
     let optimizer = optim::AdamConfig::new().with_state_format(StateFormat::Bits8);

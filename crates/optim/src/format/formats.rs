@@ -40,7 +40,9 @@ pub(crate) struct Weight<const D: usize> {
 
 /// Returns `true` if a format may refuse a parameter of this type and number of elements.
 pub fn formats_may_refuse(dtype: DType, elements: usize) -> bool {
-    dtype != DType::BF16 && elements >= MIN_ELEMENTS
+    // Small parameters in f32 are stepped without formats.
+    let is_whole = dtype == DType::F32 && elements < MIN_ELEMENTS;
+    dtype != DType::BF16 && !is_whole
 }
 
 impl Formats {
