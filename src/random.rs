@@ -22,17 +22,17 @@ pub(crate) use lock::RngLock;
 #[derive(Debug)]
 pub(crate) struct Seeds {
     pub(crate) first: u64,
-    taken: AtomicU64,
+    count: AtomicU64,
 }
 
 impl Seeds {
     pub(crate) fn from(first: u64) -> Self {
-        let taken = AtomicU64::new(0);
-        Self { first, taken }
+        let count = AtomicU64::new(0);
+        Self { first, count }
     }
 
     pub(crate) fn next(&self) -> u64 {
-        mix(self.first, self.taken.fetch_add(1, Ordering::Relaxed))
+        mix(self.first, self.count.fetch_add(1, Ordering::Relaxed))
     }
 }
 

@@ -84,12 +84,12 @@ impl Worker {
         while load.jobs > 0 && load.bytes + bytes > limit {
             self.in_flight.less.wait(&mut load);
         }
-        let given = self.jobs.send(QueuedJob {
+        let queued = self.jobs.send(QueuedJob {
             bytes,
             from_pool: rayon::current_thread_index().is_some(),
             job: Box::new(job),
         });
-        given.expect("the thread waits for jobs as long as it can get any");
+        queued.expect("the worker receives jobs until the sender is dropped");
         // The worker needs the lock to count the job as finished, so the counter can't underflow.
         load.jobs += 1;
         load.bytes += bytes;

@@ -67,15 +67,15 @@ impl FirstRun {
         drawn: Drawn,
         statistics: Statistics,
     ) -> Self {
-        let waits = outputs.device.as_ref().is_some_and(is_cubecl);
-        let compares = !waits && !matches!(drawn, Drawn::Nothing);
+        let is_async = outputs.device.as_ref().is_some_and(is_cubecl);
+        let is_compared = !is_async && !matches!(drawn, Drawn::Nothing);
         let random = match drawn {
             Drawn::Numbers(numbers) => Some(numbers),
             Drawn::Nothing | Drawn::Unknown => None,
         };
         Self {
             seed,
-            fingerprint: compares.then(|| Fingerprint::of(output)),
+            fingerprint: is_compared.then(|| Fingerprint::of(output)),
             outputs,
             random,
             statistics,
@@ -147,7 +147,7 @@ where
         } = self;
         let (block, tracked, forward) = (call.block, call.tracked, call.forward);
         let random = first.random;
-        let on = first.outputs.device.clone();
+        let device = first.outputs.device.clone();
         let _lock = random
             .as_ref()
             .map(|random| scope.repeat_random(random))
@@ -157,10 +157,10 @@ where
         let input = call.input.take(&name)?;
         let recorded = with_frozen(block.clone(), scope.pass.blocks.placement());
         let (recorded, leaves_of_block) = with_own_leaves(recorded, &call.outside_of_form);
-        let (mut are_tracked, mut leaves) = (tracked.iter(), Vec::new());
+        let (mut tracked_flags, mut leaves) = (tracked.iter(), Vec::new());
         let input = input.map_floats(&mut |tensor| {
             let lifted = lift(tensor, strategy);
-            if !are_tracked.next().is_some_and(|is_tracked| *is_tracked) {
+            if !tracked_flags.next().is_some_and(|is_tracked| *is_tracked) {
                 return lifted;
             }
             let leaf = lifted.require_grad();
@@ -189,19 +189,20 @@ where
             };
             with_panic_context(run, place)
         };
-        let is_other = |first| first != Fingerprint::of(&output);
-        let is_other = first.fingerprint.is_some_and(is_other);
+        let outputs_differ = |first| first != Fingerprint::of(&output);
+        let outputs_differ = first.fingerprint.is_some_and(outputs_differ);
         let first_reads = readers.reads();
-        let other_reads = first_reads.first_beyond(&reads).map(|path| (path, false));
-        let other_reads = other_reads.or_else(|| Some((reads.first_beyond(first_reads)?, true)));
+        let differing_read = first_reads.first_beyond(&reads).map(|path| (path, false));
+        let differing_read =
+            differing_read.or_else(|| Some((reads.first_beyond(first_reads)?, true)));
         let specs = OutputSpecs::of(&output);
         assert!(
-            other_reads.is_some() || specs.tensors == first.outputs.tensors,
+            differing_read.is_some() || specs.tensors == first.outputs.tensors,
             "the second run of the recomputed block {name} returned tensors of other shapes or types than \
             the first: it must compute the same result from its inputs"
         );
-        let error = match other_reads {
-            None if !is_other => return Ok(Recomputation { output, leaves }),
+        let error = match differing_read {
+            None if !outputs_differ => return Ok(Recomputation { output, leaves }),
             None => FusedError::recomputation_differs(&name),
             Some((path, is_second)) => FusedError::BlockReads {
                 block: index,
@@ -210,13 +211,13 @@ where
                 is_second,
             },
         };
-        if is_other {
+        if outputs_differ {
             // The model draws without the lock: take the lock from now on.
             inside.pass.blocks.learned.has_drawn();
         }
         inside.abandon();
         drop((output, leaves));
-        on.iter().for_each(collect_graph);
+        device.iter().for_each(collect_graph);
         Err(error)
     }
 }

@@ -11,10 +11,10 @@ pub(crate) fn check_offload_fits(bytes: usize) -> Result<(), FusedError> {
 
 /// Returns an error that names `option` if the machine, or the control group of this process, has less than `bytes` left.
 pub(super) fn check_host_memory(bytes: usize, option: &str) -> Result<(), String> {
-    let left = if bytes == 0 { None } else { available() };
-    match left {
-        Some(left) if bytes as u64 > left => Err(format!(
-            "`{option}` needs {bytes} bytes of host memory, and {left} are available: increase the memory of the process, or offload less"
+    let available = if bytes == 0 { None } else { available() };
+    match available {
+        Some(available) if bytes as u64 > available => Err(format!(
+            "`{option}` needs {bytes} bytes of host memory, and {available} are available: increase the memory of the process, or offload less"
         )),
         _ => Ok(()),
     }
@@ -25,8 +25,8 @@ fn available() -> Option<u64> {
     let memory = HostMemory::now().ok()?;
     let of_machine = memory.available.saturating_add(memory.free_swap);
     let of_group = memory.group.map_or(u64::MAX, |group| {
-        let left = group.total_memory.saturating_sub(group.rss);
-        left.saturating_add(group.free_swap)
+        let available = group.total_memory.saturating_sub(group.rss);
+        available.saturating_add(group.free_swap)
     });
-    Some(of_machine.min(of_group)).filter(|left| *left > 0)
+    Some(of_machine.min(of_group)).filter(|available| *available > 0)
 }

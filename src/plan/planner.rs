@@ -20,7 +20,7 @@ use super::optimizer::PlannedOptimizer;
 use super::plan::Plan;
 use super::probe::Probe;
 use super::profile::{FIRST_PASS_BYTES, Profile};
-use super::search::{MARGIN, MARGIN_APART, Search};
+use super::search::{DEVICE_MARGIN, MARGIN, Search};
 use super::set::TechniqueSet;
 use super::storage::WeightStorage;
 use super::technique::Technique;
@@ -173,13 +173,22 @@ where
         let budget = budget.into().bytes(&device)?;
         warm_threads(&device);
         let before = held(&device)?;
-        let apart = device.memory_pool_usage().is_some();
+        let has_own_memory = device.memory_pool_usage().is_some();
         let mut search = Search {
             batch: self.batch,
             budget,
             config: self.config.clone().with_offload(None),
-            sets: TechniqueSet::all(&self.order, &self.optimizer, apart, self.devices.len()),
-            margin: if apart { MARGIN_APART } else { MARGIN },
+            sets: TechniqueSet::all(
+                &self.order,
+                &self.optimizer,
+                has_own_memory,
+                self.devices.len(),
+            ),
+            margin: if has_own_memory {
+                DEVICE_MARGIN
+            } else {
+                MARGIN
+            },
             profiles: Vec::new(),
             too_large: Vec::new(),
             refused_bf16: None,
@@ -267,7 +276,7 @@ where
             loss,
             device,
             budget: search.budget,
-            room: search.budget.saturating_sub(search.least_resident(storage)),
+            available: search.budget.saturating_sub(search.least_resident(storage)),
             margin: search.margin.max(1.0),
             spread: 0.0,
             stopped_at: None,

@@ -92,7 +92,7 @@ pub(super) struct Probe<'a, M: Module, F> {
     pub(super) device: &'a Device,
     pub(super) budget: usize,
     /// Bytes of the budget that a pass may use, including those at its start.
-    pub(super) room: usize,
+    pub(super) available: usize,
     /// Factor on the measured bytes of a pass.
     pub(super) margin: f64,
     /// Maximum relative difference of equal passes.
@@ -159,12 +159,12 @@ impl<M: Module, L: Loss, F: Fn(&M, usize) -> L> Probe<'_, M, F> {
         expected: Forecast,
     ) -> Result<Option<RecordedPass>, PlanError> {
         let start = memory::live(self.device)?;
-        let room = self.room.saturating_sub(start) as f64 / self.margin;
+        let available = self.available.saturating_sub(start) as f64 / self.margin;
         let with_margin = |bytes: usize| (bytes as f64 * (1.0 + MARGIN + self.spread)) as usize;
         let is_sure = expected.most > 0 && start + with_margin(expected.most) <= self.budget;
         let guard = |bytes: usize| if is_sure { 0 } else { with_margin(bytes) };
         let limit = Limit {
-            worth: start + room as usize,
+            worth: start + available as usize,
             budget: self.budget,
             stretch: guard(expected.stretch),
             backward: guard(expected.rise),

@@ -197,7 +197,7 @@ impl Profile {
             rise: curve.map_or(pass.run.rise, |curve| curve.rise(&kept.keep)),
         };
         let in_pass = probe.prove(items, &kept.keep, expected)?;
-        let limit = probe.room.saturating_sub(pass.run.start);
+        let limit = probe.available.saturating_sub(pass.run.start);
         pass.note(kept.keep.clone(), in_pass, limit);
         self.stopped_at = probe.stopped_at;
         if in_pass.is_some() {

@@ -13,7 +13,7 @@ use super::storage::WeightStorage;
 pub(super) const MARGIN: f64 = 1.01;
 
 /// Factor on a device with its own memory, which is measured only between kernels.
-pub(super) const MARGIN_APART: f64 = 1.25;
+pub(super) const DEVICE_MARGIN: f64 = 1.25;
 
 /// The input and the measurements of a planner.
 #[derive(Clone, Debug)]

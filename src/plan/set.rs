@@ -47,11 +47,11 @@ pub(super) struct TechniqueSet {
 
 impl TechniqueSet {
     /// Returns the sets of an order: the empty set, then one more technique each. Techniques are skipped if `optimizer`, the number of
-    /// `ranks`, or a device that is not `apart` from the host does not support them.
+    /// `ranks`, or a device without its own memory does not support them.
     pub(super) fn all<O: PlannedOptimizer>(
         order: &[Technique],
         optimizer: &O,
-        apart: bool,
+        has_own_memory: bool,
         ranks: usize,
     ) -> Vec<Self> {
         let formats = (Some(StateFormat::Bits8), Some(WeightFormat::Split24));
@@ -60,8 +60,8 @@ impl TechniqueSet {
         let can = |it: &Technique| match it {
             Technique::SumsInState => takes_sums,
             // Ranks that share one memory save nothing.
-            Technique::Ranks => apart && ranks > 1,
-            it if it.offload().is_some() => apart,
+            Technique::Ranks => has_own_memory && ranks > 1,
+            it if it.offload().is_some() => has_own_memory,
             it if it.states().is_some() || it.weights().is_some() => has_formats,
             _ => true,
         };

@@ -16,19 +16,19 @@ use crate::error::FusedError;
 use crate::lock;
 
 /// The longest time that one pass may hold the lock while another waits for it.
-const LONGEST_HOLD: Duration = Duration::from_secs(600);
+const TIMEOUT: Duration = Duration::from_secs(600);
 
-static GENERATORS: Lock = Lock::new(LONGEST_HOLD);
+static GENERATORS: Lock = Lock::new(TIMEOUT);
 
 /// The lock of blocks on several threads of the closure that holds [`GENERATORS`].
-static THREADS: Lock = Lock::new(LONGEST_HOLD);
+static THREADS: Lock = Lock::new(TIMEOUT);
 
 /// A lock that its key and its thread may take again. It may be released on another thread.
 #[derive(Debug)]
 struct Lock {
     holder: Mutex<Option<Holder>>,
     free: Condvar,
-    longest_hold: Duration,
+    timeout: Duration,
 }
 
 #[derive(Debug)]
@@ -48,11 +48,11 @@ pub(crate) struct RngLock {
 }
 
 impl Lock {
-    const fn new(longest_hold: Duration) -> Self {
+    const fn new(timeout: Duration) -> Self {
         Self {
             holder: Mutex::new(None),
             free: Condvar::new(),
-            longest_hold,
+            timeout,
         }
     }
 
@@ -85,10 +85,10 @@ impl Lock {
             if !waits {
                 return Ok(None);
             }
-            let until = since + self.longest_hold;
+            let until = since + self.timeout;
             if Instant::now() >= until {
                 return Err(FusedError::RandomNumbersLocked {
-                    waited: self.longest_hold,
+                    waited: self.timeout,
                 });
             }
             self.free.wait_until(&mut holder, until);
@@ -109,7 +109,7 @@ impl RngLock {
     ///
     /// # Errors
     ///
-    /// If the holder keeps the lock for [`LONGEST_HOLD`].
+    /// If the holder keeps the lock for [`TIMEOUT`].
     pub(crate) fn take<T: ?Sized>(
         key: &T,
         devices: &[Device],
@@ -126,7 +126,7 @@ impl RngLock {
     ///
     /// # Errors
     ///
-    /// If another thread keeps the lock for [`LONGEST_HOLD`].
+    /// If another thread keeps the lock for [`TIMEOUT`].
     pub(crate) fn among_threads() -> Result<Option<Self>, FusedError> {
         thread_local! {
             static KEY: u8 = const { 0 };
@@ -156,8 +156,8 @@ mod tests {
 
     use super::*;
 
-    fn lock(longest_hold: Duration) -> &'static Lock {
-        Box::leak(Box::new(Lock::new(longest_hold)))
+    fn lock(timeout: Duration) -> &'static Lock {
+        Box::leak(Box::new(Lock::new(timeout)))
     }
 
     #[test]

@@ -27,10 +27,11 @@ impl<M: LearnerModel + 'static> Engine<M> {
         clone_item: Option<CloneItem<M>>,
     ) -> Result<Vec<Output<M>>, FusedError> {
         let mut next = move || {
-            let again = items.iter().map(|item| item.as_ref().zip(clone_item));
-            let again = again.map(|again| again.map(|(item, clone_item)| clone_item(item)));
-            let again = again.collect();
-            std::mem::replace(&mut items, again)
+            let repeated = items.iter().map(|item| item.as_ref().zip(clone_item));
+            let repeated =
+                repeated.map(|repeated| repeated.map(|(item, clone_item)| clone_item(item)));
+            let repeated = repeated.collect();
+            std::mem::replace(&mut items, repeated)
         };
         match self {
             Self::One(fused) => {
