@@ -51,17 +51,18 @@
 //!
 //! # The rooms
 //!
-//! For those who change this crate: data walks down, and no room imports from one above it.
+//! For those who change this crate: data walks down, and no room imports from one above it, which the test `modules` checks.
 //!
 //! | room | what it knows |
 //! |---|---|
 //! | `plan` | which techniques fit a number of bytes |
 //! | `train` | Burn's `Learner` and training loop |
+//! | `estimate` | memory of a training, before its first step |
 //! | `checkpoint` | saves and loads a training in a folder, atomically |
-//! | `fused` | the front door of a custom loop: a model, an optimizer, a step |
+//! | `fused` | front ends of a custom loop: a model, an optimizer, a step |
 //! | `linear_cross_entropy` | head and loss of a large vocabulary, as checkpointed blocks |
 //! | `gradient_checkpointing` | recomputes blocks, so that their activations are not kept |
-//! | `estimate` | memory of a training, before its first step |
+//! | `footprint` | bytes that parameters and optimizer states hold between steps, and that an update adds |
 //! | `cast`, `load`, `load_store` | casts a model, or loads a record or a file in the type of training |
 //! | `weights` | homes and views of parameters; attaches to a module, restores an ordinary one |
 //! | `pass` | what all views share during one forward and backward pass |
@@ -93,6 +94,7 @@ mod config;
 mod device;
 mod error;
 mod estimate;
+mod footprint;
 mod fused;
 mod gradient_checkpointing;
 mod host_memory;

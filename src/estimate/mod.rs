@@ -1,25 +1,21 @@
 mod bookkeeping;
 mod concurrent_calls;
 mod dry_run;
-mod resident;
-mod states;
 
 use std::fmt::{Display, Formatter};
 
 use burn::module::Module;
 use burn::optim::ModuleOptimizer;
 
-use crate::caught::catch;
 use crate::config::FusedConfig;
 use crate::device::warm_threads;
+use crate::footprint::{Resident, measure, parameters};
 use crate::parameters::ModelKey;
 use crate::weights::Entry;
 
 use bookkeeping::Bookkeeping;
 
 pub(crate) use concurrent_calls::ConcurrentCalls;
-pub(crate) use resident::Resident;
-pub(crate) use states::{States, measure, parameters};
 
 /// An estimate of the memory of a training, before its first step.
 ///
@@ -165,24 +161,6 @@ impl MemoryEstimate {
         let fused = activations + self.largest_gradient;
         self.gradients.max(fused) - fused
     }
-}
-
-/// Returns the bytes that a training of `model` allocates on the host: states, averages, and two gradients of the largest parameter that is
-/// stepped there. States of unsupported parameters are left out: the first step reports the error.
-pub(crate) fn host_allocation<M: Module>(
-    model: &M,
-    optimizer: &ModuleOptimizer,
-    config: &FusedConfig,
-) -> usize {
-    if config.offload.is_none() {
-        return 0;
-    }
-    let parameters = parameters(model);
-    let states = catch(|| measure(optimizer, &parameters, false)).ok();
-    let states = states.and_then(Result::ok).map(|states| states.bytes);
-    let states = states.unwrap_or_else(|| vec![0; parameters.len()]);
-    let resident = Resident::of(&parameters, &states, config, false, 1);
-    resident.host_states + 2 * resident.host_gradient
 }
 
 impl Display for MemoryEstimate {

@@ -6,7 +6,7 @@ use crate::cast::cast;
 use crate::caught::catch;
 use crate::config::FusedConfig;
 use crate::device::{check_device, warm_threads};
-use crate::estimate::parameters;
+use crate::footprint::parameters;
 use crate::fused::FusedOptimizer;
 use crate::loss::Loss;
 use crate::memory::{self, MemoryError};

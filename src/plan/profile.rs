@@ -2,7 +2,7 @@
 
 use burn::module::Module;
 
-use crate::estimate::{self, States};
+use crate::footprint::{self, States};
 use crate::loss::Loss;
 use crate::memory;
 use crate::weights::Entry;
@@ -67,7 +67,7 @@ impl Profile {
         let Some(optimizer) = optimizer.formatted(formats.0, formats.1) else {
             return Ok(());
         };
-        match estimate::measure(
+        match footprint::measure(
             &optimizer.build(),
             &self.parameters,
             O::DEPENDS_ON_SHAPE_ONLY,

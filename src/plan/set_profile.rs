@@ -1,7 +1,7 @@
 //! Candidates of one set of techniques.
 
 use crate::config::FusedConfig;
-use crate::estimate::{Resident, States};
+use crate::footprint::{Resident, States};
 
 use super::candidate::Candidate;
 use super::pass_profile::{BlockChoice, PassProfile};

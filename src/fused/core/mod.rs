@@ -21,7 +21,7 @@ use burn::tensor::Device;
 use crate::config::FusedConfig;
 use crate::device::{caught, host};
 use crate::error::FusedError;
-use crate::estimate::host_allocation;
+use crate::footprint::host_allocation;
 use crate::fused::policies::Policies;
 use crate::layout::Layout;
 use crate::offload::check_offload_fits;

@@ -9,7 +9,7 @@ use burn::tensor::Device;
 use crate::config::FusedConfig;
 use crate::device::{hand_over, is_cubecl, is_remote};
 use crate::error::FusedError;
-use crate::estimate::host_allocation;
+use crate::footprint::host_allocation;
 use crate::layout::Layout;
 use crate::offload::check_offload_fits;
 use crate::parameters::{running_statistics, with_own_statistics};

@@ -1,0 +1,31 @@
+//! The bytes that the parameters and optimizer states of a training hold between its steps.
+
+mod resident;
+mod states;
+
+use burn::module::Module;
+use burn::optim::ModuleOptimizer;
+
+use crate::caught::catch;
+use crate::config::FusedConfig;
+
+pub(crate) use resident::Resident;
+pub(crate) use states::{States, measure, parameters};
+
+/// Returns the bytes that a training of `model` allocates on the host: states, averages, and two gradients of the largest parameter that is
+/// stepped there. States that an optimizer refuses are left out: the first step reports the error.
+pub(crate) fn host_allocation<M: Module>(
+    model: &M,
+    optimizer: &ModuleOptimizer,
+    config: &FusedConfig,
+) -> usize {
+    if config.offload.is_none() {
+        return 0;
+    }
+    let parameters = parameters(model);
+    let states = catch(|| measure(optimizer, &parameters, false)).ok();
+    let states = states.and_then(Result::ok).map(|states| states.bytes);
+    let states = states.unwrap_or_else(|| vec![0; parameters.len()]);
+    let resident = Resident::of(&parameters, &states, config, false, 1);
+    resident.host_states + 2 * resident.host_gradient
+}
