@@ -7,7 +7,7 @@ use crate::{in_type, lift, moved, sent};
 
 /// A float tensor of any rank. It shows itself as one of rank one: Burn keeps the rank in the type alone, where neither
 /// what a tensor tells of itself nor an operation on single elements looks at it. A function that does takes it
-/// [`of_rank`](Self::of_rank), [`with_rank`] if that has to be found out.
+/// [`of_rank`](Self::of_rank), [`with_rank`](crate::with_rank) if that has to be found out.
 #[derive(Clone, Debug)]
 pub struct AnyTensor(Tensor<1>);
 
