@@ -31,7 +31,13 @@ pub(crate) struct Update {
     pub(crate) waiting: Option<WaitingStates>,
     /// The parameters that have left the model.
     departed: HashSet<ParamId>,
+    /// The number of groups for removed parameters that the optimizer has.
+    gone_groups: usize,
 }
+
+/// Groups for removed parameters that an optimizer may have before its states go through a record to remove them: each costs
+/// every step a comparison, and a record costs a copy of all states.
+const MAX_GONE_GROUPS: usize = 32;
 
 impl Update {
     /// Steps with `optimizer`. The states of parameters with at least `wait_from` elements are kept on the host.
@@ -43,6 +49,7 @@ impl Update {
             learning_rate: 0.0.into(),
             waiting: wait_from.map(|from| WaitingStates::of(from, HashMap::new())),
             departed: HashSet::new(),
+            gone_groups: 0,
         };
         update.replace(optimizer);
         update
@@ -98,15 +105,18 @@ impl Update {
     /// Goes on with `optimizer`, which has states for the parameters of a model that has just come.
     pub(crate) fn start_over(&mut self, optimizer: ModuleOptimizer) {
         self.departed.clear();
+        self.gone_groups = 0;
         self.replace(optimizer);
     }
 
-    /// Drops the states of parameters that have left the model. Returns whether the others went through a record, since
-    /// `is_here` says that some have come back, which start anew.
+    /// Drops the states of parameters that were removed from the model. Returns `true` if the others went through a record: `is_here` says
+    /// that some are in the model again, which start with fresh states, or there are many groups for removed parameters and
+    /// `keeps_states` says that a record loses nothing.
     pub(crate) fn depart(
         &mut self,
         parameters: Vec<ParamId>,
         is_here: impl Fn(ParamId) -> bool,
+        keeps_states: impl FnOnce() -> bool,
     ) -> bool {
         if let Some(waiting) = &self.waiting {
             waiting.forget(&parameters);
@@ -115,15 +125,24 @@ impl Update {
             self.departed.extend(&parameters);
             // Burn drops the states of a group that another optimizer is added for, and no others.
             let group = ParamGroup::from_ids(parameters);
+            self.gone_groups += 1;
             self.change(|optimizer| optimizer.with_group(group, Gone, None));
         }
         let are_back = self.departed.iter().any(|id| is_here(*id));
-        if are_back {
+        let through_a_record = are_back || self.gone_groups > MAX_GONE_GROUPS && keeps_states();
+        if through_a_record {
             self.departed.clear();
+            self.gone_groups = 0;
             let record = compact_records(|| self.optimizer.to_record());
             self.optimizer = self.anew().load_record(record);
         }
-        are_back
+        through_a_record
+    }
+
+    /// The number of groups for removed parameters.
+    #[cfg(all(test, feature = "flex"))]
+    pub(crate) fn gone_groups(&self) -> usize {
+        self.gone_groups
     }
 
     /// The optimizer with all states, which it shares.

@@ -118,6 +118,12 @@ impl Inventory {
         })
     }
 
+    /// Returns `true` if every trained parameter has this type.
+    pub(crate) fn is_trained_in(&self, dtype: DType) -> bool {
+        let mut trained = self.entries.values().filter(|entry| entry.is_trained());
+        trained.all(|entry| entry.dtype == dtype)
+    }
+
     /// The parameters with this role.
     pub(crate) fn sizes(&self, role: Role) -> impl Iterator<Item = Size> {
         let entries = self.entries.values();

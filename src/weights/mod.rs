@@ -30,6 +30,7 @@ mod views;
 pub(crate) use entry::{Entry, Role};
 pub(crate) use form::FusedForm;
 pub(crate) use frozen::with_frozen;
+pub(crate) use home::Home;
 pub(crate) use inventory::Inventory;
 pub(crate) use moved::forked_in_codes;
 pub(crate) use placeholder::Identity;

@@ -218,3 +218,30 @@ on_every_backend!(
     a_layer_that_comes_back_starts_anew,
     a_layer_that_is_cut_down_starts_anew,
 );
+
+#[test]
+fn change_model_many_replaced_layers_train_as_stock() {
+    let device = Device::flex().autodiff();
+    let initial = init(&device);
+    let heads: Vec<Linear> = (0..80)
+        .map(|_| LinearConfig::new(5, 4).init(&device))
+        .collect();
+    let x = Tensor::<2>::random([4, 3], Distribution::Default, &device);
+    let loss = |model: &Net, _| loss(model, x.clone());
+    let start = || copy(&initial, || init(&device));
+    let (mut in_stock, mut stock) = (AdamWConfig::new().init(), start());
+    let mut fused = FusedOptimizer::new(start(), AdamWConfig::new().init()).unwrap();
+    for head in heads {
+        train_fused(&mut fused, 1, RATE, loss);
+        stock = train_stock(stock, &mut in_stock, 1, RATE, loss);
+        let replaced = |mut model: Net| {
+            model[1] = head.clone();
+            model
+        };
+        fused.change_model(replaced).unwrap();
+        stock = replaced(stock);
+    }
+    train_fused(&mut fused, 1, RATE, loss);
+    stock = train_stock(stock, &mut in_stock, 1, RATE, loss);
+    assert_equal_weights(&stock, &fused.model());
+}
