@@ -110,8 +110,11 @@ macro_rules! door {
                 self.core.model()
             }
 
-            /// The current model for inference, without autodiff: [`Module::valid`](burn::module::Module::valid) of
+            /// Returns the current model for inference, without autodiff, as [`Module::valid`](burn::module::Module::valid) of
             /// [`model`](Self::model). Its running statistics stay as they are, too.
+            ///
+            /// It computes as the training does: on its device, and in [`compute_dtype`](crate::FusedConfig::compute_dtype). Its record holds the
+            /// weights as they are stored, in full precision.
             pub fn valid(&self) -> M {
                 self.core.valid()
             }

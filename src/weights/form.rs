@@ -12,6 +12,7 @@ use super::frozen;
 use super::inventory::Inventory;
 use super::moved::{look_at_once, moved_but_for};
 use super::restored::{Place, Value};
+use super::saved_in_full::SavedInFull;
 use super::views::Views;
 use crate::error::FusedError;
 use crate::layout::Layout;
@@ -146,7 +147,10 @@ impl<M: Module> FusedForm<M> {
         let parameters: HashSet<ParamId> = self.views.coming_over().chain(frozen).collect();
         let filled = || {
             let filled = self.filled(self.hollow.clone(), value, Place::Computing);
-            filled.valid()
+            filled.valid().map(&mut SavedInFull {
+                views: &self.views,
+                value,
+            })
         };
         if parameters.is_empty() {
             return filled();

@@ -19,6 +19,7 @@ mod moved;
 mod placeholder;
 mod read;
 mod restored;
+mod saved_in_full;
 mod stage;
 mod tracked;
 #[cfg(any(feature = "flex", feature = "ndarray"))]

@@ -51,7 +51,7 @@ impl Views {
         &self.all[self.indices[&id]]
     }
 
-    fn find(&self, id: ParamId) -> Option<&Arc<View>> {
+    pub(super) fn find(&self, id: ParamId) -> Option<&Arc<View>> {
         self.indices.get(&id).map(|index| &self.all[*index])
     }
 

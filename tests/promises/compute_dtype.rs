@@ -170,3 +170,55 @@ fn what_stays_as_it_is_must_have_the_type() {
         );
     }
 }
+
+#[test]
+fn valid_computes_as_training_and_is_saved_in_full_precision() {
+    use backburn::{Offload, OffloadConfig, OffloadHost, WaitingBlocks};
+
+    let way = WAYS[0];
+    let initial = Stack::init(way.rests);
+    let xs = way.batches(2);
+    let waiting = [
+        Offload::States,
+        Offload::Updates,
+        Offload::Weights(WaitingBlocks::All),
+    ];
+    for offload in [None].into_iter().chain(waiting.map(Some)) {
+        for in_blocks in [false, true] {
+            let host = |offload| {
+                OffloadConfig::new(offload)
+                    .with_host(OffloadHost::NdArray)
+                    .with_min_elements(1)
+            };
+            let config = way.config().with_offload(offload.map(host));
+            let mut fused = way.fused(&initial, config);
+            for x in &xs {
+                fused
+                    .step(RATE, |model| match in_blocks {
+                        true => model.loss_in_blocks(x.clone()),
+                        false => model.loss(x.clone()),
+                    })
+                    .unwrap();
+            }
+            let valid = fused.valid();
+            assert_eq!(valid.layers[0].weight.val().dtype(), DType::BF16);
+            let saved = Stack::init(way.rests).load_record(valid.clone().into_record());
+            assert_eq!(saved.layers[0].weight.val().dtype(), DType::F32);
+            assert_equal_weights(&fused.model(), &saved);
+            // What is made of it is saved as it is.
+            let doubled = valid.layers[0].weight.clone().map(|weight| weight * 2.0);
+            let mut changed = valid;
+            changed.layers[0].weight = doubled;
+            let saved_change = Stack::init(way.rests).load_record(changed.into_record());
+            let sums = [&saved_change, &saved].map(|model| {
+                model.layers[0]
+                    .weight
+                    .val()
+                    .abs()
+                    .sum()
+                    .into_scalar::<f32>()
+            });
+            assert!((sums[0] / sums[1] - 2.0).abs() < 0.02, "{sums:?}");
+        }
+    }
+}
