@@ -11,7 +11,7 @@ use crate::cast::{check_devices, leaf_in};
 use crate::device::host;
 use crate::error::FusedError;
 use crate::parameters::{Loading, TakeOver, empty, list, running_statistics};
-use crate::quantized::{AdaptedBase, QuantizedLora};
+use crate::quantized::{AdaptedBase, QuantizedLora, is_placeholder};
 
 /// An error in loading weights from a file.
 #[derive(thiserror::Error)]
@@ -223,6 +223,12 @@ impl TakeOver for Cast {
         // Loaded on the host, because `device` may lack the type of the file.
         let loaded = load(empty(param.id, param.lazy_shape(), host(&device)));
         if loaded.is_initialized() {
+            if param.is_initialized() && is_placeholder(param.base().dtype()) {
+                self.uncoded.push(format!(
+                    "parameter `{path}` is quantized already: load into a model without adapters on it"
+                ));
+                return param;
+            }
             let id = loaded.id;
             let data = loaded.into_value().into_data();
             let dtype = DType::from(dtype);

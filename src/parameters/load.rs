@@ -11,6 +11,7 @@ use burn::tensor::{Bool, DType, Device, Int, Shape, Tensor};
 use super::around::as_inner;
 use crate::device::in_memory;
 use crate::error::listed;
+use crate::quantized::with_value;
 
 /// A module whose parameters are taken over one after the other, as they are loaded. Records and stores load into any module, and
 /// map it: so this is one that passes on all else.
@@ -130,8 +131,9 @@ impl ModuleVisitor for Recorded {
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let dtype = with_value(param).base().dtype();
         let shape = param.transform_for_save().lazy_shape();
-        self.push(param.id, shape, Some(param.base().dtype()));
+        self.push(param.id, shape, Some(dtype));
     }
 
     fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {

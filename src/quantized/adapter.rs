@@ -1,13 +1,15 @@
 use burn::module::{LoraAdapter, Module, Param, Reparameterization};
 use burn::tensor::Tensor;
 
+use super::placeholder::is_placeholder;
 use super::remade::remade;
+use super::stored::StoredCodes;
 use super::weight::ComposedWeight;
 
 /// An adapter on a frozen weight in codes, as Burn's [`LoraAdapter`](burn::module::LoraAdapter) is one on a frozen weight:
 /// a parameter that carries it has the value `base + scale * (a @ b)`.
 ///
-/// The parameter itself holds the codes, which can't be computed with: read it with [`Param::val`], as Burn's layers do.
+/// The parameter itself is a placeholder of the weight's shape, without elements: read it with [`Param::val`], as Burn's layers do.
 /// [`Module::materialize`] makes ordinary weights of all of them.
 #[derive(Debug, Module)]
 pub struct QuantizedAdapter {
@@ -17,25 +19,48 @@ pub struct QuantizedAdapter {
     pub b: Param<Tensor<2>>,
     /// The factor of their product, `alpha / rank`.
     pub scale: f64,
+    codes: StoredCodes,
 }
 
-impl From<LoraAdapter> for QuantizedAdapter {
-    fn from(adapter: LoraAdapter) -> Self {
+impl QuantizedAdapter {
+    pub(super) fn new(adapter: LoraAdapter, codes: StoredCodes) -> Self {
         let LoraAdapter { a, b, scale } = adapter;
-        Self { a, b, scale }
+        Self { a, b, scale, codes }
+    }
+
+    /// Returns `base` with what the adapter adds: `base` is a weight in floats, loaded in the place of the codes.
+    fn on_floats(&self, base: Tensor<2>) -> Tensor<2> {
+        base + self.a.val().matmul(self.b.val()).mul_scalar(self.scale)
     }
 }
 
+/// Returns `true` if `base` is a weight. Burn's `fork` makes floats of a placeholder, which are not numbers.
+fn is_weight<const D: usize>(base: &Tensor<D>) -> bool {
+    if is_placeholder(base.dtype()) || base.shape().num_elements() == 0 {
+        return false;
+    }
+    let first = base
+        .clone()
+        .inner()
+        .slice(std::array::from_fn::<_, D, _>(|_| 0..1));
+    !first.is_nan().into_scalar::<bool>()
+}
+
 impl Reparameterization for QuantizedAdapter {
-    const NAME: &'static str = "qlora";
+    /// That of Burn's adapter, so that the factors of one load into the other.
+    const NAME: &'static str = "lora";
 
     fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
         assert!(
             !base.is_require_grad(),
             "a quantized weight was thawed, and its codes can't be trained: thaw all but it"
         );
+        if is_weight(&base) {
+            let base = Tensor::from_dispatch(base.into_dispatch());
+            return Tensor::from_dispatch(self.on_floats(base).into_dispatch());
+        }
         let weight = ComposedWeight {
-            base: Tensor::from_dispatch(base.inner().into_dispatch()),
+            base: self.codes.rows(),
             scale: self.scale,
         };
         let weight = remade(weight, self.a.val(), self.b.val());

@@ -5,6 +5,7 @@ use burn::tensor::{FloatDType, Tensor};
 
 use super::adapter::QuantizedAdapter;
 use super::lora::QuantizedLora;
+use super::stored::StoredCodes;
 use crate::parameters::Parameter;
 
 /// Codes the weights of a model one after the other, as they come, and gives them adapters when all are there.
@@ -13,8 +14,8 @@ pub(crate) struct AdaptedBase {
     lora: QuantizedLora,
     /// Of the adapters.
     dtype: FloatDType,
-    /// The shapes of what was coded.
-    shapes: HashMap<ParamId, [usize; 2]>,
+    /// Shapes and codes of what was coded.
+    coded: HashMap<ParamId, ([usize; 2], StoredCodes)>,
 }
 
 impl AdaptedBase {
@@ -22,7 +23,7 @@ impl AdaptedBase {
         Self {
             lora,
             dtype,
-            shapes: HashMap::new(),
+            coded: HashMap::new(),
         }
     }
 
@@ -40,15 +41,15 @@ impl AdaptedBase {
             return Ok(param);
         }
         let id = param.id;
-        let coded = self.lora.coded(path, param)?;
-        self.shapes.insert(id, shape);
-        Ok(coded)
+        let (param, codes) = self.lora.coded(path, param)?;
+        self.coded.insert(id, (shape, codes));
+        Ok(param)
     }
 
     /// One of these that is in codes now and carries an adapter already.
     pub(crate) fn adapted_before<'a>(&self, parameters: &'a [Parameter]) -> Option<&'a Parameter> {
         parameters.iter().find(|parameter| {
-            let coded = self.shapes.contains_key(&parameter.param.id());
+            let coded = self.coded.contains_key(&parameter.param.id());
             coded && parameter.reparameterization.is_some()
         })
     }
@@ -62,10 +63,12 @@ impl Reparameterizer for AdaptedBase {
         path: &str,
         param: Param<Tensor<D>>,
     ) -> (Param<Tensor<D>>, Option<QuantizedAdapter>) {
-        let adapter = self.shapes.get(&param.id).map(|shape| {
+        let adapter = self.coded.remove(&param.id).map(|(shape, codes)| {
             let device = param.lazy_device();
-            self.lora
-                .adapter(param.id, path, *shape, self.dtype, &device)
+            let adapter = self
+                .lora
+                .adapter(param.id, path, shape, self.dtype, &device);
+            QuantizedAdapter::new(adapter, codes)
         });
         (param.set_require_grad(false), adapter)
     }

@@ -1,12 +1,14 @@
-#[cfg(feature = "store")]
-use burn::module::ParamId;
 use burn::module::{Lora, Param, Reparameterizer};
+#[cfg(feature = "store")]
+use burn::module::{LoraAdapter, ParamId};
 use burn::tensor::{DType, Tensor};
 #[cfg(feature = "store")]
 use burn::tensor::{Device, FloatDType};
 
 use super::adapter::QuantizedAdapter;
 use super::format::BaseFormat;
+use super::placeholder::{is_placeholder, placeholder_of};
+use super::stored::StoredCodes;
 use super::weight::{encoded, is_finite};
 
 /// Freezes a model, keeps its matrices in codes of few bits, and gives each an adapter, as Burn's
@@ -18,7 +20,8 @@ use super::weight::{encoded, is_finite};
 ///
 /// Beside Burn's:
 ///
-/// - 4 bits are 0.56 bytes a weight on every backend (Burn's take a byte on `flex` and `ndarray`).
+/// - 4 bits are 0.56 bytes a weight (Burn's take a byte on `flex` and `ndarray`). The weight shows its dense shape by a placeholder in addition to
+///   the codes: one byte on `flex`, a quarter of a byte a weight on CubeCL devices, a byte a weight on `ndarray` and in records.
 /// - The dense weight is made again in the backward pass, so it lives for one layer, without
 ///   [gradient checkpointing](crate::gradient_checkpointing()), too. Its gradient lives until those of the factors are made of it: at once in
 ///   fused training; in stock training at the end of the pass, since Burn runs the tape by depth.
@@ -66,12 +69,12 @@ impl QuantizedLora {
         }
     }
 
-    /// `param` in codes, or why it has none.
+    /// Returns a placeholder of `param`, and its codes, or `param` and why it has none.
     pub(super) fn coded<const D: usize>(
         &self,
         path: &str,
         param: Param<Tensor<D>>,
-    ) -> Result<Param<Tensor<D>>, (Param<Tensor<D>>, String)> {
+    ) -> Result<(Param<Tensor<D>>, StoredCodes), (Param<Tensor<D>>, String)> {
         if is_quantized(&param.base()) {
             let reason = format!(
                 "parameter `{path}` is quantized already: `QuantizedLora` takes weights in a float type, so apply it once"
@@ -84,29 +87,27 @@ impl QuantizedLora {
             );
             return Err((param, reason));
         }
-        // A layer in columns turns what it saves and loads, and codes can't be turned.
+        // A layer in columns transposes what it saves and loads, and a placeholder has the shape in memory.
         let (id, value, mapper) = param.consume();
-        let coded = encoded(value, self.format);
+        let placeholder = placeholder_of(&value);
+        let value = Tensor::from_dispatch(value.into_dispatch());
+        let codes = StoredCodes::new(encoded(value, self.format));
         let [saved, loaded] = [mapper.clone(), mapper.clone()];
-        let coded = Param::from_mapped_value(id, coded, mapper)
-            .save_mapper(move |value| unless_quantized(value, |value| saved.on_save(value)))
-            .load_mapper(move |value| unless_quantized(value, |value| loaded.on_load(value)));
-        Ok(coded)
+        let param = Param::from_mapped_value(id, placeholder, mapper)
+            .save_mapper(move |value| match is_placeholder(value.dtype()) {
+                true => value,
+                false => saved.on_save(value),
+            })
+            .load_mapper(move |value| match is_placeholder(value.dtype()) {
+                true => placeholder_of(&value),
+                false => loaded.on_load(value),
+            });
+        Ok((param, codes))
     }
 }
 
 fn is_quantized<const D: usize>(value: &Tensor<D>) -> bool {
     matches!(value.dtype(), DType::QFloat(_))
-}
-
-fn unless_quantized<const D: usize>(
-    value: Tensor<D>,
-    map: impl FnOnce(Tensor<D>) -> Tensor<D>,
-) -> Tensor<D> {
-    if is_quantized(&value) {
-        return value;
-    }
-    map(value)
 }
 
 #[cfg(feature = "store")]
@@ -124,13 +125,13 @@ impl QuantizedLora {
         shape: [usize; 2],
         dtype: FloatDType,
         device: &Device,
-    ) -> QuantizedAdapter {
+    ) -> LoraAdapter {
         let matrix = Tensor::<2>::zeros([1, 1], (device, dtype.into())).expand(shape);
         let (_, adapter) = self
             .lora
             .clone()
             .reparameterize(path, Param::initialized(id, matrix));
-        adapter.expect("it is in the group").into()
+        adapter.expect("it is in the group")
     }
 }
 
@@ -156,8 +157,8 @@ impl Reparameterizer for QuantizedLora {
             return (base, None);
         };
         let coded = self.coded(path, base);
-        let coded = coded.unwrap_or_else(|(_, reason)| panic!("{reason}"));
+        let (param, codes) = coded.unwrap_or_else(|(_, reason)| panic!("{reason}"));
         self.last = Some(path.to_string());
-        (coded, Some(adapter.into()))
+        (param, Some(QuantizedAdapter::new(adapter, codes)))
     }
 }

@@ -62,7 +62,7 @@ impl ComposedWeight {
 }
 
 /// The rows of the weights in `value`, which are finite.
-pub(super) fn encoded<const D: usize>(value: Tensor<D>, format: BaseFormat) -> Tensor<D> {
+pub(super) fn encoded(value: Tensor<2>, format: BaseFormat) -> Tensor<2> {
     let device = value.device();
     let data = value.into_data().convert_dtype(DType::F32);
     let values = data.as_slice::<f32>().expect("it is in f32");
@@ -80,7 +80,7 @@ pub(super) fn is_finite<const D: usize>(value: &Tensor<D>) -> bool {
 }
 
 /// `rows` as a tensor of bytes: one that is quantized with a scale of one.
-fn tensor<const D: usize>(rows: Vec<u8>, format: BaseFormat, device: &Device) -> Tensor<D> {
+fn tensor(rows: Vec<u8>, format: BaseFormat, device: &Device) -> Tensor<2> {
     let store = device.settings().quantization.scheme.store;
     let scheme = QuantScheme::default()
         .with_value(QuantValue::Q8S)
@@ -123,7 +123,7 @@ mod tests {
         ] {
             let normal = Distribution::Normal(0.0, magnitude);
             let value = Tensor::<2>::random([24, 17], normal, &device);
-            let rows: Tensor<2> = encoded(value, format);
+            let rows = encoded(value, format);
             let mut expected = vec![0.0; 24 * 17];
             codes::add(&rows_of(rows.clone()), format, 1.0, &mut expected);
             let decoded = device::decoded(rows, format).narrow(0, 0, 24 * 17);

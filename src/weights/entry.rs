@@ -5,6 +5,7 @@ use burn::tensor::{DType, Device, Shape};
 
 use crate::layout::{Request, Rest};
 use crate::parameters::Parameter;
+use crate::quantized::is_placeholder;
 use crate::replica::Size;
 
 /// What becomes of a float parameter in fused form.
@@ -62,7 +63,10 @@ impl Entry {
     }
 
     pub(crate) fn bytes(&self) -> usize {
-        self.elements() * self.dtype.size()
+        match is_placeholder(self.dtype) {
+            true => 0,
+            false => self.elements() * self.dtype.size(),
+        }
     }
 
     pub(crate) fn size(&self) -> Size {

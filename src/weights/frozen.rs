@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use burn::module::{Module, ParamId, Reparameterization};
+use burn::module::{Module, ParamId};
 use burn::tensor::Tensor;
 
 use super::inventory::Inventory;
@@ -11,11 +11,11 @@ use crate::layout::Layout;
 use crate::offload::OffloadEngine;
 use crate::parameters::{AnyTensor, exchange, list, running_statistics, values};
 use crate::pass::Scope;
-use crate::quantized::QuantizedAdapter;
+use crate::quantized::is_placeholder;
 use crate::tap::lift;
 
-/// The frozen parameters of `module` that wait on the host, and whether each carries an adapter that does not bring it over, which Burn lets no
-/// other reparameterization replace. Running statistics never wait.
+/// The frozen parameters of `module` that wait on the host, and whether each carries an adapter, which Burn lets no other
+/// reparameterization replace. Running statistics never wait.
 pub(super) fn waiting<M: Module>(
     module: &M,
     inventory: &Inventory,
@@ -27,15 +27,17 @@ pub(super) fn waiting<M: Module>(
     let statistics = running_statistics(module);
     let waits = |id| {
         let entry = inventory.get(id).filter(|entry| !entry.is_trained());
-        entry.is_some_and(|entry| layout.waits(false, entry.elements(), entry.dtype))
-            && !statistics.contains(&id)
+        entry.is_some_and(|entry| {
+            // Its codes wait in its place.
+            let is_placeholder = is_placeholder(entry.dtype);
+            !is_placeholder && layout.waits(false, entry.elements(), entry.dtype)
+        }) && !statistics.contains(&id)
     };
     let mut waiting = HashMap::new();
     for parameter in list(module) {
         if waits(parameter.param.id()) {
             let has_adapter = waiting.entry(parameter.param.id()).or_insert(false);
-            let adapter = parameter.reparameterization;
-            *has_adapter |= adapter.is_some_and(|name| name != QuantizedAdapter::NAME);
+            *has_adapter |= parameter.reparameterization.is_some();
         }
     }
     waiting

@@ -1,7 +1,7 @@
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use burn::module::{Module, ParamId, Reparameterization};
+use burn::module::{Module, ParamId};
 use burn::tensor::{DType, Device};
 
 use super::entry::{Entry, Role};
@@ -12,7 +12,7 @@ use crate::layout::Layout;
 use crate::offload::OffloadEngine;
 use crate::parameters::{Parameter, list};
 use crate::policy::Update;
-use crate::quantized::QuantizedAdapter;
+use crate::quantized::{is_placeholder, weight_of_codes};
 use crate::replica::Size;
 use crate::tap;
 
@@ -34,14 +34,13 @@ impl Inventory {
             let path = fused.path.clone();
             return Err(FusedError::AlreadyFused { path });
         }
+        let coded = parameters.iter().filter_map(|it| weight_of_codes(&it.path));
+        let coded: HashSet<_> = coded.collect();
         let thawed = |parameter: &&Parameter| {
-            let Some(adapter) = &parameter.reparameterization else {
-                return false;
-            };
-            // Burn's `fork` makes numbers of codes.
-            let is_in_codes = adapter == QuantizedAdapter::NAME
+            // Burn's `fork` makes floats of a placeholder.
+            let is_in_codes = coded.contains(&*parameter.path)
                 || matches!(parameter.param.value().dtype(), DType::QFloat(_));
-            is_in_codes && parameter.param.is_active()
+            parameter.reparameterization.is_some() && is_in_codes && parameter.param.is_active()
         };
         if let Some(thawed) = parameters.iter().find(thawed) {
             let path = thawed.path.clone();
@@ -155,6 +154,9 @@ impl Entry {
     /// asked again.
     fn check(&self, layout: &Layout, checked: &mut Vec<(Device, DType)>) -> Result<(), FusedError> {
         let Self { dtype, role, .. } = self;
+        if is_placeholder(*dtype) {
+            return Ok(());
+        }
         let path = || self.path.to_string();
         let device = layout.device().unwrap_or(&self.device);
         if *role == Role::Released && !tap::covers(device) {

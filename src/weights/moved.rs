@@ -5,8 +5,9 @@ use burn::tensor::{Bool, DType, Device, Int, Tensor};
 
 use super::entry::Role;
 use super::inventory::Inventory;
-use crate::device::{forked, host, is_remote, moved};
+use crate::device::{forked, host, is_remote};
 use crate::parameters::{AnyParam, exchange, list, taken};
+use crate::quantized::{is_placeholder, moved, with_value};
 use crate::tap::lift;
 
 /// `module` on `device`, but for the values of the parameters for which `stays` says that they stay where they are.
@@ -71,7 +72,10 @@ struct Look<'a> {
 impl ModuleVisitor for Look<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         if let None | Some(Role::Frozen) = self.inventory.role(param.id) {
-            param.base().into_data().as_bytes();
+            let value = with_value(param).base();
+            if !is_placeholder(value.dtype()) {
+                value.into_data().as_bytes();
+            }
         }
     }
 

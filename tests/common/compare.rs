@@ -23,7 +23,12 @@ pub fn weights<M: Module>(model: &M) -> Vec<(String, TensorData)> {
         }
 
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            let value = param.base().inner().into_data();
+            // Codes of an adapter are shown to what records them only.
+            let value = match param.is_initialized() {
+                true => param.base(),
+                false => param.transform_for_save().val(),
+            };
+            let value = value.inner().into_data();
             // Copied at once: on wgpu the data show what is written in place later.
             let bytes = Bytes::from_bytes_vec(value.as_bytes().to_vec());
             let value = TensorData::from_bytes(bytes, value.shape(), value.dtype());

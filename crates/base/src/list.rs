@@ -4,6 +4,7 @@ use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::Tensor;
 
 use super::any::{AnyParam, AnyTensor};
+use crate::quantized::with_value;
 
 /// A float parameter of a module: the values are the module's, lazy ones stay lazy.
 pub struct Parameter {
@@ -53,7 +54,7 @@ impl ModuleVisitor for Lister {
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         self.found.push(Parameter {
-            param: Box::new(param.clone()),
+            param: Box::new(with_value(param)),
             path: self.names.join("."),
             reparameterization: None,
         });

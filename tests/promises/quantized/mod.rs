@@ -13,6 +13,7 @@ use crate::qlora::{
 
 mod moved;
 mod refused;
+mod shapes;
 
 const FORMATS: [BaseFormat; 2] = [BaseFormat::Bits8, BaseFormat::Bits4];
 
@@ -61,9 +62,20 @@ impl ModuleMapper for Factors {
     }
 }
 
+fn is_factor(path: &str) -> bool {
+    path.ends_with("lora.a") || path.ends_with("lora.b")
+}
+
+/// The codes of all matrices.
+fn codes<M: Module>(model: &M) -> Vec<(String, TensorData)> {
+    let mut codes = weights(model);
+    codes.retain(|(path, _)| path.ends_with("lora.codes"));
+    assert!(!codes.is_empty());
+    codes
+}
+
 /// Those of all adapters, in the order of the layers.
 fn factors(model: &Stack) -> Vec<(String, TensorData)> {
-    let is_factor = |path: &str| path.contains("lora.");
     let mut factors = weights(model);
     factors.retain(|(path, _)| is_factor(path));
     assert_eq!(factors.len(), 6);
@@ -170,7 +182,6 @@ fn matrices_that_fill_no_group_train_as_loras_on_what_they_stand_for() {
 #[test]
 fn codes_are_the_same_whatever_type_the_rest_is_saved_and_loaded_in() {
     let device = Device::flex().autodiff();
-    let codes = |layer: &Linear| layer.weight.base().into_data();
     for shape @ [inputs, outputs] in ODD {
         for format in FORMATS {
             let init = || {
@@ -295,7 +306,7 @@ fn weights_from_a_file_are_coded_as_if_they_had_been_there() {
     let expected = saved.clone().apply_reparameterization(lora());
     let without_factors = |model: &Stack| {
         let mut weights = weights(model);
-        weights.retain(|(path, _)| !path.contains("lora."));
+        weights.retain(|(path, _)| !is_factor(path));
         weights
     };
     assert_eq!(without_factors(&loaded), without_factors(&expected));

@@ -11,6 +11,7 @@ use super::error::MemoryError;
 use super::marks::{Limit, MarkLog, Meter, in_pools};
 use super::process::{self, Category, ProcessLog};
 use super::timeline::{MemoryTimeline, Phase};
+use crate::quantized::with_value;
 use recording::Log;
 
 pub use recording::{
@@ -211,7 +212,7 @@ struct Show<'a> {
 impl ModuleVisitor for Show<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         match self.gradients {
-            None => show(Category::Parameter, &param.base()),
+            None => show(Category::Parameter, &with_value(param).base()),
             Some(gradients) => {
                 if let Some(gradient) = gradients.get::<D>(param.id) {
                     show(Category::Gradient, &gradient);

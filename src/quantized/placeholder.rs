@@ -1,0 +1,91 @@
+//! What stands for a weight in codes where its shape is looked at.
+//!
+//! # Memory
+//!
+//! Layers, counts of parameters and records look at the shape of a weight, and the codes have another. So the parameter is a
+//! placeholder of the weight's shape, and the adapter holds the codes. On `flex` the placeholder is one byte, elsewhere each element
+//! has the fewest bits that Burn moves and records. Its type tells it from every other tensor.
+
+use burn::backend::Dispatch;
+use burn::backend::ops::QTensorOps;
+use burn::module::Param;
+use burn::tensor::quantization::quantized_data_len;
+use burn::tensor::quantization::{QuantScheme, QuantStore, QuantValue, ScaleDtype};
+use burn::tensor::{DType, Device, Shape, Tensor, TensorData};
+
+use crate::device::{is_cubecl, is_remote, moved as sent, of_data};
+use crate::tap::lift;
+
+/// The scheme on processors: Burn's `ndarray` loads no other values.
+fn on_processor() -> QuantScheme {
+    QuantScheme::default()
+        .with_value(QuantValue::Q8F)
+        .with_store(QuantStore::Native)
+        .per_tensor(ScaleDtype::UE8M0)
+}
+
+/// The scheme elsewhere.
+fn on_device() -> QuantScheme {
+    QuantScheme::default()
+        .with_value(QuantValue::Q2F)
+        .with_store(QuantStore::PackedU32(0))
+        .per_tensor(ScaleDtype::F16)
+}
+
+/// Returns `true` if a tensor of this type is a placeholder: nobody else scales a whole tensor so.
+pub(crate) fn is_placeholder(dtype: DType) -> bool {
+    let DType::QFloat(found) = dtype else {
+        return false;
+    };
+    let is = |scheme: QuantScheme| found.with_store(scheme.store) == scheme;
+    is(on_processor()) || is(on_device())
+}
+
+/// Returns a placeholder of the shape of `value`, on its device. It reads as NaN.
+pub(super) fn placeholder_of<const D: usize>(value: &Tensor<D>) -> Tensor<D> {
+    let placeholder = placeholder(value.shape(), &value.device().inner());
+    match value.gradient_checkpointing_strategy() {
+        Some(strategy) => lift(placeholder, strategy),
+        None => placeholder,
+    }
+}
+
+/// Returns `tensor`, which has no autodiff, on `device`. The rank in its type doesn't matter.
+pub(crate) fn moved<const D: usize>(tensor: Tensor<D>, device: &Device) -> Tensor<D> {
+    match is_placeholder(tensor.dtype()) && tensor.device() != *device {
+        true => placeholder(tensor.shape(), device),
+        false => sent(tensor, device),
+    }
+}
+
+fn placeholder<const D: usize>(shape: Shape, device: &Device) -> Tensor<D> {
+    if !is_cubecl(device) && !is_remote(device) {
+        let is_empty = shape.num_elements() == 0;
+        let one = Shape::from(vec![usize::from(!is_empty); shape.num_dims()]);
+        let values = vec![0_i8; one.num_elements()];
+        let data = TensorData::quantized(values, one, on_processor(), &[f32::NAN], None);
+        let one = of_data::<D>(data, device);
+        return match is_empty {
+            true => Tensor::from_dispatch(Dispatch::q_reshape(one.into_dispatch(), shape)),
+            false => Tensor::from_dispatch(Dispatch::q_expand(one.into_dispatch(), shape)),
+        };
+    }
+    let scheme = on_device();
+    let mut bytes = vec![0; quantized_data_len(&scheme, &shape)];
+    let scale = bytes.len() - size_of::<u16>();
+    bytes[scale..].copy_from_slice(&0x7e00_u16.to_ne_bytes()); // NaN in f16
+    of_data(
+        TensorData::from_bytes_vec(bytes, shape, DType::QFloat(scheme)),
+        device,
+    )
+}
+
+/// Returns `param` with its value. The adapter shows its codes without elements, so that they are not counted in addition to the
+/// weight, and with their value to what records them.
+pub(crate) fn with_value<const D: usize>(param: &Param<Tensor<D>>) -> Param<Tensor<D>> {
+    let is_shown = !param.is_initialized() && param.lazy_shape().num_elements() == 0;
+    match is_shown {
+        true => param.transform_for_save(),
+        false => param.clone(),
+    }
+}

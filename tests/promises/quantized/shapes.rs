@@ -1,0 +1,194 @@
+//! A weight in codes has the shape of the weight wherever a shape is looked at.
+
+use burn::nn::attention::generate_autoregressive_mask;
+use burn::nn::transformer::{
+    PositionWiseFeedForward, PositionWiseFeedForwardConfig, TransformerDecoder,
+    TransformerDecoderConfig, TransformerDecoderInput, TransformerEncoder,
+    TransformerEncoderConfig, TransformerEncoderInput,
+};
+use burn::nn::{Embedding, EmbeddingConfig};
+use burn::tensor::{Int, Shape};
+
+use super::*;
+
+const TOKENS: usize = 20;
+const MODEL: usize = 16;
+
+fn adapted<M: Module>(model: M, format: BaseFormat) -> M {
+    model.apply_reparameterization(QuantizedLora::new(lora(), format))
+}
+
+fn tokens(device: &Device) -> Tensor<2, Int> {
+    Tensor::arange(0..12, device).reshape([2, 6])
+}
+
+/// A classifier as BERT: its layers are Burn's own.
+#[derive(Module, Debug)]
+struct Classifier {
+    embedding: Embedding,
+    encoder: TransformerEncoder,
+    head: Linear,
+}
+
+impl Classifier {
+    fn init(device: &Device) -> Self {
+        Self {
+            embedding: EmbeddingConfig::new(TOKENS, MODEL).init(device),
+            encoder: TransformerEncoderConfig::new(MODEL, 40, 2, 2)
+                .with_dropout(0.0)
+                .init(device),
+            head: LinearConfig::new(MODEL, 3).init(device),
+        }
+    }
+
+    fn loss(&self) -> Tensor<1> {
+        let x = self.embedding.forward(tokens(&self.devices()[0]));
+        let x = self.encoder.forward(TransformerEncoderInput::new(x));
+        let pooled: Tensor<2> = x.mean_dim(1).squeeze_dim(1);
+        self.head.forward(pooled).square().mean()
+    }
+}
+
+/// A decoder with a mask.
+#[derive(Module, Debug)]
+struct Decoder {
+    embedding: Embedding,
+    decoder: TransformerDecoder,
+    head: Linear,
+}
+
+impl Decoder {
+    fn init(device: &Device) -> Self {
+        Self {
+            embedding: EmbeddingConfig::new(TOKENS, MODEL).init(device),
+            decoder: TransformerDecoderConfig::new(MODEL, 40, 2, 2)
+                .with_dropout(0.0)
+                .init(device),
+            head: LinearConfig::new(MODEL, TOKENS).init(device),
+        }
+    }
+
+    fn loss(&self) -> Tensor<1> {
+        let device = &self.devices()[0];
+        let x = self.embedding.forward(tokens(device));
+        let mask = generate_autoregressive_mask(2, 6, device);
+        let input = TransformerDecoderInput::new(x.clone(), x).target_mask_attn(mask);
+        self.head
+            .forward(self.decoder.forward(input))
+            .square()
+            .mean()
+    }
+}
+
+fn shapes<M: Module>(model: &M) -> Vec<(String, Shape)> {
+    let shape = |(path, value): (String, TensorData)| (path, value.shape().clone());
+    let mut shapes: Vec<_> = weights(model).into_iter().map(shape).collect();
+    shapes.retain(|(path, _)| !path.ends_with("lora.codes"));
+    shapes
+}
+
+/// Trains the fine-tuning page's way, and as stock does: adapters, and a head that is thawed.
+fn trains_as_stock<M: Module>(dense: M, loss: fn(&M) -> Tensor<1>) {
+    let loras = dense.clone().apply_lora(lora());
+    for format in FORMATS {
+        let head = || ParamGroup::from_path("head.bias");
+        let initial = adapted(dense.clone(), format).unfreeze_group(head());
+        assert_eq!(initial.num_params(), loras.num_params());
+        assert_eq!(shapes(&initial), shapes(&loras));
+        let (mut expected, mut optimizer) = (initial.clone(), AdamConfig::new().init());
+        let mut fused = FusedOptimizer::new(initial.clone(), AdamConfig::new().init()).unwrap();
+        for _ in 0..2 {
+            let gradients = loss(&expected).backward();
+            let gradients = GradientsParams::from_grads(gradients, &expected);
+            expected = optimizer.step(RATE, expected, gradients);
+            fused.step(RATE, loss).unwrap();
+        }
+        let trained = fused.model();
+        let is_trained = |path: &str| is_factor(path) || path == "head.bias";
+        assert_changed(&initial, &trained, is_trained);
+        for ((path, expected), (_, found)) in weights(&expected).iter().zip(&weights(&trained)) {
+            found.assert_approx_eq::<f32>(expected, burn::tensor::Tolerance::absolute(1e-5));
+            if path.ends_with("lora.codes") {
+                assert_eq!(expected, found);
+            }
+        }
+        // A record of it, loaded into another one, computes the same.
+        let loaded = adapted(dense.clone(), format).load_record(trained.clone().into_record());
+        let of = |model: &M| loss(&model.valid()).into_scalar::<f32>();
+        assert_eq!(of(&loaded), of(&trained));
+        assert_eq!(codes(&loaded), codes(&initial));
+        let merged = trained.materialize();
+        assert_eq!(merged.num_params(), dense.num_params());
+        let stock = dense.clone().load_record(merged.into_record());
+        assert_eq!(of(&stock), of(&loaded));
+    }
+}
+
+#[test]
+fn quantized_encoder_of_burn_trains_as_stock() {
+    trains_as_stock(
+        Classifier::init(&Device::flex().autodiff()),
+        Classifier::loss,
+    );
+}
+
+#[test]
+fn quantized_decoder_of_burn_trains_as_stock() {
+    trains_as_stock(Decoder::init(&Device::flex().autodiff()), Decoder::loss);
+}
+
+#[test]
+fn quantized_feed_forward_shows_dense_shapes() {
+    #[allow(deprecated)] // Burn 0.22 still ships ndarray.
+    for device in [Device::flex().autodiff(), Device::ndarray().autodiff()] {
+        let dense: PositionWiseFeedForward = PositionWiseFeedForwardConfig::new(64, 128)
+            .with_dropout(0.0)
+            .init(&device);
+        let x = Tensor::<3>::ones([2, 3, 64], &device);
+        let shown = |model: &PositionWiseFeedForward| format!("{model}");
+        let loras = dense.clone().apply_lora(lora());
+        for format in FORMATS {
+            let model = adapted(dense.clone(), format);
+            assert_eq!(model.linear_inner.weight.shape().dims(), [64, 128]);
+            assert_eq!(model.linear_inner.weight.dims(), [64, 128]);
+            assert_eq!(shown(&model), shown(&loras));
+            assert_eq!(model.forward(x.clone()).dims(), [2, 3, 64]);
+            let there_and_back = model.clone().valid().train();
+            assert_eq!(shown(&there_and_back), shown(&loras));
+            assert_eq!(codes(&there_and_back), codes(&model));
+            let forked = model.clone().fork(&device);
+            assert_eq!(forked.num_params(), model.num_params());
+            let of = |model: &PositionWiseFeedForward| model.forward(x.clone()).into_data();
+            assert_eq!(of(&forked), of(&model));
+        }
+    }
+}
+
+#[test]
+fn quantized_weight_loaded_in_floats_is_the_loaded_weight() {
+    let device = Device::flex().autodiff();
+    let dense: Linear = LinearConfig::new(8, 4).init(&device);
+    let other: Linear = LinearConfig::new(8, 4).init(&device);
+    let record = || other.clone().into_record();
+    let model = adapted(dense, BaseFormat::Bits4);
+    // The codes are not in the record.
+    assert!(model.clone().try_load_record(record()).is_err());
+    let loaded = model.load_record(record().allow_partial(true));
+    assert_eq!(
+        loaded.weight.val().into_data(),
+        other.weight.val().into_data()
+    );
+}
+
+#[test]
+fn trained_only_checkpoint_of_quantized_base_holds_factors() {
+    use backburn::{Checkpoint, Progress};
+
+    let initial = quantized(BaseFormat::Bits4);
+    let mut fused = fused(twin(&initial), FusedConfig::new());
+    train(&mut fused, &batches(1), false);
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoint = Checkpoint::at(folder.path()).trained_only();
+    checkpoint.save(&fused, &Progress::new(1)).unwrap();
+    assert_eq!(checkpoint.model().unwrap().len(), 6);
+}
