@@ -180,6 +180,16 @@ pub enum FusedError {
     )]
     LossNotTracked,
 
+    /// No parameter of the model is trained.
+    #[error(
+        "no parameter of the model is trained: every one is frozen, {paths} among them. If adapters were to be trained, the parameter group of \
+         `Lora` matches none of these paths; else thaw parameters with `Module::unfreeze_group`"
+    )]
+    NothingTrained {
+        /// Paths of some parameters.
+        paths: String,
+    },
+
     /// The backward pass reached none of the model's parameters.
     #[error(
         "the loss depends on no trainable parameter of the model: none of its {parameters} \

@@ -6,6 +6,7 @@
 mod core;
 mod door;
 mod optimizer;
+mod parameter_list;
 mod policies;
 mod replicas;
 
@@ -13,5 +14,6 @@ mod replicas;
 pub(crate) use core::Core;
 pub(crate) use core::{Door, ResumeError};
 pub use optimizer::FusedOptimizer;
+pub(crate) use parameter_list::ParameterList;
 pub(crate) use policies::Policies;
 pub use replicas::{FusedReplicas, RankBytes};

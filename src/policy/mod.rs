@@ -17,6 +17,7 @@ mod norm;
 mod plan;
 mod scaling;
 mod state;
+mod state_names;
 mod states;
 mod statistics;
 mod update;

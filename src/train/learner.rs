@@ -1,3 +1,5 @@
+use std::collections::HashSet;
+use std::fmt::{Display, Formatter};
 use std::sync::Arc;
 
 use burn::lr_scheduler::LrSchedulerRecord;
@@ -15,10 +17,12 @@ use super::model::FusedModel;
 use super::strategy::FusedStrategy;
 use crate::config::FusedConfig;
 use crate::error::FusedError;
-use crate::fused::Policies;
+use crate::fused::{ParameterList, Policies};
 use crate::optim::{AccumulateInState, Ruled};
+use crate::parameters::list;
 use crate::policy::GradientHook;
 use crate::record;
+use crate::weights::Role;
 
 /// Burn's [`Learner`] with the optimizer fused into the backward pass.
 ///
@@ -215,5 +219,19 @@ impl<M: LearnerModel> FusedLearner<M> {
     /// Returns the model, as [`Learner::model`] does.
     pub fn model(&self) -> M {
         self.learner.model().into_inner()
+    }
+}
+
+/// The parameters that a training of this learner trains, and those that are frozen: their numbers, and with `{:#}` a line for each.
+impl<M: LearnerModel> Display for FusedLearner<M> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        let model = self.model();
+        let trained: HashSet<_> = list(&model)
+            .into_iter()
+            .filter(|it| it.param.value().is_require_grad())
+            .map(|it| it.param.id())
+            .collect();
+        let role = |id| trained.contains(&id).then_some(Role::Released);
+        Display::fmt(&ParameterList::of(&model, role, None), f)
     }
 }

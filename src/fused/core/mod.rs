@@ -22,6 +22,7 @@ use crate::config::FusedConfig;
 use crate::device::{caught, host};
 use crate::error::FusedError;
 use crate::footprint::host_allocation;
+use crate::fused::ParameterList;
 use crate::fused::policies::Policies;
 use crate::layout::Layout;
 use crate::offload::check_offload_fits;
@@ -337,15 +338,26 @@ impl<M: Module> Core<M> {
     }
 }
 
+impl<M: Module> Core<M> {
+    /// Returns the parameters of the model, with what the optimizer keeps for each if `with_states`.
+    pub(super) fn parameter_list(&self, with_states: bool) -> ParameterList {
+        let form = self.ranks.form();
+        let update = self.ranks.session().update.lock();
+        let update = with_states.then_some(&*update);
+        ParameterList::of(&form.hollow, |id| form.inventory.role(id), update)
+    }
+}
+
 impl<M: Module> Display for Core<M> {
     fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
-        let (released, elements) = self.count(Role::Released);
+        let list = self.parameter_list(f.alternate());
+        let (released, retained) = (Role::Released, Role::Retained);
         write!(
             f,
-            "FusedOptimizer: {released} parameters ({elements} elements) stepped in the backward \
-             pass, {} left to its end, {} frozen",
-            self.count(Role::Retained).0,
-            self.count(Role::Frozen).0
-        )
+            "FusedOptimizer: {} parameters stepped in the backward pass, {} after it; ",
+            self.count(released).0,
+            self.count(retained).0
+        )?;
+        Display::fmt(&list, f)
     }
 }

@@ -9,11 +9,12 @@ use burn::tensor::Device;
 use super::executor::RankOutput;
 use crate::caught::{Caught, catch};
 use crate::device::check_written;
-use crate::error::FusedError;
+use crate::error::{FusedError, listed};
 use crate::layout::Layout;
 use crate::loss::{Loss, OnBackward};
 use crate::memory;
 use crate::offload::TransferWorkers;
+use crate::parameters::list;
 use crate::pass::{FailedIn, Failure, Pass, Scope, Stage};
 use crate::random::Stream;
 use crate::replica::Membership;
@@ -92,6 +93,19 @@ impl RankPass {
         self.layout.member.as_ref().expect("there are several")
     }
 
+    fn why_untracked<M: Module>(&self, model: &M) -> FusedError {
+        if self.views.iter().next().is_some() {
+            return FusedError::LossNotTracked;
+        }
+        let frozen = list(model).into_iter();
+        let frozen: Vec<_> = frozen.map(|it| format!("`{}`", it.path)).collect();
+        if frozen.is_empty() {
+            return FusedError::LossNotTracked;
+        }
+        let paths = listed(frozen.iter());
+        FusedError::NothingTrained { paths }
+    }
+
     /// Computes the loss, and the gradients back from it.
     pub(in crate::fused) fn forward_backward<M: Module, L: Loss>(
         &self,
@@ -102,7 +116,7 @@ impl RankPass {
         // A backward pass inside of the closure has failed in a block, and gone on.
         self.pass.take_failure().map_or(Ok(()), Failure::go_on)?;
         if !loss.has_graph() {
-            return Err(FusedError::LossNotTracked);
+            return Err(self.why_untracked(model));
         }
         if self.read_late {
             check_written(&loss.elements())

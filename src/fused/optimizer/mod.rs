@@ -155,6 +155,8 @@ impl<M: Module> FusedOptimizer<M> {
     }
 }
 
+/// How many parameters are trained, with how many elements. With `{:#}` a line for each parameter: its shape, whether it is trained, and
+/// the tensors that its optimizer keeps for it.
 impl<M: Module> Display for FusedOptimizer<M> {
     fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
         Display::fmt(&self.core, f)

@@ -169,12 +169,14 @@ impl<M: Module + 'static> FusedReplicas<M> {
     }
 }
 
+/// As that of [`FusedOptimizer`](crate::FusedOptimizer), and the number of ranks.
 impl<M: Module> Display for FusedReplicas<M> {
     fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
         let (ranks, sharding) = (
             self.core.ranks.forms.len(),
             self.core.policies.config.sharding,
         );
-        write!(f, "{} on {ranks} ranks (sharding: {sharding:?})", self.core)
+        write!(f, "{ranks} ranks (sharding: {sharding:?}), ")?;
+        Display::fmt(&self.core, f)
     }
 }

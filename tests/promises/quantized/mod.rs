@@ -11,6 +11,7 @@ use crate::qlora::{
     RATE, Stack, assert_in_codes, batches, fused, interrupted, stock, train, twin, waiting,
 };
 
+mod listed;
 mod moved;
 mod refused;
 mod shapes;

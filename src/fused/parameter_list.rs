@@ -1,0 +1,85 @@
+use std::fmt::{Display, Formatter};
+
+use burn::module::{Module, ParamId};
+use burn::tensor::Shape;
+
+use crate::parameters::list;
+use crate::policy::Update;
+use crate::quantized::weight_of_codes;
+use crate::weights::Role;
+
+/// The parameters of a model in its order: which are trained, and what the optimizer keeps for each.
+///
+/// It displays as a sentence with their numbers, and with `{:#}` as a line for each, too.
+pub(crate) struct ParameterList(Vec<Listed>);
+
+struct Listed {
+    path: String,
+    shape: Shape,
+    role: Role,
+    /// The names of the tensors in the optimizer state; `None` if it was not asked.
+    state: Option<Vec<String>>,
+}
+
+impl ParameterList {
+    /// Returns the parameters of `model`, with the roles that `role` tells. `update` has the optimizer.
+    pub(crate) fn of<M: Module>(
+        model: &M,
+        role: impl Fn(ParamId) -> Option<Role>,
+        update: Option<&Update>,
+    ) -> Self {
+        let parameters = list(model).into_iter();
+        // Codes are no parameters in addition to their weights.
+        let parameters = parameters.filter(|it| weight_of_codes(&it.path).is_none());
+        let listed = |it: crate::parameters::Parameter| {
+            let (id, shape) = (it.param.id(), it.param.shape());
+            let role = role(id).unwrap_or(Role::Frozen);
+            let asked = update.filter(|_| role != Role::Frozen);
+            let state = asked.map(|update| update.state_names(id, &it.path, shape.num_dims()));
+            Listed {
+                path: it.path,
+                shape,
+                role,
+                state,
+            }
+        };
+        Self(parameters.map(listed).collect())
+    }
+
+    /// Returns the numbers of parameters and elements for which `which` is `true`.
+    fn count(&self, which: impl Fn(Role) -> bool) -> (usize, usize) {
+        let found = self.0.iter().filter(|it| which(it.role));
+        found.fold((0, 0), |(parameters, elements), it| {
+            (parameters + 1, elements + it.shape.num_elements())
+        })
+    }
+}
+
+impl Display for ParameterList {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        let (all, all_elements) = self.count(|_| true);
+        let (trained, elements) = self.count(|role| role != Role::Frozen);
+        write!(
+            f,
+            "{trained} of {all} parameters are trained ({elements} of {all_elements} elements)"
+        )?;
+        if !f.alternate() {
+            return Ok(());
+        }
+        for it in &self.0 {
+            let (path, shape, elements) = (&it.path, it.shape.to_vec(), it.shape.num_elements());
+            write!(f, "\n  {path} {shape:?}, {elements} elements: ")?;
+            match it.role {
+                Role::Released => f.write_str("trained")?,
+                Role::Retained => f.write_str("trained after the backward pass")?,
+                Role::Frozen => f.write_str("frozen")?,
+            }
+            match it.state.as_deref() {
+                None => {}
+                Some([]) => f.write_str(", optimizer without state")?,
+                Some(names) => write!(f, ", optimizer state {}", names.join(", "))?,
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,77 @@
+//! What is trained is told: in a list, and in the error where nothing is.
+
+use super::*;
+
+#[test]
+fn lora_group_without_match_is_an_error_with_paths() {
+    let x = batches(1).remove(0);
+    let nowhere = lora().set_param_group(ParamGroup::from_predicate("q_proj"));
+    let dense = Stack::dense();
+    let quantized = QuantizedLora::new(nowhere.clone(), BaseFormat::Bits4);
+    for model in [
+        dense.clone().apply_lora(nowhere),
+        dense.apply_reparameterization(quantized),
+    ] {
+        let mut fused = FusedOptimizer::new(model, AdamConfig::new().init()).unwrap();
+        let error = fused
+            .step(RATE, |model: &Stack| model.loss(x.clone()))
+            .unwrap_err();
+        assert!(
+            matches!(error, FusedError::NothingTrained { .. }),
+            "{error}"
+        );
+        let text = error.to_string();
+        assert!(
+            text.contains("`layers.0.weight`") && text.contains("more"),
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn display_lists_trained_and_frozen_parameters() {
+    let device = Device::flex().autodiff();
+    let dense = || -> Vec<Linear> {
+        let layers = (0..2).map(|_| LinearConfig::new(4, 3).init(&device));
+        layers.collect()
+    };
+    let muon = optim::MuonConfig::new().build();
+    let optimizer = || {
+        let factors = ParamGroup::from_predicate("lora.a");
+        AdamConfig::new()
+            .init()
+            .with_group(factors, muon.clone(), None)
+    };
+    let lora = QuantizedLora::new(lora(), BaseFormat::Bits4);
+    let model = dense()
+        .apply_reparameterization(lora)
+        .unfreeze_group(ParamGroup::from_path("1.bias"));
+    let fused = FusedOptimizer::new(model, optimizer()).unwrap();
+    // Two matrices of 4 x 3 and biases of 3; factors of rank 2.
+    let numbers = "5 of 8 parameters are trained (31 of 58 elements)";
+    assert!(fused.to_string().ends_with(numbers), "{fused}");
+    let list = format!("{fused:#}");
+    for line in [
+        "0.weight [4, 3], 12 elements: frozen",
+        "0.weight.lora.a [4, 2], 8 elements: trained, optimizer state momentum",
+        "0.weight.lora.b [2, 3], 6 elements: trained, optimizer state",
+        "1.bias [3], 3 elements: trained, optimizer state",
+        "0.bias [3], 3 elements: frozen",
+    ] {
+        assert!(list.contains(line), "{list}");
+    }
+    let of = |end: &str| {
+        list.lines()
+            .find(|line| line.contains(end))
+            .unwrap()
+            .to_string()
+    };
+    assert!(
+        of("1.bias").contains("moment_1") && !of("lora.a").contains("moment_1"),
+        "{list}"
+    );
+    let devices = vec![device.clone(); 2];
+    let replicas = FusedReplicas::new(dense(), AdamConfig::new().init(), devices).unwrap();
+    let numbers = "4 of 4 parameters are trained (30 of 30 elements)";
+    assert!(replicas.to_string().ends_with(numbers), "{replicas}");
+}
