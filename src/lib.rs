@@ -196,6 +196,7 @@ mod book {
         Remote: "../docs/remote.md"
         LanguageModel: "../docs/language-model.md"
         FineTuning: "../docs/fine-tuning.md"
+        Adapters: "../docs/adapters.md"
         Backends: "../docs/backends.md"
         Memory: "../docs/memory.md"
         Limits: "../docs/limits.md"
