@@ -224,7 +224,7 @@ impl TakeOver for Cast {
         let loaded = load(empty(param.id, param.lazy_shape(), host(&device)));
         if loaded.is_initialized() {
             if param.is_initialized() && is_placeholder(param.base().dtype()) {
-                self.uncoded.push(format!(
+                self.quantization_errors.push(format!(
                     "parameter `{path}` is quantized already: load into a model without adapters on it"
                 ));
                 return param;

@@ -5,8 +5,8 @@ use burn::tensor::Shape;
 
 use crate::parameters::list;
 use crate::policy::Update;
-use crate::quantized::weight_of_codes;
 use crate::weights::Role;
+use backburn_base::weight_of_codes;
 
 /// The parameters of a model in its order: which are trained, and what the optimizer keeps for each.
 ///

@@ -11,7 +11,7 @@ use burn::tensor::{Bool, DType, Device, Int, Shape, Tensor};
 use super::around::as_inner;
 use crate::device::in_memory;
 use crate::error::listed;
-use crate::quantized::with_value;
+use backburn_base::with_value;
 
 /// A module whose parameters are taken over one after the other, as they are loaded. Records and stores load into any module, and
 /// map it: so this is one that passes on all else.

@@ -13,7 +13,7 @@ use burn::module::{Module, ParamId};
 use super::AnyTensor;
 use super::exchange::exchange;
 use super::{list, values};
-use crate::quantized::weight_of_codes;
+use backburn_base::weight_of_codes;
 
 /// Returns the ids of the running statistics of `module`. It only reads: other threads may be computing with them.
 ///

@@ -23,5 +23,4 @@ pub use adapter::QuantizedAdapter;
 pub(crate) use base::AdaptedBase;
 pub use format::BaseFormat;
 pub use lora::QuantizedLora;
-pub(crate) use placeholder::{is_placeholder, moved, with_value};
-pub(crate) use stored::weight_of_codes;
+pub(crate) use placeholder::{is_placeholder, moved};

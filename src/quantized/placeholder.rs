@@ -8,7 +8,6 @@
 
 use burn::backend::Dispatch;
 use burn::backend::ops::QTensorOps;
-use burn::module::Param;
 use burn::tensor::quantization::quantized_data_len;
 use burn::tensor::quantization::{QuantScheme, QuantStore, QuantValue, ScaleDtype};
 use burn::tensor::{DType, Device, Shape, Tensor, TensorData};
@@ -78,14 +77,4 @@ fn placeholder<const D: usize>(shape: Shape, device: &Device) -> Tensor<D> {
         TensorData::from_bytes_vec(bytes, shape, DType::QFloat(scheme)),
         device,
     )
-}
-
-/// Returns `param` with its value. The adapter shows its codes without elements, so that they are not counted in addition to the
-/// weight, and with their value to what records them.
-pub(crate) fn with_value<const D: usize>(param: &Param<Tensor<D>>) -> Param<Tensor<D>> {
-    let is_shown = !param.is_initialized() && param.lazy_shape().num_elements() == 0;
-    match is_shown {
-        true => param.transform_for_save(),
-        false => param.clone(),
-    }
 }

@@ -8,11 +8,6 @@ use crate::tap::lift;
 #[derive(Clone, Debug)]
 pub(super) struct StoredCodes(Param<Tensor<2>>);
 
-/// Returns the path of the weight whose codes are the parameter at `path`, if it is one of those.
-pub(crate) fn weight_of_codes(path: &str) -> Option<&str> {
-    path.strip_suffix(".lora.codes")
-}
-
 impl StoredCodes {
     pub(super) fn new(rows: Tensor<2>) -> Self {
         Self(Param::initialized(ParamId::new(), rows))
@@ -23,7 +18,7 @@ impl StoredCodes {
         Tensor::from_dispatch(self.0.val().inner().into_dispatch())
     }
 
-    /// Returns the parameter as visitors see it: see [`with_value`](super::with_value).
+    /// Returns the parameter as visitors see it: see [`with_value`](backburn_base::with_value).
     fn shown(&self) -> Param<Tensor<2>> {
         let codes = self.0.base();
         let nothing = |device: &Device, _: bool| Tensor::zeros([0, 0], device);

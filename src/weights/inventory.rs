@@ -12,9 +12,10 @@ use crate::layout::Layout;
 use crate::offload::OffloadEngine;
 use crate::parameters::{Parameter, list};
 use crate::policy::Update;
-use crate::quantized::{is_placeholder, weight_of_codes};
+use crate::quantized::is_placeholder;
 use crate::replica::Size;
 use crate::tap;
+use backburn_base::weight_of_codes;
 
 /// The float parameters of a module by id.
 #[derive(Clone, Debug)]

@@ -7,8 +7,9 @@ use super::entry::Role;
 use super::inventory::Inventory;
 use crate::device::{forked, host, is_remote};
 use crate::parameters::{AnyParam, exchange, list, taken};
-use crate::quantized::{is_placeholder, moved, with_value};
+use crate::quantized::{is_placeholder, moved};
 use crate::tap::lift;
+use backburn_base::with_value;
 
 /// `module` on `device`, but for the values of the parameters for which `stays` says that they stay where they are.
 pub(super) fn moved_but_for<M: Module>(

@@ -173,15 +173,13 @@ fn what_stays_as_it_is_must_have_the_type() {
 
 #[test]
 fn valid_computes_as_training_and_is_saved_in_full_precision() {
-    use backburn::{Offload, OffloadConfig, OffloadHost, WaitingBlocks};
-
     let way = WAYS[0];
     let initial = Stack::init(way.rests);
     let xs = way.batches(2);
     let waiting = [
         Offload::States,
         Offload::Updates,
-        Offload::Weights(WaitingBlocks::All),
+        Offload::Weights(OffloadedBlocks::All),
     ];
     for offload in [None].into_iter().chain(waiting.map(Some)) {
         for in_blocks in [false, true] {
@@ -190,8 +188,10 @@ fn valid_computes_as_training_and_is_saved_in_full_precision() {
                     .with_host(OffloadHost::NdArray)
                     .with_min_elements(1)
             };
-            let config = way.config().with_offload(offload.map(host));
-            let mut fused = way.fused(&initial, config);
+            let config = FusedConfig::new()
+                .with_compute_dtype(Some(way.computes))
+                .with_offload(offload.map(host));
+            let mut fused = way.fused(&initial).with_config_ok(config);
             for x in &xs {
                 fused
                     .step(RATE, |model| match in_blocks {

@@ -15,7 +15,7 @@ use burn::tensor::{Device, GradientCheckpointingStrategy, Tensor};
 
 pub use any::{AnyParam, AnyTensor, MAX_RANK};
 pub use key::ModelKey;
-pub use list::{Parameter, list, values};
+pub use list::{Parameter, list, values, weight_of_codes, with_value};
 pub use read::{in_memory, moved, of_data, read};
 pub use servers::{answered, answers, forked, is_remote, sent};
 pub use transfer::{in_type, transferred};

@@ -4,7 +4,6 @@ use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::Tensor;
 
 use super::any::{AnyParam, AnyTensor};
-use crate::quantized::with_value;
 
 /// A float parameter of a module: the values are the module's, lazy ones stay lazy.
 pub struct Parameter {
@@ -59,4 +58,19 @@ impl ModuleVisitor for Lister {
             reparameterization: None,
         });
     }
+}
+
+/// Returns `param` with its value. An adapter on a quantized base shows the stored values without elements, so that they are not
+/// counted in addition to the weight, and with elements to code that records them.
+pub fn with_value<const D: usize>(param: &Param<Tensor<D>>) -> Param<Tensor<D>> {
+    let is_shown = !param.is_initialized() && param.lazy_shape().num_elements() == 0;
+    match is_shown {
+        true => param.transform_for_save(),
+        false => param.clone(),
+    }
+}
+
+/// Returns the path of the quantized weight whose values are the parameter at `path`, or `None` if it is another parameter.
+pub fn weight_of_codes(path: &str) -> Option<&str> {
+    path.strip_suffix(".lora.codes")
 }

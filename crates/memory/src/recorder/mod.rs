@@ -11,7 +11,7 @@ use super::error::MemoryError;
 use super::marks::{Limit, MarkLog, Meter, in_pools};
 use super::process::{self, Category, ProcessLog};
 use super::timeline::{MemoryTimeline, Phase};
-use crate::quantized::with_value;
+use backburn_base::with_value;
 use recording::Log;
 
 pub use recording::{
