@@ -31,14 +31,7 @@ fn recurrent_weights_within_rounding(device: &Device) {
         },
     );
     // The gradients of a recurrent weight are summed in another order.
-    for ((path, stock), (_, fused)) in weights(&stock).iter().zip(&weights(&fused)) {
-        for (stock, fused) in stock.iter::<f32>().zip(fused.iter::<f32>()) {
-            assert!(
-                (stock - fused).abs() <= 1e-6,
-                "`{path}`: {stock} and {fused}"
-            );
-        }
-    }
+    assert_near_weights(&stock, &fused, 1e-6, 0.0);
 }
 
 /// Experts that all see each token, weighted by a gate.
@@ -91,14 +84,7 @@ fn train_experts(layers: usize, deeper: usize, device: &Device) -> [Vec<Experts>
 /// of the reads of their weights, so they are summed in another order.
 fn experts_side_by_side_within_rounding(device: &Device) {
     let [stock, fused] = train_experts(3, 0, device);
-    for ((path, stock), (_, fused)) in weights(&stock).iter().zip(&weights(&fused)) {
-        for (stock, fused) in stock.iter::<f32>().zip(fused.iter::<f32>()) {
-            assert!(
-                (stock - fused).abs() <= 1e-6,
-                "`{path}`: {stock} and {fused}"
-            );
-        }
-    }
+    assert_near_weights(&stock, &fused, 1e-6, 0.0);
 }
 
 /// Nothing else differs: of tokens without a gradient, or where the depths are in the same order both ways.

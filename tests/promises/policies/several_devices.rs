@@ -99,32 +99,20 @@ fn layers_on_several_devices_are_trained_as_in_stock() {
     for devices in pairs() {
         let (initial, batches) = (Placed::init(&devices), x(&devices));
         let groups: Vec<_> = batches.chunks(1).collect();
-        let adam = || AdamConfig::new().init();
-        let expected = stock(copied(&initial, &devices), adam(), &groups, |_| 1.0);
-        for in_blocks in [false, true] {
-            let mut fused = FusedOptimizer::new_ok(copied(&initial, &devices), adam());
-            for x in &batches {
-                fused.step_ok(LEARNING_RATE, |model| model.loss(x.clone(), in_blocks));
+        let ours = || optim::AdamWConfig::new().init();
+        let optimizers: [&dyn Fn() -> ModuleOptimizer; 2] = [&|| AdamConfig::new().init(), &ours];
+        for optimizer in optimizers {
+            let expected = stock(copied(&initial, &devices), optimizer(), &groups, |_| 1.0);
+            for in_blocks in [false, true] {
+                let mut fused = FusedOptimizer::new_ok(copied(&initial, &devices), optimizer());
+                for x in &batches {
+                    fused.step_ok(LEARNING_RATE, |model| model.loss(x.clone(), in_blocks));
+                }
+                assert_equal_weights(&expected, &fused.model());
+                assert_eq!(fused.model().devices_of(), initial.devices_of());
+                assert_eq!(fused.num_retained(), 0);
             }
-            assert_equal_weights(&expected, &fused.model());
-            assert_eq!(fused.model().devices_of(), initial.devices_of());
-            assert_eq!(fused.num_retained(), 0);
         }
-    }
-}
-
-#[test]
-fn optimizers_of_ours_step_layers_on_several_devices() {
-    for devices in pairs() {
-        let (initial, batches) = (Placed::init(&devices), x(&devices));
-        let groups: Vec<_> = batches.chunks(1).collect();
-        let adamw = || backburn::optim::AdamWConfig::new().init();
-        let expected = stock(copied(&initial, &devices), adamw(), &groups, |_| 1.0);
-        let mut fused = FusedOptimizer::new_ok(copied(&initial, &devices), adamw());
-        for x in &batches {
-            fused.step_ok(LEARNING_RATE, |model| model.loss(x.clone(), false));
-        }
-        assert_equal_weights(&expected, &fused.model());
     }
 }
 
