@@ -177,9 +177,9 @@ fn a_dry_run_on_a_device_sees_what_there_is_when_gradients_come() {
     let optimizer = AdamWConfig::new().init();
     let estimate = MemoryEstimate::new(&model, &optimizer);
     let mut fused = FusedOptimizer::new_ok(model, optimizer);
-    fused.dry_run(loss).unwrap();
+    fused.dry_run_ok(loss);
     let recorder = MemoryRecorder::start_on(&device).unwrap();
-    fused.dry_run(loss).unwrap();
+    fused.dry_run_ok(loss);
     let estimate = estimate.with_dry_run(&recorder.finish().unwrap());
     let estimated = estimate.unwrap().fused;
     fused.step_ok(1e-3, loss);

@@ -1,10 +1,11 @@
 //! Calls of a training that are expected to succeed: `step_ok` is `step`, and panics with the error.
 
+use backburn::optim::{AccumulateInState, Ruled};
 use backburn::train::FusedLearner;
 use backburn::{FusedConfig, FusedError, FusedOptimizer, FusedReplicas, Loss};
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::Module;
-use burn::optim::{ModuleOptimizer, OptimizerRecord};
+use burn::optim::{GradientsParams, ModuleOptimizer, OptimizerRecord};
 use burn::tensor::Device;
 use burn::train::{ExecutionStrategy, LearnerModel, TrainStep};
 
@@ -60,6 +61,10 @@ trainer_ok!(FusedReplicas: Module + 'static);
 /// A training on one device.
 pub trait FusedOk: TrainerOk {
     fn new_ok(model: Self::Model, optimizer: ModuleOptimizer) -> Self;
+    fn accumulating_in_state_ok(
+        model: Self::Model,
+        optimizer: Ruled<impl AccumulateInState>,
+    ) -> Self;
     fn with_config_on_ok(self, config: FusedConfig, device: &Device) -> Self;
     fn step_ok<L: Loss>(
         &mut self,
@@ -72,12 +77,23 @@ pub trait FusedOk: TrainerOk {
         forward: impl Fn(&Self::Model) -> L,
     ) -> L;
     fn accumulate_ok<L: Loss>(&mut self, forward: impl FnOnce(&Self::Model) -> L) -> L;
+    fn dry_run_ok<L: Loss>(&mut self, forward: impl FnOnce(&Self::Model) -> L) -> L;
+    fn step_with_backward_ok<R>(
+        &mut self,
+        learning_rate: impl Into<ModuleLearningRate>,
+        train: impl FnMut(&Self::Model) -> (R, GradientsParams),
+    ) -> R;
 }
 
 impl<M: Module> FusedOk for FusedOptimizer<M> {
     #[track_caller]
     fn new_ok(model: M, optimizer: ModuleOptimizer) -> Self {
         ok(Self::new(model, optimizer))
+    }
+
+    #[track_caller]
+    fn accumulating_in_state_ok(model: M, optimizer: Ruled<impl AccumulateInState>) -> Self {
+        ok(Self::accumulating_in_state(model, optimizer))
     }
 
     #[track_caller]
@@ -106,6 +122,20 @@ impl<M: Module> FusedOk for FusedOptimizer<M> {
     #[track_caller]
     fn accumulate_ok<L: Loss>(&mut self, forward: impl FnOnce(&M) -> L) -> L {
         ok(self.accumulate(forward))
+    }
+
+    #[track_caller]
+    fn dry_run_ok<L: Loss>(&mut self, forward: impl FnOnce(&M) -> L) -> L {
+        ok(self.dry_run(forward))
+    }
+
+    #[track_caller]
+    fn step_with_backward_ok<R>(
+        &mut self,
+        learning_rate: impl Into<ModuleLearningRate>,
+        train: impl FnMut(&M) -> (R, GradientsParams),
+    ) -> R {
+        ok(self.step_with_backward(learning_rate, train))
     }
 }
 

@@ -24,7 +24,7 @@ fn accumulation_takes_one_buffer_and_in_the_optimizer_state_none() {
     let adam = backburn::optim::AdamConfig::new();
 
     let buffered = peak_of_groups(FusedOptimizer::new_ok(model(), adam.init()), &x);
-    let in_state = FusedOptimizer::accumulating_in_state(model(), adam.build()).unwrap();
+    let in_state = FusedOptimizer::accumulating_in_state_ok(model(), adam.build());
     let in_state = peak_of_groups(in_state, &x);
     let mut plain = FusedOptimizer::new_ok(model(), adam.init());
     plain.step_ok(1e-3, |model| model.loss(x.clone()));

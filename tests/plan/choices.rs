@@ -110,7 +110,7 @@ fn gradients_that_go_into_the_states_need_no_buffer() {
     };
     let model = init::<Bag>();
     let optimizer = AdamWConfig::new().build();
-    let mut by_hand = FusedOptimizer::accumulating_in_state(model.clone(), optimizer).unwrap();
+    let mut by_hand = FusedOptimizer::accumulating_in_state_ok(model.clone(), optimizer);
     let mut fused = plan.fuse(|| model).unwrap();
     for training in [&mut by_hand, &mut fused] {
         for _ in 0..2 {

@@ -149,8 +149,8 @@ fn its_state_takes_micro_batches_as_that_of_sgd(device: &Device) {
     let sgd = ours::SgdConfig::new().with_momentum(Some(momentum)).build();
     let initial = model(device);
     let copy = || copy(&initial, || model(device));
-    let mut sgd = FusedOptimizer::accumulating_in_state(copy(), sgd).unwrap();
-    let mut own = FusedOptimizer::accumulating_in_state(copy(), Ruled::new(HeavyBall)).unwrap();
+    let mut sgd = FusedOptimizer::accumulating_in_state_ok(copy(), sgd);
+    let mut own = FusedOptimizer::accumulating_in_state_ok(copy(), Ruled::new(HeavyBall));
     let batch = || Tensor::<2>::random([4, 6], Distribution::Default, device);
     for _ in 0..2 {
         let (x, y) = (batch(), batch());

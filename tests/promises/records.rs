@@ -196,11 +196,10 @@ fn records_of_stock_accumulate_in_state_and_back(device: &Device) {
     let training = Training::new(device);
     let mut stock = training.fused(AdamWConfig::new().init());
     training.step(&mut stock);
-    let mut in_state = FusedOptimizer::accumulating_in_state(
+    let mut in_state = FusedOptimizer::accumulating_in_state_ok(
         copy(&stock.model(), || mlp(device)),
         ours::AdamWConfig::new().build(),
-    )
-    .unwrap();
+    );
     in_state.load_record_ok(stock.to_record());
     training.step(&mut in_state);
     let mut back = FusedOptimizer::new_ok(

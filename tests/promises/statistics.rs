@@ -121,7 +121,7 @@ fn failed_pass_and_dry_run_restore_statistics(device: &Device) {
     for mut fused in trainings(device) {
         fused.step_ok(RATE, |model| model.loss(xs[0].clone()));
         let before = of(&fused);
-        fused.dry_run(|model| model.loss(xs[1].clone())).unwrap();
+        fused.dry_run_ok(|model| model.loss(xs[1].clone()));
         assert!(of(&fused) == before);
         let panics = AssertUnwindSafe(|| {
             fused.step_ok(RATE, |model| -> Tensor<1> {

@@ -144,7 +144,7 @@ fn ways() -> Vec<Way> {
             name: "accumulation in the state",
             dtype: FloatDType::F32,
             fuse: Box::new(move |model| {
-                FusedOptimizer::accumulating_in_state(model, ours().build()).unwrap()
+                FusedOptimizer::accumulating_in_state_ok(model, ours().build())
             }),
             step: in_two,
         },
@@ -408,7 +408,7 @@ fn accumulated_gradients_are_not_left_behind_without_a_word() {
     let in_state = optim::AdamWConfig::new().build();
     for mut training in [
         small(),
-        FusedOptimizer::accumulating_in_state(Small::init(), in_state).unwrap(),
+        FusedOptimizer::accumulating_in_state_ok(Small::init(), in_state),
     ] {
         training.accumulate_ok(loss);
         let refused = checkpoint.save(&training, &Progress::new(1)).unwrap_err();

@@ -37,7 +37,7 @@ struct InState<R> {
 
 impl<R: AccumulateInState> InState<R> {
     fn fuse(&self, net: Net) -> FusedOptimizer<Net> {
-        FusedOptimizer::accumulating_in_state(net, self.optimizer.clone()).unwrap()
+        FusedOptimizer::accumulating_in_state_ok(net, self.optimizer.clone())
     }
 
     fn exchange(&self, way: Way, mut fused: FusedOptimizer<Net>) -> FusedOptimizer<Net> {

@@ -67,8 +67,7 @@ fn values_that_are_no_leaves_are_refused_by_name(device: &Device) {
 
 fn a_changed_model_is_held_to_what_the_constructor_asks(device: &Device) {
     let model = Mlp::init(device);
-    let mut fused =
-        FusedOptimizer::accumulating_in_state(model, AdamWConfig::new().build()).unwrap();
+    let mut fused = FusedOptimizer::accumulating_in_state_ok(model, AdamWConfig::new().build());
     let refused = fused.change_model(|model| model.valid());
     assert!(matches!(refused, Err(FusedError::NotAutodiff { .. })));
     fused.step_ok(RATE, |model| model.loss(xs(device, 1).remove(0)));
@@ -102,8 +101,7 @@ fn an_optimizer_that_accumulated_in_its_state_works_in_stock(device: &Device) {
     };
     let mut expected = AdamWConfig::new().init();
     let expected = stock_step(copy(), &mut expected, &xs[0]);
-    let start =
-        || FusedOptimizer::accumulating_in_state(copy(), AdamWConfig::new().build()).unwrap();
+    let start = || FusedOptimizer::accumulating_in_state_ok(copy(), AdamWConfig::new().build());
     let (model, mut optimizer) = start().into_parts();
     assert_equal_weights(&expected, &stock_step(model, &mut optimizer, &xs[0]));
 

@@ -158,24 +158,20 @@ fn a_read_after_the_backward_pass_names_what_to_read() {
     let x = &xs(device, 1)[0];
     let mut fused = FusedOptimizer::new_ok(Mlp::init(device), SgdConfig::new().init());
     let message = panic_of(|| {
-        fused
-            .step_with_backward(RATE, |model| {
-                let gradients = model.loss(x.clone()).backward();
-                let norm = model.output.weight.val().powi_scalar(2).sum();
-                (norm, GradientsParams::from_grads(gradients, model))
-            })
-            .unwrap()
+        fused.step_with_backward_ok(RATE, |model| {
+            let gradients = model.loss(x.clone()).backward();
+            let norm = model.output.weight.val().powi_scalar(2).sum();
+            (norm, GradientsParams::from_grads(gradients, model))
+        })
     });
     assert_says(&message, "`output.weight` was read again");
     assert_says(&message, "valid()");
     assert_says(&message, "GradientHook");
-    let norm = fused
-        .step_with_backward(RATE, |model| {
-            let gradients = model.loss(x.clone()).backward();
-            let norm = model.valid().output.weight.val().powi_scalar(2).sum();
-            (norm, GradientsParams::from_grads(gradients, model))
-        })
-        .unwrap();
+    let norm = fused.step_with_backward_ok(RATE, |model| {
+        let gradients = model.loss(x.clone()).backward();
+        let norm = model.valid().output.weight.val().powi_scalar(2).sum();
+        (norm, GradientsParams::from_grads(gradients, model))
+    });
     assert!(norm.into_scalar::<f32>() > 0.0);
 }
 

@@ -117,7 +117,7 @@ fn low_bits_are_not_dropped() {
     }
     // Accumulating in the state would, too.
     let plain = optim::AdamWConfig::new().build();
-    let mut in_state = FusedOptimizer::accumulating_in_state(fused.model(), plain).unwrap();
+    let mut in_state = FusedOptimizer::accumulating_in_state_ok(fused.model(), plain);
     in_state.load_record_ok(fused.to_record());
     let text = message(&mut in_state, &batches[1]);
     assert_says(&text, "low bits");

@@ -25,7 +25,7 @@ fn policies_of_recomputed_blocks_equal_plain(device: &Device) {
     let exact = |way: Way| pairs(fuse().with_config_ok(FusedConfig::exact(0.05)), way);
     let in_state_lagged = |way: Way| {
         let optimizer = optim::AdamWConfig::new().build();
-        let fused = FusedOptimizer::accumulating_in_state(copied(), optimizer).unwrap();
+        let fused = FusedOptimizer::accumulating_in_state_ok(copied(), optimizer);
         pairs(fused.with_config_ok(FusedConfig::lagged(0.05)), way)
     };
     let scaled = |way: Way| {

@@ -79,8 +79,7 @@ fn blocks_of_any_order_train_as_without(device: &Device) {
         let mut plain = FusedOptimizer::new_ok(copy(), AdamConfig::new().init());
         train_fused(&mut plain, 6, RATE, loss);
         for mode in modes(device) {
-            let mut fused = FusedOptimizer::new_ok(copy(), AdamConfig::new().init())
-                .with_config_on_ok(FusedConfig::offload(config(device, mode)), device);
+            let mut fused = offloaded(copy(), AdamConfig::new().init(), device, mode);
             train_fused(&mut fused, 6, RATE, loss);
             assert_equal_weights(&plain.model(), &fused.model());
         }

@@ -31,8 +31,7 @@ fn frozen_weights_rest_on_the_host_and_are_read_on_the_device(device: &Device) {
     for mode in modes(device) {
         let copy = || copy(&initial, || frozen(Network::init(device)));
         let mut plain = FusedOptimizer::new_ok(copy(), AdamConfig::new().init());
-        let mut fused = FusedOptimizer::new_ok(copy(), AdamConfig::new().init())
-            .with_config_on_ok(FusedConfig::offload(config(device, mode)), device);
+        let mut fused = offloaded(copy(), AdamConfig::new().init(), device, mode);
         let inner = device.clone().inner();
         for tokens in &batches {
             plain.step_ok(RATE, |model| model.loss(tokens.clone()));
@@ -65,8 +64,7 @@ fn trained_with_and_without(
     batches: &[Tensor<2, Int>],
 ) -> [FusedOptimizer<Network>; 2] {
     let mut plain = FusedOptimizer::new_ok(model.clone(), AdamConfig::new().init());
-    let fused = FusedOptimizer::new_ok(model, AdamConfig::new().init());
-    let mut fused = fused.with_config_on_ok(FusedConfig::offload(config(device, mode)), device);
+    let mut fused = offloaded(model, AdamConfig::new().init(), device, mode);
     let loss = |model: &Network, step: usize| model.loss(batches[step].clone());
     train_fused(&mut plain, 3, RATE, loss);
     train_fused(&mut fused, 3, RATE, loss);
@@ -101,8 +99,7 @@ fn a_frozen_weight_in_two_blocks_waits_for_both(device: &Device) {
 fn an_adapter_outside_of_a_block_is_refused_by_name(device: &Device) {
     let model = Network::init(device).apply_lora(Lora::new(2, 4.0));
     let mode = Offload::Weights(OffloadedBlocks::All);
-    let mut fused = FusedOptimizer::new_ok(model, AdamConfig::new().init())
-        .with_config_on_ok(FusedConfig::offload(config(device, mode)), device);
+    let mut fused = offloaded(model, AdamConfig::new().init(), device, mode);
     let tokens = batches(device).remove(0);
     let step = || fused.step_ok(RATE, |model| model.loss(tokens.clone()));
     let text = panic_of(step);

@@ -47,11 +47,10 @@ fn options_that_contradict_each_other_are_refused(device: &Device) {
         assert_says(&error, "from 0 to 1");
     }
 
-    let accumulates = FusedOptimizer::accumulating_in_state(
+    let accumulates = FusedOptimizer::accumulating_in_state_ok(
         Network::init(device),
         optim::AdamWConfig::new().build(),
-    )
-    .unwrap();
+    );
     let error = accumulates.with_config_on(
         FusedConfig::offload(config(device, Offload::States)),
         device,
@@ -82,11 +81,12 @@ fn a_panic_anywhere_leaves_what_was(device: &Device) {
     let loss = |model: &Network, step: usize| model.loss(batches[step].clone());
     for mode in modes(device) {
         let fuse = || {
-            FusedOptimizer::new_ok(
+            offloaded(
                 copy(&initial, || Network::init(device)),
                 AdamConfig::new().init(),
+                device,
+                mode,
             )
-            .with_config_on_ok(FusedConfig::offload(config(device, mode)), device)
         };
         let mut untouched = fuse();
         train_fused(&mut untouched, 4, RATE, loss);
@@ -188,19 +188,16 @@ fn what_is_read_after_the_backward_pass_is_the_new_weight(device: &Device) {
     let copy = || copy(&initial, || Network::init(device));
     let tokens = batches(device).remove(0);
     for mode in modes(device) {
-        let fused = FusedOptimizer::new_ok(copy(), AdamConfig::new().init());
-        let mut fused = fused.with_config_on_ok(FusedConfig::offload(config(device, mode)), device);
-        let read = fused
-            .step_with_backward(RATE, |model| {
-                let gradients = model.loss(tokens.clone()).backward();
-                let blocks = model.valid().blocks;
-                let read = blocks[0].expand.weight.val().into_data();
-                (
-                    read.iter::<f32>().collect::<Vec<_>>(),
-                    GradientsParams::from_grads(gradients, model),
-                )
-            })
-            .unwrap();
+        let mut fused = offloaded(copy(), AdamConfig::new().init(), device, mode);
+        let read = fused.step_with_backward_ok(RATE, |model| {
+            let gradients = model.loss(tokens.clone()).backward();
+            let blocks = model.valid().blocks;
+            let read = blocks[0].expand.weight.val().into_data();
+            (
+                read.iter::<f32>().collect::<Vec<_>>(),
+                GradientsParams::from_grads(gradients, model),
+            )
+        });
         let after = fused.model().blocks[0].expand.weight.val().into_data();
         assert_eq!(read, after.iter::<f32>().collect::<Vec<_>>(), "{mode:?}");
         assert_changed(&initial, &fused.model(), |_| true);
@@ -240,8 +237,12 @@ fn two_trainings_run_beside_each_other(device: &Device) {
 
 fn a_model_for_inference_can_be_moved(device: &Device) {
     let mode = Offload::Weights(OffloadedBlocks::All);
-    let fused = FusedOptimizer::new_ok(Network::init(device), AdamConfig::new().init())
-        .with_config_on_ok(FusedConfig::offload(config(device, mode)), device);
+    let fused = offloaded(
+        Network::init(device),
+        AdamConfig::new().init(),
+        device,
+        mode,
+    );
     let host = host(device).inner();
     let tokens = batches(device).remove(0);
     let [here, there] = [device.clone().inner(), host].map(|device| {
@@ -257,8 +258,12 @@ fn a_model_for_inference_can_be_moved(device: &Device) {
 
 fn a_model_from_inference_is_not_trained(device: &Device) {
     let mode = Offload::Weights(OffloadedBlocks::All);
-    let fused = FusedOptimizer::new_ok(Network::init(device), AdamConfig::new().init())
-        .with_config_on_ok(FusedConfig::offload(config(device, mode)), device);
+    let fused = offloaded(
+        Network::init(device),
+        AdamConfig::new().init(),
+        device,
+        mode,
+    );
     let again = FusedOptimizer::new(fused.valid().train(), AdamConfig::new().init());
     assert!(
         again.is_err(),

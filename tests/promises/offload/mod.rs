@@ -96,6 +96,17 @@ fn config(device: &Device, offload: Offload) -> OffloadConfig {
         .with_min_elements(10)
 }
 
+/// A training on `device` in which `offload` waits on the host.
+fn offloaded(
+    model: Network,
+    optimizer: ModuleOptimizer,
+    device: &Device,
+    offload: Offload,
+) -> FusedOptimizer<Network> {
+    FusedOptimizer::new_ok(model, optimizer)
+        .with_config_on_ok(FusedConfig::offload(config(device, offload)), device)
+}
+
 /// Where the host of [`config`] keeps things.
 #[allow(deprecated)] // Burn 0.22 still ships it.
 fn host(device: &Device) -> Device {
@@ -141,8 +152,7 @@ fn offloaded_training_equals_training_without(device: &Device) {
             tried.push(Offload::States);
         }
         for mode in tried {
-            let mut fused = FusedOptimizer::new_ok(copy(), optimizer.clone())
-                .with_config_on_ok(FusedConfig::offload(config(device, mode)), device);
+            let mut fused = offloaded(copy(), optimizer.clone(), device, mode);
             train_fused(&mut fused, 6, RATE, loss);
             assert_eq!(fused.last_step().updated, plain.last_step().updated);
             assert_eq!(fused.last_step().copied.unwrap_or(0), 0, "{mode:?}");
@@ -162,8 +172,7 @@ fn a_model_made_on_the_host_trains_as_one_made_on_the_device(device: &Device) {
     train_fused(&mut plain, 4, RATE, loss);
     for mode in modes(device) {
         let here = copy(&initial, || Network::init(&host));
-        let mut fused = FusedOptimizer::new_ok(here, AdamConfig::new().init())
-            .with_config_on_ok(FusedConfig::offload(config(device, mode)), device);
+        let mut fused = offloaded(here, AdamConfig::new().init(), device, mode);
         train_fused(&mut fused, 4, RATE, loss);
         assert_equal_weights(&plain.model(), &fused.model());
         assert_eq!(fused.model().devices(), std::slice::from_ref(&host));
@@ -179,8 +188,7 @@ fn a_model_for_inference_computes_on_the_device(device: &Device) {
     for mode in modes(device) {
         let copy = || copy(&initial, || Network::init(device));
         let mut plain = FusedOptimizer::new_ok(copy(), AdamConfig::new().init());
-        let fused = FusedOptimizer::new_ok(copy(), AdamConfig::new().init());
-        let mut fused = fused.with_config_on_ok(FusedConfig::offload(config(device, mode)), device);
+        let mut fused = offloaded(copy(), AdamConfig::new().init(), device, mode);
         train_fused(&mut plain, 3, RATE, loss);
         train_fused(&mut fused, 3, RATE, loss);
         assert_equal_weights(&plain.valid(), &fused.valid());
@@ -218,8 +226,7 @@ fn adapters_are_trained_with_a_frozen_base_and_without(device: &Device) {
         let mut plain = FusedOptimizer::new_ok(copy(), AdamConfig::new().init());
         train_fused(&mut plain, 4, RATE, loss);
         for mode in modes(device) {
-            let mut fused = FusedOptimizer::new_ok(copy(), AdamConfig::new().init())
-                .with_config_on_ok(FusedConfig::offload(config(device, mode)), device);
+            let mut fused = offloaded(copy(), AdamConfig::new().init(), device, mode);
             train_fused(&mut fused, 4, RATE, loss);
             assert_equal_weights(&plain.model(), &fused.model());
         }

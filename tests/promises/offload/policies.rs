@@ -162,9 +162,7 @@ fn accumulation_in_the_state_is_the_same(device: &Device) {
     assert_offload_changes_nothing(
         device,
         &modes,
-        |model| {
-            FusedOptimizer::accumulating_in_state(model, optim::AdamWConfig::new().build()).unwrap()
-        },
+        |model| FusedOptimizer::accumulating_in_state_ok(model, optim::AdamWConfig::new().build()),
         |fused, batches| {
             for pair in batches.chunks(2) {
                 fused.accumulate_ok(|model| model.loss(pair[0].clone()));
@@ -247,12 +245,10 @@ fn groups_and_schedules_are_the_same(device: &Device) {
 fn a_pass_that_the_closure_goes_back_itself_is_the_same(device: &Device) {
     assert_offload_changes_nothing(device, &modes(device), adam, |fused, batches| {
         for x in batches {
-            fused
-                .step_with_backward(RATE, |model| {
-                    let gradients = model.loss(x.clone()).backward();
-                    ((), GradientsParams::from_grads(gradients, model))
-                })
-                .unwrap();
+            fused.step_with_backward_ok(RATE, |model| {
+                let gradients = model.loss(x.clone()).backward();
+                ((), GradientsParams::from_grads(gradients, model))
+            });
         }
     });
 }

@@ -109,12 +109,12 @@ fn moments_take_the_gradients_by_the_formula_of_adam_a(device: &Device) {
     let copy = || copy(&initial, || Squashed::init(device));
     let groups = groups(device);
     let adam = AdamConfig::new().build();
-    let mut fused = FusedOptimizer::accumulating_in_state(copy(), adam).unwrap();
+    let mut fused = FusedOptimizer::accumulating_in_state_ok(copy(), adam);
     train(&mut fused, &groups, LEARNING_RATE);
     assert_equal_weights(&reference(copy(), &groups, false), &fused.model());
 
     let adam_w = AdamWConfig::new().with_weight_decay(DECAY).build();
-    let mut fused = FusedOptimizer::accumulating_in_state(copy(), adam_w).unwrap();
+    let mut fused = FusedOptimizer::accumulating_in_state_ok(copy(), adam_w);
     train(&mut fused, &groups, LEARNING_RATE);
     assert_equal_weights(&reference(copy(), &groups, true), &fused.model());
 }
@@ -129,7 +129,7 @@ fn a_trained_lora_base_accumulates_in_the_state_too(device: &Device) {
     let copy = || copy(&initial, adapted);
     let groups = groups(device);
     let adam = AdamConfig::new().build();
-    let mut fused = FusedOptimizer::accumulating_in_state(copy(), adam).unwrap();
+    let mut fused = FusedOptimizer::accumulating_in_state_ok(copy(), adam);
     assert_eq!(fused.num_retained(), 2);
     let updates = fused.num_released() + fused.num_retained();
     for group in &groups {
@@ -177,7 +177,7 @@ fn velocity_takes_the_gradients_as_their_sum(device: &Device) {
         .with_momentum(Some(momentum))
         .with_weight_decay(Some(WeightDecayConfig::new(0.01)));
     let stock = stock(copy(), burns.init(), &groups, rate);
-    let mut fused = FusedOptimizer::accumulating_in_state(copy(), ours.build()).unwrap();
+    let mut fused = FusedOptimizer::accumulating_in_state_ok(copy(), ours.build());
     train(&mut fused, &groups, rate);
     // The terms of a sum in another order: equal but for rounding.
     assert_near_weights(&stock, &fused.model(), 1e-5, 1e-5);
@@ -193,7 +193,7 @@ fn without_micro_batches_it_is_the_optimizer_itself(device: &Device) {
         let copy = || copy(&initial, || Squashed::init(device));
         let groups: Vec<_> = batches(device, 5).into_iter().map(|x| vec![x]).collect();
         let stock = stock(copy(), burns, &groups, LEARNING_RATE);
-        let mut fused = FusedOptimizer::accumulating_in_state(copy(), ours()).unwrap();
+        let mut fused = FusedOptimizer::accumulating_in_state_ok(copy(), ours());
         train(&mut fused, &groups, LEARNING_RATE);
         assert_equal_weights(&stock, &fused.model());
     }
@@ -231,7 +231,7 @@ fn a_parameter_without_gradient_in_the_last_micro_batch_is_stepped(device: &Devi
     stock = burns.init().step(LEARNING_RATE, stock, accumulator.grads());
 
     let sgd = || SgdConfig::new().with_momentum(momentum.clone()).build();
-    let mut fused = FusedOptimizer::accumulating_in_state(copy(), sgd()).unwrap();
+    let mut fused = FusedOptimizer::accumulating_in_state_ok(copy(), sgd());
     fused.accumulate_ok(|model| loss(model, x));
     fused.step_ok(LEARNING_RATE, |model| hidden(model, y));
     assert_eq!(fused.last_step().updated, 4);
@@ -239,7 +239,7 @@ fn a_parameter_without_gradient_in_the_last_micro_batch_is_stepped(device: &Devi
     assert_equal_weights(&stock, &fused.model());
 
     // So it is when there is no last micro-batch.
-    let mut fused = FusedOptimizer::accumulating_in_state(copy(), sgd()).unwrap();
+    let mut fused = FusedOptimizer::accumulating_in_state_ok(copy(), sgd());
     fused.accumulate_ok(|model| loss(model, x));
     fused.accumulate_ok(|model| hidden(model, y));
     fused.step_accumulated_ok(LEARNING_RATE);
@@ -252,7 +252,7 @@ fn its_record_is_that_of_the_optimizer(device: &Device) {
     let initial = Squashed::init(device);
     let groups = groups(device);
     let adam_w = AdamWConfig::new();
-    let mut fused = FusedOptimizer::accumulating_in_state(initial, adam_w.build()).unwrap();
+    let mut fused = FusedOptimizer::accumulating_in_state_ok(initial, adam_w.build());
     train(&mut fused, &groups, LEARNING_RATE);
 
     let x = groups[0][0].clone();
@@ -262,7 +262,7 @@ fn its_record_is_that_of_the_optimizer(device: &Device) {
     let stock = train_stock(model(), &mut optimizer, 1, LEARNING_RATE, |model, _| {
         model.loss(x.clone())
     });
-    let mut again = FusedOptimizer::accumulating_in_state(model(), adam_w.build()).unwrap();
+    let mut again = FusedOptimizer::accumulating_in_state_ok(model(), adam_w.build());
     again.load_record_ok(fused.to_record());
     again.step_ok(LEARNING_RATE, |model| model.loss(x.clone()));
     assert_equal_weights(&stock, &again.model());
@@ -311,7 +311,7 @@ fn policies_that_need_the_sum_are_refused() {
     let device = Device::flex().autodiff();
     let fused = || {
         let adam = AdamConfig::new().build();
-        FusedOptimizer::accumulating_in_state(Squashed::init(&device), adam).unwrap()
+        FusedOptimizer::accumulating_in_state_ok(Squashed::init(&device), adam)
     };
     let exact = fused().with_config(FusedConfig::exact(1.0));
     assert!(exact.unwrap_err().to_string().contains("Lagged"));

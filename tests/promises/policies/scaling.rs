@@ -197,8 +197,7 @@ on_every_backend!(
 fn every_micro_batch_in_the_optimizer_state_adapts_the_scale() {
     let device = Device::flex().autodiff();
     let adam = backburn::optim::AdamConfig::new().build();
-    let mut fused = FusedOptimizer::accumulating_in_state(Squashed::init(&device), adam)
-        .unwrap()
+    let mut fused = FusedOptimizer::accumulating_in_state_ok(Squashed::init(&device), adam)
         .with_config_ok(FusedConfig::scaling(config(Overflow::SkipParameter)));
     let x = batches(&device, 1).remove(0);
     fused.accumulate_ok(|model| model.loss(infinite(&device)));
