@@ -103,7 +103,7 @@ impl Rows {
         self.length
     }
 
-    /// Returns the first tokens of the first row that does not start with padding.
+    /// Returns the first tokens of the first row.
     pub fn beginning(&self, tokens: usize) -> Vec<u32> {
         let first = self.rows.first();
         first.map_or(Vec::new(), |row| {
@@ -111,7 +111,7 @@ impl Rows {
         })
     }
 
-    /// Returns the CRC-like sum that tells these rows from others.
+    /// Returns a hash (FNV-1a over tokens) that tells these rows from others.
     pub fn checksum(&self) -> u64 {
         let tokens = self
             .rows

@@ -13,7 +13,7 @@ use peak_alloc::PeakAlloc;
 use crate::config::DecoderConfig;
 use crate::decoder::Decoder;
 use crate::documents;
-use crate::options::{Options, Weights};
+use crate::options::Options;
 use crate::output;
 use crate::rows::{Order, Rows};
 use crate::sample::sample;
@@ -56,7 +56,7 @@ pub fn run(options: &Options, stop: &AtomicBool, bytes: &PeakAlloc) -> Result<us
         true => checkpoints.load(&mut fused)?,
         false => 0,
     };
-    println!("{}", fused);
+    println!("{fused}");
     let mut training = Training {
         fused,
         rows: &rows,
@@ -220,8 +220,8 @@ fn write(options: &Options, fused: &FusedOptimizer<Decoder>, base_dtype: DType) 
             output::write_model(&fused.model().materialize(), base, folder, base_dtype)?;
         }
         true => output::write_adapters(&fused.model(), &options.adapters(), base, folder)?,
-        // A file in f32 has all bits of the weights.
-        false if options.weights != Weights::F32 && base_dtype == DType::F32 => {
+        // A file in f32 has all bits of weights in bf16, too.
+        false if base_dtype == DType::F32 => {
             output::write_model(&fused.full_precision_model(), base, folder, base_dtype)?;
         }
         false => output::write_model(&fused.model(), base, folder, base_dtype)?,

@@ -69,7 +69,6 @@ fn resumed_training_equals_uninterrupted_one() {
         let model = reference("llama-tied");
         let [whole, parts] = ["whole", "parts"].map(|name| folder.path().join(name));
         let steps = "--steps 6 --save-every 2";
-        // One document in one row has nothing to hold out.
         assert_eq!(
             command(&model, &data, &whole, &[more, steps]).unwrap(),
             6,
