@@ -6,7 +6,7 @@ use burn::tensor::{Device, Tensor};
 use burn_cubecl::tensor::CubeTensor;
 use parking_lot::Mutex;
 
-use super::check::caught;
+use super::caught;
 use super::is_cubecl;
 use crate::error::FusedError;
 
