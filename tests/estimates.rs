@@ -129,12 +129,12 @@ fn a_recording_that_is_no_dry_run_of_this_model_is_refused_by_name() {
         }))
         .unwrap();
     let step = recorded(|fused| drop(fused.step_ok(1e-3, loss)));
-    refused(&step, "no dry run");
+    refused(&step, "not a dry run");
     let both = recorded(|fused| {
         fused.dry_run_ok(loss);
         fused.step_ok(1e-3, loss);
     });
-    refused(&both, "no dry run");
+    refused(&both, "not a dry run");
     let forward = recorded(|fused| drop(loss(&fused.model())));
     refused(&forward, "no dry run");
 
