@@ -3,7 +3,7 @@ use burn::tensor::{DType, FloatDType, Tensor};
 
 use crate::device::check_has;
 use crate::error::FusedError;
-use crate::parameters::{exchange, running_statistics};
+use crate::parameters::{map_params, running_statistics};
 use crate::tap::lift;
 
 /// Casts the float parameters of `model` to `dtype`, one after the other: at most one parameter exists in both types.
@@ -32,7 +32,7 @@ use crate::tap::lift;
 pub fn cast<M: Module>(model: M, dtype: FloatDType) -> Result<M, FusedError> {
     check_devices(&model, dtype)?;
     let statistics = running_statistics(&model);
-    Ok(exchange(
+    Ok(map_params(
         model,
         |param| !statistics.contains(&param.id()),
         |_, value| leaf_in(value.untyped(), dtype).into(),

@@ -2,10 +2,10 @@ use burn::config::Config;
 use burn::tensor::FloatDType;
 
 use crate::error::FusedError;
-use crate::layout::Request;
 use crate::offload::OffloadConfig;
 use crate::optim::WeightAveragingConfig;
 use crate::pass::GradientCheckpointingConfig;
+use crate::placement::PlacementPolicy;
 use crate::policy::{GlobalNormClippingConfig, LossScalingConfig, Overflow};
 use crate::replica::{Ownership, Sharding};
 
@@ -162,8 +162,8 @@ impl FusedConfig {
     }
 
     /// Returns the options that decide where parameters are stored.
-    pub(crate) fn layout(&self) -> Request {
-        Request {
+    pub(crate) fn placement_policy(&self) -> PlacementPolicy {
+        PlacementPolicy {
             compute_dtype: self.compute_dtype,
             offload: self.offload.clone(),
             max_bytes_in_flight: self.max_bytes_in_flight,

@@ -67,7 +67,7 @@
 //! | `weights` | homes and views of parameters; attaches to a module, restores an ordinary one |
 //! | `pass` | what all views share during one forward and backward pass |
 //! | `policy` | what happens to a finished gradient |
-//! | `layout` | where each parameter rests, and in which type it is computed with |
+//! | `placement` | where each parameter rests, and in which type it is computed with |
 //! | `replica` | which of several devices owns a parameter, and how far one may run ahead |
 //! | `offload` | transfers states, updates, weights and activations to host memory |
 //! | `device` | whether a device is there, and computes what it should |
@@ -99,7 +99,6 @@ mod fused;
 mod gradient_checkpointing;
 mod host_memory;
 mod in_flight;
-mod layout;
 mod linear_cross_entropy;
 mod load;
 #[cfg(feature = "store")]
@@ -109,6 +108,7 @@ mod loss;
 mod offload;
 mod parameters;
 mod pass;
+mod placement;
 mod plan;
 mod policy;
 mod quantized;

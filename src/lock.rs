@@ -8,8 +8,8 @@ use parking_lot::{Mutex, MutexGuard};
 /// What is locked, in the order in which a thread may lock it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Level {
-    View = 1,
-    Home = 2,
+    LocalParam = 1,
+    MasterParam = 2,
 }
 
 thread_local! {
@@ -115,7 +115,10 @@ mod tests {
     #[test]
     #[should_panic(expected = "a View is locked while another is")]
     fn a_view_is_locked_before_its_home() {
-        let (view, home) = (Leveled::new(Level::View, ()), Leveled::new(Level::Home, ()));
+        let (view, home) = (
+            Leveled::new(Level::LocalParam, ()),
+            Leveled::new(Level::MasterParam, ()),
+        );
         {
             let _view = view.lock();
             let _home = home.lock();
@@ -127,11 +130,11 @@ mod tests {
     #[test]
     #[should_panic(expected = "a hook is called while")]
     fn nothing_is_locked_in_a_hook() {
-        let home = Leveled::new(Level::Home, ());
+        let home = Leveled::new(Level::MasterParam, ());
         let home = home.lock();
         drop(home);
         check_none_held("nothing is done");
-        let view = Leveled::new(Level::View, ());
+        let view = Leveled::new(Level::LocalParam, ());
         let _view = view.lock();
         check_none_held("a hook is called");
     }

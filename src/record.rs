@@ -17,7 +17,7 @@ use crate::optimizer_record::{
     stock_can_ignore, to_bytes, unreadable, write,
 };
 use crate::parameters::{Parameter, list};
-use crate::policy::{AverageKeeper, KEEPER_ID, average_id, is_average};
+use crate::policy::{AverageExtraState, EXTRA_STATE_ID, average_id, is_average};
 
 use sample::Sample;
 
@@ -84,7 +84,7 @@ type States = BTreeMap<u64, RecordedState>;
 /// Returns the states of parameters in a record, and the averages of weights.
 fn states(record: Bytes) -> Result<[States; 2], FusedError> {
     let mut states = read(record)?;
-    states.remove(&KEEPER_ID);
+    states.remove(&EXTRA_STATE_ID);
     let (averages, states) = states
         .into_iter()
         .partition(|(_, state)| is_average(state.path.as_deref()));
@@ -184,7 +184,7 @@ fn check_averages(
 ) -> Result<(), FusedError> {
     let damaged =
         |path: &str, reason: String| unreadable(format!("the average of `{path}`: {reason}"));
-    let keeper = AverageKeeper::join(SgdConfig::new().init());
+    let keeper = AverageExtraState::join(SgdConfig::new().init());
     for (id, Parameter { path, param, .. }) in parameters {
         let Some(average) = averages.remove(&average_id(*id).val()) else {
             continue;

@@ -64,8 +64,16 @@ fn attaching_copies_and_missing_gradients_are_told_once() {
     assert_eq!(attached.len(), 1);
     assert_eq!(attached[0].0, Level::Info);
     assert_eq!(attached[0].1, fused.to_string());
-    assert!(attached[0].1.contains("4 parameters stepped in the backward pass, 0 after it"));
-    assert!(attached[0].1.contains("4 of 6 parameters are trained (12 of 18 elements)"));
+    assert!(
+        attached[0]
+            .1
+            .contains("4 parameters stepped in the backward pass, 0 after it")
+    );
+    assert!(
+        attached[0]
+            .1
+            .contains("4 of 6 parameters are trained (12 of 18 elements)")
+    );
 
     let mut step = || {
         let loss = fused.step_ok(0.1, |model| model[0].forward(x.clone()).mean());

@@ -18,14 +18,14 @@ use serde::de::DeserializeOwned;
 
 use crate::device::caught;
 use crate::error::FusedError;
-use crate::fused::{Door, FusedOptimizer, FusedReplicas, ResumeError};
+use crate::fused::{FusedOptimizer, FusedReplicas, ResumeError, Trainer};
 pub use error::CheckpointError;
 use lock::Lock;
 pub use progress::Progress;
 use training::{ALL, MODEL, OPTIMIZER, PLAN, SCHEDULER, Training};
 
 /// A training that a [`Checkpoint`] saves and loads: a [`FusedOptimizer`] or [`FusedReplicas`].
-pub trait Resumable: Door {}
+pub trait Resumable: Trainer {}
 
 impl<M: Module> Resumable for FusedOptimizer<M> {}
 

@@ -4,7 +4,7 @@ use burn::backend::{Backend, DTypeUsage, Dispatch};
 use burn::tensor::{DType, Device, DeviceType, FloatDType};
 use parking_lot::Mutex;
 
-use super::trial;
+use super::self_test;
 use super::{answers, caught, is_cubecl, is_remote};
 use crate::error::FusedError;
 
@@ -54,7 +54,7 @@ pub(crate) fn check(device: &Device, dtype: DType) -> Result<(), FusedError> {
         return Ok(());
     }
     if !is_trusted() {
-        let tried = caught(|| trial::run(device, dtype.into())).flatten();
+        let tried = caught(|| self_test::run(device, dtype.into())).flatten();
         tried.map_err(|found| FusedError::WrongResults {
             dtype: format!("{dtype:?}"),
             device: format!("{device:?}"),

@@ -3,25 +3,29 @@
 //! Not everything that goes wrong on a device of CubeCL's is told, so it is asked whether it is there and computes, before
 //! training, and whether it has computed the parameters, after a step.
 //! CubeCL compiles a kernel when it is first launched. Where that fails with an error, all that the kernel was to
-//! write counts as lost, and a read of it says why ([`Written`] asks for it). Where the compiler panics, on the
+//! write counts as lost, and a read of it says why ([`AsyncErrors`] asks for it). Where the compiler panics, on the
 //! thread of the device, the buffers stay as they are, and nothing says so: only a result that is known
 //! beforehand tells ([`check`]).
 
+#[cfg(feature = "cubecl")]
+mod async_errors;
+#[cfg(not(feature = "cubecl"))]
+mod async_errors_stub;
 mod check;
 mod connected;
 #[cfg(feature = "cuda")]
 mod driver;
+mod self_test;
 #[cfg(feature = "cubecl")]
 mod streams;
 mod threads;
-mod trial;
-#[cfg(not(feature = "cubecl"))]
-mod unasked;
-#[cfg(feature = "cubecl")]
-mod written;
 
 use burn::tensor::Tensor;
 
+#[cfg(feature = "cubecl")]
+pub(crate) use async_errors::AsyncErrors;
+#[cfg(not(feature = "cubecl"))]
+pub(crate) use async_errors_stub::AsyncErrors;
 pub(crate) use backburn_base::caught::caught;
 pub(crate) use backburn_base::{
     answered, answers, forked, hand_over, host, in_memory, is_cubecl, is_remote, moved, of_data,
@@ -33,19 +37,15 @@ pub(crate) use connected::check_connected;
 #[cfg(feature = "cubecl")]
 pub(crate) use streams::check_streams;
 pub(crate) use threads::warm_threads;
-#[cfg(not(feature = "cubecl"))]
-pub(crate) use unasked::Written;
-#[cfg(feature = "cubecl")]
-pub(crate) use written::Written;
 
 use crate::error::FusedError;
 
 /// What the device says if it has failed to compute `tensor`, which has no autodiff. The device is not waited for,
 /// only its thread.
-pub(crate) fn check_written<const D: usize>(tensor: &Tensor<D>) -> Result<(), String> {
-    let mut written = Written::new();
-    written.ask("", tensor);
-    written.answer().map_err(|error| match error {
+pub(crate) fn check_async_errors<const D: usize>(tensor: &Tensor<D>) -> Result<(), String> {
+    let mut errors = AsyncErrors::new();
+    errors.add("", tensor);
+    errors.finish().map_err(|error| match error {
         FusedError::NotComputed { reason, .. } => reason,
         error => error.to_string(),
     })

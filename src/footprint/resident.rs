@@ -1,5 +1,5 @@
 use crate::config::FusedConfig;
-use crate::layout::Rest;
+use crate::placement::StorageTier;
 use crate::replica::Ownership;
 use crate::weights::Entry;
 
@@ -36,15 +36,15 @@ impl Resident {
     ) -> Self {
         let trained = parameters.iter().filter(|it| it.is_trained());
         let owners = Ownership::BySize.assign(trained.map(Entry::size).collect(), ranks);
-        let request = config.layout();
+        let request = config.placement_policy();
         let mut in_flight = StatesInFlight::within(config.max_bytes_in_flight);
         let mut devices = vec![0; ranks];
         let mut resident = Self::default();
         for (parameter, state) in parameters.iter().zip(states) {
-            let (bytes, rest) = (parameter.bytes(), parameter.rest(&request));
-            match rest {
-                Rest::Host => resident.host_weights += bytes,
-                Rest::Device | Rest::StateOnHost => resident.weights += bytes,
+            let (bytes, tier) = (parameter.bytes(), parameter.tier(&request));
+            match tier {
+                StorageTier::Host => resident.host_weights += bytes,
+                StorageTier::Device | StorageTier::StateOnHost => resident.weights += bytes,
             }
             if !parameter.is_trained() {
                 continue;
@@ -62,8 +62,8 @@ impl Resident {
                 Some(_) => resident.host_states += sum,
                 None => *device += sum,
             }
-            match rest {
-                Rest::Host => {
+            match tier {
+                StorageTier::Host => {
                     let dtype = request.compute_dtype(parameter.dtype);
                     let copy = parameter.elements() * dtype.size();
                     resident.copies += copy;
@@ -71,13 +71,13 @@ impl Resident {
                     resident.host_gradient = resident.host_gradient.max(bytes);
                     resident.gradients_in_flight = resident.gradients_in_flight.max(2 * copy);
                 }
-                Rest::StateOnHost => {
+                StorageTier::StateOnHost => {
                     resident.host_states += state;
                     *device += average;
                     let most = in_flight.with(bytes, *state);
                     resident.states_in_flight = resident.states_in_flight.max(most);
                 }
-                Rest::Device => *device += state + average,
+                StorageTier::Device => *device += state + average,
             }
         }
         resident.states = devices.into_iter().max().unwrap_or(0);

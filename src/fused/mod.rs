@@ -4,15 +4,15 @@
 //! core, which begins a pass on all ranks, ends it, and knows all else of the training.
 
 mod core;
-mod door;
 mod optimizer;
 mod parameter_list;
 mod policies;
 mod replicas;
+mod trainer;
 
 #[cfg(feature = "train")]
 pub(crate) use core::Core;
-pub(crate) use core::{Door, ResumeError};
+pub(crate) use core::{ResumeError, Trainer};
 pub use optimizer::FusedOptimizer;
 pub(crate) use parameter_list::ParameterList;
 pub(crate) use policies::Policies;

@@ -4,8 +4,8 @@ use crate::config::FusedConfig;
 use crate::error::FusedError;
 use crate::optim::{AccumulateInState, Ruled};
 use crate::policy::{
-    Accumulation, AverageKeeper, GlobalNormClippingConfig, Goal, Hooks, LossScale, Overflow, Plan,
-    PolicyState,
+    Accumulation, AverageExtraState, GlobalNormClippingConfig, GradientPipeline, GradientUse,
+    Hooks, LossScale, Overflow, PolicyState,
 };
 
 /// What is done with gradients: as the config says, and what no config holds.
@@ -16,7 +16,7 @@ pub(crate) struct Policies {
     /// Whether gradients go into the optimizer state when they are accumulated.
     pub(crate) in_state: bool,
     /// From one step for the next.
-    learned: PolicyState,
+    adaptive: PolicyState,
 }
 
 /// The passes of a step.
@@ -57,14 +57,14 @@ impl Policies {
         config.check(self.in_state)?;
         let policies = Self {
             config,
-            learned: PolicyState::default(),
+            adaptive: PolicyState::default(),
             ..self
         };
         if let Some(state) = policies.kept() {
             optimizer = state.join(optimizer);
         }
         if policies.config.averaging.is_some() {
-            optimizer = AverageKeeper::join(optimizer);
+            optimizer = AverageExtraState::join(optimizer);
         }
         Ok((policies, optimizer))
     }
@@ -73,7 +73,7 @@ impl Policies {
     pub(crate) fn kept(&self) -> Option<&PolicyState> {
         // Lagged clipping goes by the norm of exact clipping before it, too.
         let kept = self.config.clipping.is_some() || self.config.loss_scaling.is_some();
-        kept.then_some(&self.learned)
+        kept.then_some(&self.adaptive)
     }
 
     /// Returns the passes of a step.
@@ -89,46 +89,57 @@ impl Policies {
     }
 
     /// The plan of a pass; `clip` is what its gradients are multiplied by, if they are clipped.
-    pub(crate) fn plan(&self, goal: Goal, clip: Option<f64>) -> Plan {
+    pub(crate) fn pipeline(
+        &self,
+        gradient_use: GradientUse,
+        clip: Option<f64>,
+    ) -> GradientPipeline {
         let accumulation = if self.config.full_precision_accumulation {
             Accumulation::InFullPrecision
         } else {
             Accumulation::AsParameter
         };
-        let mut plan = Plan::default();
-        (plan.goal, plan.accumulation) = (goal, accumulation);
+        let mut pipeline = GradientPipeline::default();
+        (pipeline.gradient_use, pipeline.accumulation) = (gradient_use, accumulation);
         let schedule = self.schedule();
         if schedule != StepSchedule::OnePass {
-            self.take_part(&mut plan, schedule, clip);
+            self.take_part(&mut pipeline, schedule, clip);
         }
-        if !self.hooks.is_empty() && goal.steps() {
-            plan.hooks.extend(&self.hooks);
+        if !self.hooks.is_empty() && gradient_use.steps() {
+            pipeline.hooks.extend(&self.hooks);
         }
-        plan
+        pipeline
     }
 
-    /// Clips and scales in the `plan` of a step with this `schedule`.
-    fn take_part(&self, plan: &mut Plan, schedule: StepSchedule, clip: Option<f64>) {
+    /// Clips and scales in the `pipeline` of a step with this `schedule`.
+    fn take_part(
+        &self,
+        pipeline: &mut GradientPipeline,
+        schedule: StepSchedule,
+        clip: Option<f64>,
+    ) {
         let waits = schedule == StepSchedule::Buffered;
-        plan.scale = self.loss_scale().map(|it| it.scale);
-        plan.spends_sums = plan.goal == Goal::Update && waits;
+        pipeline.scale = self.loss_scale().map(|it| it.scale);
+        pipeline.consumes_sums = pipeline.gradient_use == GradientUse::Update && waits;
         // To be known before gradients are used, or for the next step.
-        let measures = match plan.goal {
-            Goal::Accumulate => false,
-            Goal::Measure => waits || schedule == StepSchedule::TwoPass || self.clips_lagged(),
-            Goal::Begin | Goal::Update => self.clips_lagged(),
+        let measures = match pipeline.gradient_use {
+            GradientUse::Accumulate => false,
+            GradientUse::Measure => {
+                waits || schedule == StepSchedule::TwoPass || self.clips_lagged()
+            }
+            GradientUse::AccumulateInState | GradientUse::Update => self.clips_lagged(),
         };
         if measures {
-            plan.measure(plan.goal.steps() && !self.bear_overflow());
+            pipeline.measure(pipeline.gradient_use.steps() && !self.bear_overflow());
         }
-        if !plan.goal.steps() {
+        if !pipeline.gradient_use.steps() {
             return;
         }
-        if clip.is_some() || plan.scale.is_some() {
-            plan.multiply_by(clip.unwrap_or(1.0) / plan.scale.unwrap_or(1.0));
+        if clip.is_some() || pipeline.scale.is_some() {
+            pipeline.multiply_by(clip.unwrap_or(1.0) / pipeline.scale.unwrap_or(1.0));
         }
         if self.overflow() == Some(Overflow::SkipParameter) {
-            plan.leave_not_finite();
+            pipeline.skip_not_finite();
         }
     }
 
@@ -143,7 +154,7 @@ impl Policies {
 
     /// What lagged clipping multiplies the gradients of the next pass by.
     pub(crate) fn lagged_coefficient(&self) -> Option<f64> {
-        let norm = self.learned.lock().gradient_norm;
+        let norm = self.adaptive.lock().gradient_norm;
         self.config.clipping?.coefficient(norm?)
     }
 
@@ -162,11 +173,11 @@ impl Policies {
     /// Lets them learn from a step.
     pub(crate) fn adapt(&self, norm: Option<f64>, overflowed: bool) {
         let scale = self.loss_scale();
-        let mut learned = self.learned.lock();
-        learned.gradient_norm = norm.or(learned.gradient_norm);
+        let mut adaptive = self.adaptive.lock();
+        adaptive.gradient_norm = norm.or(adaptive.gradient_norm);
         let interval = self.config.loss_scaling.and_then(|it| it.growth_interval);
         if let (Some(scale), Some(interval)) = (scale, interval) {
-            learned.loss_scale = Some(scale.after(interval, overflowed));
+            adaptive.loss_scale = Some(scale.after(interval, overflowed));
         }
     }
 
@@ -183,7 +194,7 @@ impl Policies {
     /// The scale of the loss now.
     fn loss_scale(&self) -> Option<LossScale> {
         let scaling = self.config.loss_scaling?;
-        let learned = self.learned.lock().loss_scale;
-        Some(learned.unwrap_or_else(|| scaling.initial()))
+        let adaptive = self.adaptive.lock().loss_scale;
+        Some(adaptive.unwrap_or_else(|| scaling.initial()))
     }
 }

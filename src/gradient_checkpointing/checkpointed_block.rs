@@ -38,7 +38,7 @@ pub(super) struct BlockCall<B, X, F> {
     /// The block, in which parameters that are not attached are constants.
     pub(super) block: B,
     /// Indices of the parameters that are not attached.
-    pub(super) outside_of_form: Vec<usize>,
+    pub(super) tracked_outside_of_masters: Vec<usize>,
     pub(super) input: SavedInput<X>,
     /// `true` for each float input that is tracked.
     pub(super) tracked: Vec<bool>,
@@ -115,7 +115,7 @@ where
         let (strategy, run) = (self.first.outputs.strategy, self.run);
         let readers = self.readers.clone();
         let recorded = self.record();
-        readers.settle();
+        readers.resolve();
         let Recomputation { output, leaves } = match recorded {
             Ok(recorded) => recorded,
             Err(error) => {
@@ -155,8 +155,9 @@ where
         let strategy = first.outputs.strategy;
         // The run owns its inputs, so that they are freed as soon as possible.
         let input = call.input.take(&name)?;
-        let recorded = with_frozen(block.clone(), scope.pass.blocks.placement());
-        let (recorded, leaves_of_block) = with_own_leaves(recorded, &call.outside_of_form);
+        let recorded = with_frozen(block.clone(), scope.pass.blocks.engine());
+        let (recorded, leaves_of_block) =
+            with_own_leaves(recorded, &call.tracked_outside_of_masters);
         let (mut tracked_flags, mut leaves) = (tracked.iter(), Vec::new());
         let input = input.map_floats(&mut |tensor| {
             let lifted = lift(tensor, strategy);
@@ -169,7 +170,7 @@ where
         });
         leaves.extend(leaves_of_block);
 
-        let (inside, reads) = scope.second_run(first.seed);
+        let (inside, reads) = scope.recompute(first.seed);
         let run = || {
             random.iter().for_each(Stream::start);
             let output = forward(&recorded, input);
@@ -213,7 +214,7 @@ where
         };
         if outputs_differ {
             // The model draws without the lock: take the lock from now on.
-            inside.pass.blocks.learned.has_drawn();
+            inside.pass.blocks.observations.has_drawn();
         }
         inside.abandon();
         drop((output, leaves));

@@ -44,7 +44,9 @@ use crate::memory;
 use crate::parameters::StatisticsGuard;
 use crate::pass::{BlockMode, RandomRun, Scope};
 use crate::tap::lift;
-use crate::weights::{TrackedTensor, is_in_training, outside_of_form, with_constants, with_frozen};
+use crate::weights::{
+    TrackedTensor, is_in_training, tracked_outside_of_masters, with_constants, with_frozen,
+};
 
 /// Runs a block of a model and keeps only its `input` for the backward pass.
 ///
@@ -194,7 +196,7 @@ where
     match mode {
         BlockMode::KeepActivations => {
             let _entered = scope.kept(random.numbers.seed).enter();
-            let block = with_frozen(block.clone(), scope.pass.blocks.placement());
+            let block = with_frozen(block.clone(), scope.pass.blocks.engine());
             let output = forward(&block, input);
             random.end();
             output
@@ -223,8 +225,9 @@ where
     if let Some(index) = index {
         scope.pass.blocks.enter(index);
     }
-    let (outside_of_form, values): (Vec<_>, Vec<_>) = outside_of_form(block).into_iter().unzip();
-    let block = with_constants(block.clone(), &outside_of_form);
+    let (tracked_outside_of_masters, values): (Vec<_>, Vec<_>) =
+        tracked_outside_of_masters(block).into_iter().unzip();
+    let block = with_constants(block.clone(), &tracked_outside_of_masters);
     // The input outside of its autodiff graph, and the tracked tensors that receive its gradients.
     let mut tracked = Vec::new();
     let mut strategy = GradientCheckpointingStrategy::default();
@@ -250,7 +253,7 @@ where
             format!("the first run of the recomputed block {name}")
         };
         let run = || {
-            let block = with_frozen(block.clone(), scope.pass.blocks.placement());
+            let block = with_frozen(block.clone(), scope.pass.blocks.engine());
             let output = forward(&block, input);
             (output, random.end())
         };
@@ -290,7 +293,7 @@ where
         name,
         call: BlockCall {
             block,
-            outside_of_form,
+            tracked_outside_of_masters,
             input: SavedInput::new(detached, scope.pass.blocks.saved.as_ref()),
             tracked: is_tracked,
             forward,

@@ -120,7 +120,7 @@ impl Link {
             let Unused { what, zeros } = self.unused.lock().take()?;
             if has_run {
                 let blocks = &self.node.pass.blocks;
-                blocks.tell_unused(&self.node.name, &what);
+                blocks.warn_unused(&self.node.name, &what);
             }
             Some(zeros())
         })

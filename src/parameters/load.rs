@@ -8,7 +8,7 @@ use burn::module::{Flag, Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::store::{ModuleRecord, RecordError};
 use burn::tensor::{Bool, DType, Device, Int, Shape, Tensor};
 
-use super::around::as_inner;
+use super::as_inner::as_inner;
 use crate::device::in_memory;
 use crate::error::listed;
 use backburn_base::with_value;

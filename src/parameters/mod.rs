@@ -1,17 +1,17 @@
 //! The float parameters of a module, whatever their ranks: what there is, and other values in their places.
 
-mod around;
-mod exchange;
+mod as_inner;
 mod load;
+mod map;
 mod statistics;
 
-pub(crate) use around::as_inner;
+pub(crate) use as_inner::as_inner;
 pub use backburn_base::ModelKey;
 pub(crate) use backburn_base::{AnyParam, AnyTensor, MAX_RANK, Parameter, list, values, with_rank};
-pub(crate) use exchange::{exchange, taken};
 pub(crate) use load::load_same;
 #[cfg(feature = "store")]
 pub(crate) use load::{Loading, TakeOver, empty};
+pub(crate) use map::{map_params, take_values};
 pub(crate) use statistics::{
     Statistics, StatisticsGuard, merge_pending, running_statistics, with_own_statistics,
 };

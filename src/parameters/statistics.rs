@@ -11,7 +11,7 @@ use std::collections::{HashMap, HashSet};
 use burn::module::{Module, ParamId};
 
 use super::AnyTensor;
-use super::exchange::exchange;
+use super::map::map_params;
 use super::{list, values};
 use backburn_base::weight_of_codes;
 
@@ -47,7 +47,7 @@ pub(crate) fn with_own_statistics<M: Module>(module: M) -> M {
     let own = module.valid().train();
     let before = list(&module).into_iter().map(|parameter| parameter.param);
     let before: HashMap<_, _> = before.map(|param| (param.id(), param.value())).collect();
-    exchange(
+    map_params(
         own,
         |param| before.contains_key(&param.id()),
         |id, _own| before[&id].clone(),
@@ -61,7 +61,7 @@ pub(crate) struct Statistics(HashMap<ParamId, AnyTensor>);
 impl Statistics {
     /// Puts the values into `module` and its clones.
     fn put<M: Module>(&self, module: &M) {
-        drop(exchange(
+        drop(map_params(
             module.clone(),
             |param| self.0.contains_key(&param.id()),
             |id, _before| self.0[&id].clone(),

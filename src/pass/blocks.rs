@@ -4,11 +4,11 @@ use std::sync::{Arc, OnceLock};
 use burn::tensor::Device;
 use parking_lot::Mutex;
 
+use super::block_order::{BlockOrder, BlockPrefetch};
 use super::config::GradientCheckpointingConfig;
-use super::counted::Counted;
-use super::course::{Course, Foresight};
-use super::learned::Learned;
-use super::owed::Readers;
+use super::count_guard::CountGuard;
+use super::observations::Observations;
+use super::pending::Readers;
 use crate::offload::{ActivationOffload, OffloadEngine};
 use crate::random::{self, Seeds, StepSeeds, mix};
 use crate::tap::GraphGc;
@@ -18,18 +18,18 @@ use crate::tap::GraphGc;
 pub(crate) struct Blocks {
     pub(super) config: Arc<GradientCheckpointingConfig>,
     /// Who brings what they read, if it comes and goes with their runs.
-    pub(super) foresight: Option<Arc<dyn Foresight>>,
+    pub(super) prefetcher: Option<Arc<dyn BlockPrefetch>>,
     /// If their inputs wait on the host.
     pub(crate) saved: Option<Arc<ActivationOffload>>,
     /// In which order they run, and what each reads.
-    pub(crate) course: Mutex<Course>,
+    pub(crate) block_order: Mutex<BlockOrder>,
     /// The number of blocks so far that are in no other.
     pub(super) called: AtomicUsize,
     /// Blocks whose first run is under way.
     pub(super) running: AtomicUsize,
     /// Of their first runs, since the first was called.
     pub(super) graph_gc: OnceLock<GraphGc>,
-    pub(crate) learned: Arc<Learned>,
+    pub(crate) observations: Arc<Observations>,
     /// Where the seed of this step comes from.
     pub(crate) seeds: Arc<StepSeeds>,
     /// Those of the blocks.
@@ -60,29 +60,29 @@ impl Blocks {
 
     /// A block that is in no other begins to run, for the first or for the second time.
     pub(crate) fn enter(&self, block: usize) {
-        let run = self.course.lock().begin(block);
-        if let Some(foresight) = &self.foresight {
-            foresight.run_begins(run);
+        let run = self.block_order.lock().begin(block);
+        if let Some(prefetcher) = &self.prefetcher {
+            prefetcher.begin_run(run);
         }
     }
 
     /// Such a block has run for the first time.
     pub(crate) fn leave_first_run(&self, block: usize, readers: &Readers) {
         let reads = readers.reads().ids();
-        if let Some(foresight) = &self.foresight {
-            foresight.first_run_is_over(&reads);
+        if let Some(prefetcher) = &self.prefetcher {
+            prefetcher.end_first_run(&reads);
         }
-        self.course.lock().has_read(block, reads);
+        self.block_order.lock().has_read(block, reads);
     }
 
     /// From where their weights come over, if any wait.
-    pub(crate) fn placement(&self) -> Option<&OffloadEngine> {
-        self.foresight.as_deref()?.placement()
+    pub(crate) fn engine(&self) -> Option<&OffloadEngine> {
+        self.prefetcher.as_deref()?.engine()
     }
 
     /// Does `run` as the first run of a block.
     pub(crate) fn first_run<R>(&self, run: impl FnOnce() -> R) -> R {
-        let _counted = Counted::one_in(&self.running);
+        let _counted = CountGuard::one_in(&self.running);
         run()
     }
 
@@ -99,8 +99,8 @@ impl Blocks {
     }
 
     /// A block has not used `what`, a tracked tensor that it has been given.
-    pub(crate) fn tell_unused(&self, block: &str, what: &str) {
-        if self.learned.is_new(format!("{block} {what}")) {
+    pub(crate) fn warn_unused(&self, block: &str, what: &str) {
+        if self.observations.is_new(format!("{block} {what}")) {
             log::warn!(
                 "the recomputed block {block} does not use its {what}, or the loss does not use what the block makes of \
                  it. Its gradient is zero, where a plain call would give none; if there should be none, detach it before \

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use burn::tensor::Device;
 
-use super::learned::Draws;
+use super::observations::Draws;
 use super::{Pass, Scope};
 use crate::device::is_cubecl;
 use crate::error::FusedError;
@@ -30,10 +30,10 @@ impl Pass {
         &self,
         devices: &[Device],
     ) -> Result<Option<RngLock>, FusedError> {
-        let learned = &self.blocks.learned;
-        let lock = RngLock::take(self, devices, learned.may_draw())?;
+        let observations = &self.blocks.observations;
+        let lock = RngLock::take(self, devices, observations.may_draw())?;
         if lock.is_none() {
-            learned.runs_unlocked();
+            observations.start_unlocked();
         }
         Ok(lock)
     }
@@ -49,16 +49,18 @@ impl Pass {
         devices: &[Device],
         late: &[Device],
     ) -> Result<(), FusedError> {
-        let learned = &self.blocks.learned;
-        learned.seeded.store(numbers.is_some(), Ordering::Relaxed);
-        let draws = *learned.draws.lock();
+        let observations = &self.blocks.observations;
+        observations
+            .seeded
+            .store(numbers.is_some(), Ordering::Relaxed);
+        let draws = *observations.draws.lock();
         let (lock, numbers) = match (numbers, draws) {
             (None, Draws::Never) => return Ok(()),
             (None, Draws::OutsideOfBlocks) => match RngLock::take(self, late, false)? {
                 Some(lock) => (Some(lock), None),
                 None => {
                     let lock = RngLock::take(self, late, true)?;
-                    learned.seeded.store(true, Ordering::Relaxed);
+                    observations.seeded.store(true, Ordering::Relaxed);
                     let seed = |device: &Device| self.blocks.seeds.next(device);
                     (lock, Some(Stream::new(devices.to_vec(), seed)))
                 }
@@ -97,7 +99,7 @@ impl Pass {
     /// Ends the numbers that the forward pass draws outside of blocks. What is drawn next does not depend on them, nor on
     /// whether they are checked.
     fn end_numbers(&self, mut numbers: Stream) {
-        if self.blocks.learned.draws() != Draws::Always {
+        if self.blocks.observations.draws() != Draws::Always {
             self.has_drawn(&numbers);
         }
         numbers.advance(3);
@@ -113,13 +115,13 @@ impl Pass {
     /// Returns `true` if a number of `numbers` has been drawn since their start, which leaves other numbers behind. CubeCL
     /// devices would have to be waited for: after the first pass they are assumed to draw as then.
     fn has_drawn(&self, numbers: &Stream) -> bool {
-        let learned = &self.blocks.learned;
-        if learned.knows_draws() && numbers.devices.iter().any(is_cubecl) {
-            return learned.may_draw();
+        let observations = &self.blocks.observations;
+        if observations.knows_draws() && numbers.devices.iter().any(is_cubecl) {
+            return observations.may_draw();
         }
         let drawn = numbers.was_drawn();
         if drawn {
-            learned.has_drawn();
+            observations.has_drawn();
         }
         drawn
     }

@@ -3,14 +3,14 @@
 //! A [`Session`] lasts as long as its model is fused and knows the pass under way. A [`Scope`] is
 //! where the code of a pass is, by thread; it is the only thing here that a thread keeps to itself.
 
+mod block_order;
 mod blocks;
 mod config;
 mod context;
-mod counted;
-mod course;
+mod count_guard;
 mod drawing;
-mod learned;
-mod owed;
+mod observations;
+mod pending;
 mod reads;
 mod scope;
 mod session;
@@ -24,29 +24,29 @@ use parking_lot::Mutex;
 use crate::caught::catch;
 use crate::error::FusedError;
 use crate::lock;
-use crate::policy::Plan;
+use crate::policy::GradientPipeline;
 use crate::random::Stream;
 use crate::replica::Membership;
-use counted::Counted;
+use count_guard::CountGuard;
 
+pub(crate) use block_order::{BlockOrder, BlockPrefetch};
 pub(crate) use blocks::{BlockMode, Blocks};
 pub use config::GradientCheckpointingConfig;
 pub use context::{StepContext, scale_loss};
-pub(crate) use course::{Course, Foresight};
 use drawing::Forward;
 pub(crate) use drawing::{Drawn, RandomRun};
-pub(crate) use learned::Learned;
-pub(crate) use owed::{Debt, Graph, Owed, Readers};
+pub(crate) use observations::Observations;
+pub(crate) use pending::{Graph, PendingCount, PendingGradient, Readers};
 pub(crate) use reads::Reads;
-pub(crate) use scope::{Place, Scope};
-pub(crate) use session::{Order, Running, Session};
+pub(crate) use scope::{ReadMode, Scope};
+pub(crate) use session::{Order, PassGuard, Session};
 use stage::Failed;
 pub(crate) use stage::{Closure, FailedIn, Failure, Stage};
 
 /// A pass, from the closure that computes the loss to the last gradient.
 #[derive(Debug)]
 pub(crate) struct Pass {
-    pub(crate) plan: Plan,
+    pub(crate) pipeline: GradientPipeline,
     /// The autodiff graph that the closure records in.
     pub(crate) graph: Arc<Graph>,
     /// How far it is.
@@ -131,7 +131,7 @@ impl Pass {
     /// Calls the hooks for the parameter of this path.
     pub(crate) fn call_hooks<R>(self: &Arc<Self>, path: &str, call: impl FnOnce() -> R) -> R {
         lock::check_none_held("a hook is called");
-        let _counted = Counted::one_in(&self.hooks);
+        let _counted = CountGuard::one_in(&self.hooks);
         let _scope = Scope::hook(self, path).enter();
         call()
     }
@@ -144,6 +144,6 @@ impl Pass {
     /// What the closure has to multiply its loss by, which now counts as done.
     fn take_scale(&self) -> Option<f64> {
         self.scaled.as_ref()?.store(true, Ordering::Relaxed);
-        self.plan.scale
+        self.pipeline.scale
     }
 }

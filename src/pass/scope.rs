@@ -10,16 +10,16 @@ use crate::random::Seeds;
 #[derive(Clone, Debug)]
 pub(crate) struct Scope {
     pub(crate) pass: Arc<Pass>,
-    pub(crate) place: Place,
+    pub(crate) place: ReadMode,
     /// Of the blocks within the one that is under way, whichever of its runs.
     seeds: Option<Arc<Seeds>>,
     /// What the innermost recomputation has read, including the blocks within it.
-    pub(crate) second_reads: Option<Arc<Reads>>,
+    pub(crate) recomputed_reads: Option<Arc<Reads>>,
 }
 
 /// What becomes of a parameter that is read.
 #[derive(Clone, Debug)]
-pub(crate) enum Place {
+pub(crate) enum ReadMode {
     /// It is tapped in this graph.
     Recorded(Arc<Graph>),
     /// It is a constant: a block runs without recording, and notes what it reads.
@@ -33,11 +33,11 @@ thread_local! {
 }
 
 /// Puts the scope back that was there before, when dropped.
-pub(crate) struct Entered {
+pub(crate) struct ScopeGuard {
     before: Option<Scope>,
 }
 
-impl Drop for Entered {
+impl Drop for ScopeGuard {
     fn drop(&mut self) {
         CURRENT.set(self.before.take());
     }
@@ -51,22 +51,22 @@ impl Scope {
 
     /// This thread is here until what is returned is dropped.
     #[must_use]
-    pub(crate) fn enter(self) -> Entered {
-        Entered {
+    pub(crate) fn enter(self) -> ScopeGuard {
+        ScopeGuard {
             before: CURRENT.replace(Some(self)),
         }
     }
 
     /// Enters the closure of a step on this thread, until what is returned is dropped.
     #[must_use]
-    pub(crate) fn enter_step(pass: &Arc<Pass>) -> Entered {
+    pub(crate) fn enter_step(pass: &Arc<Pass>) -> ScopeGuard {
         let scope = Self {
-            place: Place::Recorded(pass.graph.clone()),
+            place: ReadMode::Recorded(pass.graph.clone()),
             pass: pass.clone(),
             seeds: None,
-            second_reads: None,
+            recomputed_reads: None,
         };
-        Entered {
+        ScopeGuard {
             before: CURRENT.replace(Some(scope)),
         }
     }
@@ -74,11 +74,11 @@ impl Scope {
     /// A block whose operations are not recorded. A block within it reads for it.
     pub(crate) fn unrecorded(&self, seed: u64) -> (Self, Arc<Readers>) {
         let readers = match &self.place {
-            Place::Unrecorded(readers) => readers.clone(),
+            ReadMode::Unrecorded(readers) => readers.clone(),
             _ => Arc::default(),
         };
         (
-            self.block(Place::Unrecorded(readers.clone()), seed),
+            self.block(ReadMode::Unrecorded(readers.clone()), seed),
             readers,
         )
     }
@@ -89,21 +89,21 @@ impl Scope {
     }
 
     /// The second run of a block, in a graph of its own, and what it reads.
-    pub(crate) fn second_run(&self, seed: u64) -> (Self, Arc<Reads>) {
+    pub(crate) fn recompute(&self, seed: u64) -> (Self, Arc<Reads>) {
         let reads = Arc::<Reads>::default();
         let scope = Self {
-            second_reads: Some(reads.clone()),
-            ..self.block(Place::Recorded(Arc::default()), seed)
+            recomputed_reads: Some(reads.clone()),
+            ..self.block(ReadMode::Recorded(Arc::default()), seed)
         };
         (scope, reads)
     }
 
-    fn block(&self, place: Place, seed: u64) -> Self {
+    fn block(&self, place: ReadMode, seed: u64) -> Self {
         Self {
             pass: self.pass.clone(),
             place,
             seeds: Some(Arc::new(Seeds::from(seed))),
-            second_reads: self.second_reads.clone(),
+            recomputed_reads: self.recomputed_reads.clone(),
         }
     }
 
@@ -111,15 +111,15 @@ impl Scope {
     pub(crate) fn hook(pass: &Arc<Pass>, path: &str) -> Self {
         Self {
             pass: pass.clone(),
-            place: Place::Hook(path.into()),
+            place: ReadMode::Hook(path.into()),
             seeds: None,
-            second_reads: None,
+            recomputed_reads: None,
         }
     }
 
     /// No backward pass goes through what was recorded here.
     pub(crate) fn abandon(&self) {
-        if let Place::Recorded(graph) = &self.place {
+        if let ReadMode::Recorded(graph) = &self.place {
             graph.abandon();
         }
     }
@@ -130,7 +130,7 @@ impl Scope {
 
     /// Whether operations are recorded.
     pub(crate) fn records(&self) -> bool {
-        matches!(self.place, Place::Recorded(_))
+        matches!(self.place, ReadMode::Recorded(_))
     }
 
     /// The seed for the next block in here, which computes on `device`.

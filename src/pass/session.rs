@@ -3,10 +3,12 @@ use std::sync::{Arc, OnceLock};
 
 use parking_lot::Mutex;
 
-use super::{Blocks, Closure, Foresight, GradientCheckpointingConfig, Learned, Pass, Stage};
+use super::{
+    BlockPrefetch, Blocks, Closure, GradientCheckpointingConfig, Observations, Pass, Stage,
+};
 use crate::memory;
 use crate::offload::{ActivationOffload, TransferWorkers};
-use crate::policy::{Plan, Update};
+use crate::policy::{GradientPipeline, Update};
 use crate::random::{Seeds, StepSeeds, Stream, mix, of_rank};
 use crate::replica::Membership;
 use crate::tap::Clocks;
@@ -14,7 +16,7 @@ use crate::tap::Clocks;
 /// What a pass is to do, on every rank.
 #[derive(Clone)]
 pub(crate) struct Order {
-    pub(crate) plan: Plan,
+    pub(crate) pipeline: GradientPipeline,
     /// The random numbers of both, if it is one of two.
     pub(crate) twice: Option<Stream>,
     pub(crate) checkpointing: Arc<GradientCheckpointingConfig>,
@@ -30,7 +32,7 @@ pub(crate) struct Session {
     pub(crate) update: Arc<Mutex<Update>>,
     pub(crate) clocks: Mutex<Clocks>,
     pub(crate) seeds: Arc<StepSeeds>,
-    pub(crate) learned: Arc<Learned>,
+    pub(crate) observations: Arc<Observations>,
 }
 
 impl Session {
@@ -40,17 +42,21 @@ impl Session {
 
     /// The session of a replica, which may be `among` several, with the same optimizer.
     pub(crate) fn of_replica(&self, among: Option<Membership>) -> Self {
-        Self::of(among, self.update.clone(), self.learned.clone())
+        Self::of(among, self.update.clone(), self.observations.clone())
     }
 
-    fn of(among: Option<Membership>, update: Arc<Mutex<Update>>, learned: Arc<Learned>) -> Self {
+    fn of(
+        among: Option<Membership>,
+        update: Arc<Mutex<Update>>,
+        observations: Arc<Observations>,
+    ) -> Self {
         Self {
             among,
             pass: Mutex::new(None),
             update,
             clocks: Mutex::default(),
             seeds: Arc::default(),
-            learned,
+            observations,
         }
     }
 
@@ -59,11 +65,11 @@ impl Session {
         self: &Arc<Self>,
         order: &Order,
         closure: Closure,
-        foresight: Option<Arc<dyn Foresight>>,
+        prefetcher: Option<Arc<dyn BlockPrefetch>>,
         transfers: Option<Arc<TransferWorkers>>,
-    ) -> Running {
+    ) -> PassGuard {
         let Order {
-            plan,
+            pipeline,
             twice,
             checkpointing,
         } = order.clone();
@@ -71,7 +77,7 @@ impl Session {
             Closure::Loss => Stage::Forward,
             Closure::Backward | Closure::Nothing => Stage::Backward,
         };
-        let scales = closure == Closure::Backward && plan.scale.is_some();
+        let scales = closure == Closure::Backward && pipeline.scale.is_some();
         let is_recorded = memory::is_recording();
         let rank = self.among.as_ref().map_or(0, |member| member.rank);
         let seed = twice
@@ -79,19 +85,19 @@ impl Session {
             .map(|numbers| of_rank(mix(numbers.seed, 0), rank));
         let blocks = Blocks {
             config: checkpointing,
-            foresight,
+            prefetcher,
             saved: transfers.map(|it| Arc::new(ActivationOffload::new(it, is_recorded))),
-            course: Mutex::default(),
+            block_order: Mutex::default(),
             called: AtomicUsize::new(0),
             running: AtomicUsize::new(0),
             graph_gc: OnceLock::new(),
-            learned: self.learned.clone(),
+            observations: self.observations.clone(),
             seeds: self.seeds.clone(),
             own_seeds: seed.map_or_else(OnceLock::new, |seed| Seeds::from(seed).into()),
             drawn_on: Mutex::default(),
         };
         let pass = Arc::new(Pass {
-            plan,
+            pipeline,
             graph: Arc::default(),
             stage: Mutex::new(stage),
             closure,
@@ -104,11 +110,11 @@ impl Session {
             is_recorded,
         });
         *self.pass.lock() = Some(pass.clone());
-        if let Some(waiting) = &mut self.update.lock().waiting {
-            waiting.between_passes();
+        if let Some(offloaded) = &mut self.update.lock().offloaded {
+            offloaded.between_passes();
         }
         let session = self.clone();
-        Running { session, pass }
+        PassGuard { session, pass }
     }
 }
 
@@ -119,12 +125,12 @@ impl std::fmt::Debug for Session {
 }
 
 /// A pass under way.
-pub(crate) struct Running {
+pub(crate) struct PassGuard {
     session: Arc<Session>,
     pub(crate) pass: Arc<Pass>,
 }
 
-impl Drop for Running {
+impl Drop for PassGuard {
     fn drop(&mut self) {
         *self.pass.forward.lock() = None;
         let blocks = &self.pass.blocks;
@@ -137,8 +143,8 @@ impl Drop for Running {
         // Whoever still holds the pass (a clone of the model, another thread) is told.
         *self.pass.stage.lock() = Stage::Over;
         *self.session.pass.lock() = None;
-        if let Some(waiting) = &mut self.session.update.lock().waiting {
-            waiting.between_passes();
+        if let Some(offloaded) = &mut self.session.update.lock().offloaded {
+            offloaded.between_passes();
         }
     }
 }

@@ -6,7 +6,7 @@ use burn::module::Module;
 use burn::tensor::Device;
 
 use crate::caught::catch;
-use crate::fused::{Door, FusedOptimizer};
+use crate::fused::{FusedOptimizer, Trainer};
 use crate::loss::Loss;
 use crate::memory::{self, Limit, MemoryRecorder, MemoryTimeline, Phase, Sample};
 use crate::tap::collect_graph;

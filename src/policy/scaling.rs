@@ -105,18 +105,18 @@ impl GradientHook for Scale {
 
 /// Leaves parameters alone whose gradient is not finite.
 #[derive(Debug, Default)]
-pub(super) struct LeaveNotFinite {
+pub(super) struct SkipNotFinite {
     found: AtomicBool,
 }
 
-impl LeaveNotFinite {
+impl SkipNotFinite {
     /// Whether there was one.
     pub(super) fn found(&self) -> bool {
         self.found.load(Ordering::Relaxed)
     }
 }
 
-impl GradientHook for LeaveNotFinite {
+impl GradientHook for SkipNotFinite {
     fn call<const D: usize>(
         &self,
         _parameter: HookedParameter<'_, D>,

@@ -7,11 +7,11 @@ use parking_lot::{Mutex, MutexGuard};
 /// What the policies learn from one step for the next. All handles share it, so that a record shows
 /// it as it is.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct PolicyState(Arc<Mutex<Learned>>);
+pub(crate) struct PolicyState(Arc<Mutex<AdaptiveState>>);
 
 /// What they have learned so far.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Learned {
+pub(crate) struct AdaptiveState {
     pub(crate) loss_scale: Option<LossScale>,
     /// The global norm of the last update's gradients.
     pub(crate) gradient_norm: Option<f64>,
@@ -46,7 +46,7 @@ impl LossScale {
 }
 
 impl PolicyState {
-    pub(crate) fn lock(&self) -> MutexGuard<'_, Learned> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, AdaptiveState> {
         self.0.lock()
     }
 
@@ -62,12 +62,12 @@ impl PolicyState {
 
 impl RecordState for PolicyState {
     fn state_flatten(&self, prefix: &str, sink: &mut StateSink) {
-        let learned = *self.0.lock();
-        if let Some(LossScale { scale, good_steps }) = learned.loss_scale {
+        let adaptive = *self.0.lock();
+        if let Some(LossScale { scale, good_steps }) = adaptive.loss_scale {
             sink.push_scalar(prefix, "loss_scale", scale.into());
             sink.push_scalar(prefix, "good_steps", good_steps.into());
         }
-        if let Some(norm) = learned.gradient_norm {
+        if let Some(norm) = adaptive.gradient_norm {
             sink.push_scalar(prefix, "gradient_norm", norm.into());
         }
     }
@@ -76,12 +76,12 @@ impl RecordState for PolicyState {
         let mut scalar = |name| source.take_scalar(prefix, name);
         let scale = scalar("loss_scale").and_then(|scale| scale.try_into().ok());
         let good_steps = scalar("good_steps").and_then(|steps| steps.try_into().ok());
-        let learned = Learned {
+        let adaptive = AdaptiveState {
             loss_scale: scale
                 .zip(good_steps)
                 .map(|(scale, good_steps)| LossScale { scale, good_steps }),
             gradient_norm: scalar("gradient_norm").and_then(|norm| norm.try_into().ok()),
         };
-        Some(Self(Arc::new(Mutex::new(learned))))
+        Some(Self(Arc::new(Mutex::new(adaptive))))
     }
 }

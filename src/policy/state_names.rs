@@ -3,7 +3,7 @@ use std::collections::BTreeSet;
 use burn::module::ParamId;
 use burn::tensor::{Device, Tensor};
 
-use super::addressed::step_one;
+use super::named_param::step_one;
 use super::states::written;
 use super::update::Update;
 use crate::caught::catch;
@@ -16,7 +16,7 @@ impl Update {
     pub(crate) fn state_names(&self, id: ParamId, path: &str, rank: usize) -> Vec<String> {
         let one = || with_rank!(rank, D => AnyTensor::from(Tensor::<D>::ones([1; D], &Device::default())));
         let stepped = catch(|| {
-            let mut optimizer = self.anew();
+            let mut optimizer = self.fresh();
             step_one(&mut optimizer, 0.0.into(), path, id, one(), one());
             read(written(optimizer.to_record()))
         });

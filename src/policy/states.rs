@@ -6,7 +6,7 @@ use burn::module::ParamId;
 use burn::optim::{ModuleOptimizer, OptimizerRecord};
 use burn::tensor::Bytes;
 
-use super::keeper::{KEEPER_ID, is_average};
+use super::extra_state::{EXTRA_STATE_ID, is_average};
 use crate::optimizer_record::{self as record, RecordedState};
 
 /// The states of all records.
@@ -36,7 +36,7 @@ pub(super) fn with_states(
 pub(super) fn split(record: OptimizerRecord) -> (HashMap<ParamId, Bytes>, Bytes) {
     let states = record::read(written(record)).expect("Burn reads its own record");
     let is_others =
-        |id: u64, state: &RecordedState| id == KEEPER_ID || is_average(state.path.as_deref());
+        |id: u64, state: &RecordedState| id == EXTRA_STATE_ID || is_average(state.path.as_deref());
     let (others, states): (Vec<_>, Vec<_>) = states
         .into_iter()
         .partition(|(id, state)| is_others(*id, state));

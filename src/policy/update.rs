@@ -5,10 +5,10 @@ use burn::module::{ParamGroup, ParamId};
 use burn::optim::{ModuleOptimizer, OptimizerRecord, SgdConfig};
 use burn::tensor::{Bytes, DType, Device, Tensor};
 
-use super::addressed::step_one;
-use super::gone::Gone;
+use super::named_param::step_one;
+use super::offloaded::{Eviction, OffloadedStates};
+use super::removed::Removed;
 use super::states::{holds_codes, joined, split, with_states, written};
-use super::waiting::{Leaving, WaitingStates};
 use crate::caught::Caught;
 use crate::device::{host, is_remote};
 use crate::optim::call::{Asked, Call};
@@ -25,12 +25,12 @@ use crate::parameters::{AnyTensor, MAX_RANK, with_rank};
 pub(crate) struct Update {
     optimizer: ModuleOptimizer,
     /// The same without states, for whatever parameters.
-    anew: ModuleOptimizer,
+    fresh: ModuleOptimizer,
     pub(crate) learning_rate: ModuleLearningRate,
     /// If states wait on the host.
-    pub(crate) waiting: Option<WaitingStates>,
+    pub(crate) offloaded: Option<OffloadedStates>,
     /// The parameters that have left the model.
-    departed: HashSet<ParamId>,
+    removed: HashSet<ParamId>,
     /// The number of groups for removed parameters that the optimizer has.
     gone_groups: usize,
 }
@@ -40,15 +40,15 @@ pub(crate) struct Update {
 const MAX_GONE_GROUPS: usize = 32;
 
 impl Update {
-    /// Steps with `optimizer`. The states of parameters with at least `wait_from` elements are kept on the host.
-    pub(crate) fn new(optimizer: ModuleOptimizer, wait_from: Option<usize>) -> Self {
-        let anew = optimizer.clone().load_record(OptimizerRecord::default());
+    /// Steps with `optimizer`. The states of parameters with at least `offload_from` elements are kept on the host.
+    pub(crate) fn new(optimizer: ModuleOptimizer, offload_from: Option<usize>) -> Self {
+        let fresh = optimizer.clone().load_record(OptimizerRecord::default());
         let mut update = Self {
-            optimizer: anew.clone(),
-            anew,
+            optimizer: fresh.clone(),
+            fresh,
             learning_rate: 0.0.into(),
-            waiting: wait_from.map(|from| WaitingStates::of(from, HashMap::new())),
-            departed: HashSet::new(),
+            offloaded: offload_from.map(|from| OffloadedStates::of(from, HashMap::new())),
+            removed: HashSet::new(),
             gone_groups: 0,
         };
         update.replace(optimizer);
@@ -56,8 +56,8 @@ impl Update {
     }
 
     /// The optimizer without states, for whatever parameters.
-    pub(crate) fn anew(&self) -> ModuleOptimizer {
-        self.anew.clone()
+    pub(crate) fn fresh(&self) -> ModuleOptimizer {
+        self.fresh.clone()
     }
 
     /// Returns why the optimizer can't step a parameter of this path, rank and type on `device`. Burn lets the optimizer of a
@@ -79,7 +79,7 @@ impl Update {
         }
         let nothing = write([RecordedState::none(id, path, rank)]);
         let nothing = nothing.expect("Burn writes what has no state");
-        let load = || self.anew().load_record(joined([nothing]));
+        let load = || self.fresh().load_record(joined([nothing]));
         let (loaded, call) = Call::default().make(load);
         loaded.unwrap_or_else(|panic| panic.resume());
         let formats_may_refuse = call.may_have_formats && formats_may_refuse(dtype, elements);
@@ -98,13 +98,13 @@ impl Update {
             ..Call::default()
         };
         // An optimizer that panics for such a small parameter has refused nothing.
-        let step = || step_one(&mut self.anew(), 0.0.into(), path, id, one(), one());
+        let step = || step_one(&mut self.fresh(), 0.0.into(), path, id, one(), one());
         call.make(step).1.refusal
     }
 
     /// Goes on with `optimizer`, which has states for the parameters of a model that has just come.
     pub(crate) fn start_over(&mut self, optimizer: ModuleOptimizer) {
-        self.departed.clear();
+        self.removed.clear();
         self.gone_groups = 0;
         self.replace(optimizer);
     }
@@ -112,29 +112,29 @@ impl Update {
     /// Drops the states of parameters that were removed from the model. Returns `true` if the others went through a record: `is_here` says
     /// that some are in the model again, which start with fresh states, or there are many groups for removed parameters and
     /// `keeps_states` says that a record loses nothing.
-    pub(crate) fn depart(
+    pub(crate) fn remove(
         &mut self,
         parameters: Vec<ParamId>,
         is_here: impl Fn(ParamId) -> bool,
         keeps_states: impl FnOnce() -> bool,
     ) -> bool {
-        if let Some(waiting) = &self.waiting {
-            waiting.forget(&parameters);
+        if let Some(offloaded) = &self.offloaded {
+            offloaded.forget(&parameters);
         }
         if !parameters.is_empty() {
-            self.departed.extend(&parameters);
+            self.removed.extend(&parameters);
             // Burn drops the states of a group that another optimizer is added for, and no others.
             let group = ParamGroup::from_ids(parameters);
             self.gone_groups += 1;
-            self.change(|optimizer| optimizer.with_group(group, Gone, None));
+            self.change(|optimizer| optimizer.with_group(group, Removed, None));
         }
-        let are_back = self.departed.iter().any(|id| is_here(*id));
+        let are_back = self.removed.iter().any(|id| is_here(*id));
         let through_a_record = are_back || self.gone_groups > MAX_GONE_GROUPS && keeps_states();
         if through_a_record {
-            self.departed.clear();
+            self.removed.clear();
             self.gone_groups = 0;
             let record = compact_records(|| self.optimizer.to_record());
-            self.optimizer = self.anew().load_record(record);
+            self.optimizer = self.fresh().load_record(record);
         }
         through_a_record
     }
@@ -147,7 +147,7 @@ impl Update {
 
     /// The optimizer with all states, which it shares.
     pub(crate) fn optimizer(&self) -> ModuleOptimizer {
-        if self.none_waits() {
+        if self.has_no_offloaded_state() {
             return self.optimizer.clone();
         }
         // Only a record brings the states of several optimizers together.
@@ -156,14 +156,14 @@ impl Update {
 
     /// Puts another optimizer in, and returns the one before with all states.
     pub(crate) fn replace(&mut self, optimizer: ModuleOptimizer) -> ModuleOptimizer {
-        if !self.none_waits() {
+        if !self.has_no_offloaded_state() {
             self.optimizer = self.optimizer();
         }
         let before = std::mem::replace(&mut self.optimizer, optimizer);
-        if let Some(waiting) = &mut self.waiting {
+        if let Some(offloaded) = &mut self.offloaded {
             let record = compact_records(|| self.optimizer.to_record());
             let (states, others) = split(record);
-            *waiting = WaitingStates::of(waiting.from, states);
+            *offloaded = OffloadedStates::of(offloaded.from, states);
             self.optimizer = with_states(&self.optimizer, [others]);
         }
         before
@@ -178,22 +178,24 @@ impl Update {
 
     pub(crate) fn to_record(&self) -> OptimizerRecord {
         let record = self.optimizer.to_record();
-        if self.none_waits() {
+        if self.has_no_offloaded_state() {
             return record;
         }
-        let waiting = self.waiting.iter().flat_map(WaitingStates::records);
-        let waiting = waiting.map(|state| self.asked_for(state));
-        joined([written(record)].into_iter().chain(waiting))
+        let offloaded = self.offloaded.iter().flat_map(OffloadedStates::records);
+        let offloaded = offloaded.map(|state| self.asked_for(state));
+        joined([written(record)].into_iter().chain(offloaded))
     }
 
-    fn none_waits(&self) -> bool {
-        self.waiting.as_ref().is_none_or(WaitingStates::is_empty)
+    fn has_no_offloaded_state(&self) -> bool {
+        self.offloaded
+            .as_ref()
+            .is_none_or(OffloadedStates::is_empty)
     }
 
     /// The state of one parameter, as it is kept.
     pub(crate) fn record_of(&self, id: ParamId) -> OptimizerRecord {
-        let waiting = self.waiting.as_ref();
-        if let Some(state) = waiting.and_then(|waiting| waiting.record(id)) {
+        let offloaded = self.offloaded.as_ref();
+        if let Some(state) = offloaded.and_then(|offloaded| offloaded.record(id)) {
             return joined([state]);
         }
         // Burn's optimizer drops the states of a group that another optimizer is added for.
@@ -213,16 +215,16 @@ impl Update {
 
     /// A parameter of so many elements is about to be stepped. Returns what brings the state of the one that came next in the
     /// pass before, if that has no more than so many bytes.
-    pub(crate) fn send_for_next(
+    pub(crate) fn prefetch_next(
         &mut self,
         id: ParamId,
         elements: usize,
         limit: usize,
         device: &Device,
     ) -> Option<impl FnOnce() + Send + use<>> {
-        let waiting = self.waiting.as_mut();
-        let waiting = waiting.filter(|waiting| waiting.has(id, elements))?;
-        waiting.send_for_next(id, limit, device, &self.optimizer)
+        let offloaded = self.offloaded.as_mut();
+        let offloaded = offloaded.filter(|offloaded| offloaded.has(id, elements))?;
+        offloaded.prefetch_next(id, limit, device, &self.optimizer)
     }
 
     /// Steps `value` with `gradient`; neither has autodiff. If more gradients of its group follow, the
@@ -245,24 +247,24 @@ impl Update {
             parameter: Some(value.clone()),
             ..Call::default()
         };
-        let waiting = self.waiting.as_mut();
-        let waiting = waiting.filter(|waiting| waiting.has(id, elements));
-        let waits = waiting.is_some();
-        let mut leaving = None;
+        let offloaded = self.offloaded.as_mut();
+        let offloaded = offloaded.filter(|offloaded| offloaded.has(id, elements));
+        let is_offloaded = offloaded.is_some();
+        let mut eviction = None;
         let step = || {
             let learning_rate = self.learning_rate.clone();
             let all = &mut self.optimizer;
-            let Some(waiting) = waiting else {
+            let Some(offloaded) = offloaded else {
                 return step_one(all, learning_rate, path, id, value, gradient);
             };
-            let mut own = waiting.take(id, &value.device(), all);
+            let mut own = offloaded.take(id, &value.device(), all);
             let stepped = step_one(&mut own, learning_rate, path, id, value, gradient);
-            leaving = Some(waiting.put(id, own));
+            eviction = Some(offloaded.put(id, own));
             stepped
         };
         let (stepped, call) = call.make(step);
         // A state that waits is that of before.
-        if stepped.is_err() && !waits {
+        if stepped.is_err() && !is_offloaded {
             log::error!(
                 "the optimizer panicked in the update of parameter `{path}`: its state for it is lost and starts anew"
             );
@@ -276,7 +278,7 @@ impl Update {
         };
         Stepped {
             value,
-            leaving,
+            eviction,
             result,
         }
     }
@@ -288,7 +290,7 @@ pub(crate) struct Stepped {
     /// while it writes in place.
     pub(crate) value: Option<AnyTensor>,
     /// What has the state leave, if it waits on the host.
-    pub(crate) leaving: Option<Leaving>,
+    pub(crate) eviction: Option<Eviction>,
     /// How it panicked.
     pub(crate) result: Result<(), Caught>,
 }

@@ -5,13 +5,13 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use crate::lock;
 
 /// So long a rank waits before it looks what the others do.
-const LOOK_AFTER: Duration = Duration::from_secs(5);
+const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 /// So long it waits for one of which it does not know what it does.
-const PATIENCE: Duration = Duration::from_secs(300);
+const UNKNOWN_PHASE_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// A rank waits for one that waits for it.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Stuck;
+pub(crate) struct Deadlock;
 
 /// How far one rank may run ahead of another in a backward pass.
 ///
@@ -30,14 +30,14 @@ pub(crate) struct Flow {
     /// Of all gradients of a pass.
     bytes: usize,
     look_after: Duration,
-    patience: Duration,
+    unknown_phase_timeout: Duration,
     ranks: Mutex<Ranks>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct Ranks {
-    standing: Vec<Standing>,
+    phases: Vec<RankPhase>,
     /// The first that has failed.
     failed: Option<usize>,
     /// Whether a rank has waited in vain: nobody waits any more in this pass.
@@ -46,7 +46,7 @@ struct Ranks {
 
 /// How far a rank is in a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Standing {
+enum RankPhase {
     /// In its closure.
     Forward,
     /// It has asked for its backward pass.
@@ -54,22 +54,22 @@ enum Standing {
     /// In its backward pass, it has sent so many bytes.
     Backward(usize),
     /// It sends no more.
-    Through,
+    Done,
 }
 
 impl Ranks {
     /// The fewest bytes that one has sent of which some are to come.
     fn least(&self) -> Option<usize> {
-        let sent = self.standing.iter().filter_map(|standing| match standing {
-            Standing::Forward | Standing::Ready(_) => Some(0),
-            Standing::Backward(sent) => Some(*sent),
-            Standing::Through => None,
+        let sent = self.phases.iter().filter_map(|phases| match phases {
+            RankPhase::Forward | RankPhase::Ready(_) => Some(0),
+            RankPhase::Backward(sent) => Some(*sent),
+            RankPhase::Done => None,
         });
         sent.min()
     }
 
-    fn any(&self, are: impl Fn(&Standing) -> bool) -> bool {
-        self.standing.iter().any(are)
+    fn any(&self, are: impl Fn(&RankPhase) -> bool) -> bool {
+        self.phases.iter().any(are)
     }
 }
 
@@ -79,10 +79,10 @@ impl Flow {
         Self {
             limit,
             bytes,
-            look_after: LOOK_AFTER,
-            patience: PATIENCE,
+            look_after: CHECK_INTERVAL,
+            unknown_phase_timeout: UNKNOWN_PHASE_TIMEOUT,
             ranks: Mutex::new(Ranks {
-                standing: vec![Standing::Through; ranks],
+                phases: vec![RankPhase::Done; ranks],
                 ..Ranks::default()
             }),
             changed: Condvar::new(),
@@ -92,11 +92,11 @@ impl Flow {
     /// A pass begins, in which the ranks for which `takes_part` says so send gradients.
     pub(super) fn begin(&self, takes_part: &[bool]) {
         let of = |takes_part: &bool| match takes_part {
-            true => Standing::Forward,
-            false => Standing::Through,
+            true => RankPhase::Forward,
+            false => RankPhase::Done,
         };
         *self.ranks.lock() = Ranks {
-            standing: takes_part.iter().map(of).collect(),
+            phases: takes_part.iter().map(of).collect(),
             ..Ranks::default()
         };
     }
@@ -105,41 +105,41 @@ impl Flow {
     pub(crate) fn ready(&self, rank: usize) {
         lock::check_none_held("other ranks are waited for");
         let mut ranks = self.ranks.lock();
-        ranks.standing[rank] = Standing::Ready(Instant::now());
+        ranks.phases[rank] = RankPhase::Ready(Instant::now());
         self.changed.notify_all();
         // One that can't be too far ahead has nothing to wait for, later either.
         while self.limit < self.bytes
             && ranks.failed.is_none()
-            && ranks.any(|standing| *standing == Standing::Forward)
+            && ranks.any(|phases| *phases == RankPhase::Forward)
         {
             self.changed.wait(&mut ranks);
         }
-        ranks.standing[rank] = Standing::Ready(Instant::now());
+        ranks.phases[rank] = RankPhase::Ready(Instant::now());
     }
 
     /// The backward pass of the rank has begun.
     pub(crate) fn begun(&self, rank: usize) {
-        self.ranks.lock().standing[rank] = Standing::Backward(0);
+        self.ranks.lock().phases[rank] = RankPhase::Backward(0);
     }
 
-    /// The rank has sent a gradient of so many `bytes`; waits while it is too far ahead. An error if `is_stuck` says that
+    /// The rank has sent a gradient of so many `bytes`; waits while it is too far ahead. An error if `is_deadlocked` says that
     /// waiting is in vain.
     pub(crate) fn sent(
         &self,
         rank: usize,
         bytes: usize,
-        is_stuck: impl Fn() -> bool,
-    ) -> Result<(), Stuck> {
+        is_deadlocked: impl Fn() -> bool,
+    ) -> Result<(), Deadlock> {
         lock::check_none_held("other ranks are waited for");
         #[cfg(test)]
         crate::schedule::point();
         let mut ranks = self.ranks.lock();
-        let sent = match ranks.standing[rank] {
-            Standing::Forward | Standing::Ready(_) => bytes,
-            Standing::Backward(before) => before + bytes,
-            Standing::Through => return Ok(()),
+        let sent = match ranks.phases[rank] {
+            RankPhase::Forward | RankPhase::Ready(_) => bytes,
+            RankPhase::Backward(before) => before + bytes,
+            RankPhase::Done => return Ok(()),
         };
-        ranks.standing[rank] = Standing::Backward(sent);
+        ranks.phases[rank] = RankPhase::Backward(sent);
         self.changed.notify_all();
         let ahead = |ranks: &Ranks| {
             let least = ranks.least();
@@ -151,22 +151,22 @@ impl Flow {
             if !self.changed.wait_until(&mut ranks, looked_at).timed_out() {
                 continue;
             }
-            let locked_out = |standing: &Standing| match standing {
-                Standing::Ready(since) => since.elapsed() > 2 * self.look_after,
+            let locked_out = |phases: &RankPhase| match phases {
+                RankPhase::Ready(since) => since.elapsed() > 2 * self.look_after,
                 _ => false,
             };
-            if ranks.any(locked_out) || MutexGuard::unlocked(&mut ranks, &is_stuck) {
-                return Err(Stuck);
+            if ranks.any(locked_out) || MutexGuard::unlocked(&mut ranks, &is_deadlocked) {
+                return Err(Deadlock);
             }
-            let in_closure = ranks.any(|standing| *standing == Standing::Forward);
-            if in_closure && begun.elapsed() > self.patience {
+            let in_closure = ranks.any(|phases| *phases == RankPhase::Forward);
+            if in_closure && begun.elapsed() > self.unknown_phase_timeout {
                 ranks.is_free = true;
                 self.changed.notify_all();
                 log::warn!(
                     "rank {rank} has waited {:?} for another, whose closure runs the backward pass itself and has shown no \
                      gradient yet. It goes on without waiting, so more gradients are held than usual. If both closures use \
                      the same tracked tensor (a captured one), detach it",
-                    self.patience
+                    self.unknown_phase_timeout
                 );
             }
         }
@@ -183,8 +183,8 @@ impl Flow {
         self.ranks.lock().failed
     }
 
-    pub(crate) fn take_part(&self, rank: usize) -> Part<'_> {
-        Part {
+    pub(crate) fn take_part(&self, rank: usize) -> RankGuard<'_> {
+        RankGuard {
             flow: self,
             rank,
             well: false,
@@ -195,22 +195,22 @@ impl Flow {
 /// The part of a rank in a pass. Dropped before it has ended [well](Self::well), it has failed, and nobody waits for
 /// it.
 #[must_use]
-pub(crate) struct Part<'a> {
+pub(crate) struct RankGuard<'a> {
     flow: &'a Flow,
     rank: usize,
     well: bool,
 }
 
-impl Part<'_> {
+impl RankGuard<'_> {
     pub(crate) fn well(mut self) {
         self.well = true;
     }
 }
 
-impl Drop for Part<'_> {
+impl Drop for RankGuard<'_> {
     fn drop(&mut self) {
         let mut ranks = self.flow.ranks.lock();
-        ranks.standing[self.rank] = Standing::Through;
+        ranks.phases[self.rank] = RankPhase::Done;
         if !self.well {
             ranks.failed.get_or_insert(self.rank);
         }

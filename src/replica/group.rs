@@ -6,7 +6,7 @@ use burn::tensor::Device;
 use parking_lot::{Mutex, MutexGuard};
 
 use super::flow::Flow;
-use super::ledger::Ledger;
+use super::memory_tracker::MemoryTracker;
 use super::ownership::{Ownership, Sharding, Size};
 use crate::in_flight::InFlightLimit;
 
@@ -21,7 +21,7 @@ pub(crate) struct Group {
     pub(crate) flow: Flow,
     wire: Mutex<()>,
     /// What each holds beside what rests there.
-    pub(crate) ledger: Ledger,
+    pub(crate) memory_tracker: MemoryTracker,
 }
 
 /// One of the ranks of a group.
@@ -49,7 +49,7 @@ impl Group {
             flow: Flow::new(devices.len(), limit.gradients(), bytes),
             owners: ownership.assign(parameters, devices.len()),
             wire: Mutex::default(),
-            ledger: Ledger::new(devices.len()),
+            memory_tracker: MemoryTracker::new(devices.len()),
             devices: devices.into_iter().map(Device::inner).collect(),
             sharding,
         }
@@ -86,7 +86,7 @@ impl Group {
     /// A pass begins, in which these ranks send gradients.
     pub(crate) fn begin(&self, takes_part: &[bool]) {
         self.flow.begin(takes_part);
-        self.ledger.begin();
+        self.memory_tracker.begin();
     }
 
     /// Nothing else travels between its devices until what is returned is dropped.

@@ -6,10 +6,10 @@
 
 mod flow;
 mod group;
-mod ledger;
+mod memory_tracker;
 mod ownership;
 
 pub(crate) use group::{Group, Membership};
-pub(crate) use ledger::Hold;
+pub(crate) use memory_tracker::HeldBytes;
 pub(crate) use ownership::Size;
 pub use ownership::{Ownership, Sharding};

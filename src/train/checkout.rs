@@ -35,7 +35,7 @@ impl<'a, M: LearnerModel> Checkout<'a, M> {
         };
         swap(
             checkout.learner,
-            checkout.engine.core().hollow(),
+            checkout.engine.core().skeleton(),
             no_optimizer(),
         );
         checkout.is_checked_out = true;
@@ -57,12 +57,12 @@ impl<'a, M: LearnerModel> Checkout<'a, M> {
             let optimizer = snapshot(|| self.engine.core().optimizer_record());
             swap(self.learner, self.engine.core().model(), optimizer);
             look(self.learner);
-            swap(self.learner, self.engine.core().hollow(), no_optimizer());
+            swap(self.learner, self.engine.core().skeleton(), no_optimizer());
             return;
         }
         self.check_in();
         look(self.learner);
-        let (_, optimizer) = swap(self.learner, self.engine.core().hollow(), no_optimizer());
+        let (_, optimizer) = swap(self.learner, self.engine.core().skeleton(), no_optimizer());
         self.engine.core_mut().replace_optimizer(optimizer);
         self.is_checked_out = true;
     }

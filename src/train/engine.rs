@@ -3,7 +3,7 @@ use burn::train::{LearnerModel, TrainOutput, TrainStep};
 
 use crate::caught::catch;
 use crate::error::FusedError;
-use crate::fused::{Core, Door};
+use crate::fused::{Core, Trainer};
 use crate::{FusedOptimizer, FusedReplicas};
 
 /// The fused optimizer of a learner, on one device or on several.

@@ -11,7 +11,7 @@ use super::swap_slot::SwapSlot;
 use crate::device::is_cubecl;
 use crate::parameters::as_inner;
 use crate::record;
-use crate::weights::forked_in_codes;
+use crate::weights::fork_quantized;
 
 /// A wrapper of the user's model for Burn's training during [`launch_fused`](super::LaunchFused::launch_fused).
 ///
@@ -81,7 +81,7 @@ impl<M: Module> Module for FusedModel<M> {
     as_inner!(model);
 
     fn fork(self, device: &Device) -> Self {
-        let model = forked_in_codes(self.model, device);
+        let model = fork_quantized(self.model, device);
         Self { model, ..self }
     }
 

@@ -5,105 +5,109 @@ use burn::module::{Module, ModuleMapper, Param, ParamId, Reparameterizer};
 use burn::tensor::{Device, GradientCheckpointingStrategy, Tensor};
 
 use super::entry::{Entry, Role};
+use super::export::{ExportLocation, Value};
 use super::handle::Handle;
-use super::home::{Ground, Home};
 use super::inventory::Inventory;
+use super::local_param::LocalParam;
+use super::local_params::LocalParams;
+use super::master_param::{MasterParam, MasterStorage};
 use super::placeholder::placeholder;
-use super::restored::{Place, Value};
-use super::view::View;
-use super::views::Views;
-use crate::layout::Layout;
 use crate::parameters::AnyTensor;
 use crate::pass::Session;
+use crate::placement::RankContext;
 
 /// Brings a module into fused form.
 pub(super) struct Attach<'a> {
     pub(super) inventory: &'a Inventory,
     pub(super) session: &'a Arc<Session>,
-    pub(super) layout: &'a Arc<Layout>,
+    pub(super) context: &'a Arc<RankContext>,
     /// The views of another rank, with which this one shares its homes.
-    pub(super) beside: Option<&'a Views>,
+    pub(super) beside: Option<&'a LocalParams>,
     /// Those of bases that wait on the host, and the path of the base of each.
     pub(super) adapters: &'a HashMap<ParamId, Arc<str>>,
 }
 
 /// A module in fused form.
-pub(super) struct Attached<M> {
+pub(super) struct AttachedParts<M> {
     pub(super) module: M,
     /// The ordinary one, with the same placeholders.
-    pub(super) hollow: M,
-    pub(super) views: Views,
+    pub(super) skeleton: M,
+    pub(super) local_params: LocalParams,
 }
 
 impl Attach<'_> {
     /// Moves the value of every parameter whose gradient is released to its home; one that is retained to the end of the
     /// pass is a leaf of the module, which shares it with its home. All other parameters stay as they are.
-    pub(super) fn attach<M: Module>(&self, module: M) -> Attached<M> {
-        let mut emptying = Emptying {
+    pub(super) fn attach<M: Module>(&self, module: M) -> AttachedParts<M> {
+        let mut emptying = ValueExtractor {
             attach: self,
             reads: self.inventory.count(Role::Released).0,
-            views: Views::default(),
-            grounds: Vec::new(),
+            local_params: LocalParams::default(),
+            storages: Vec::new(),
             devices: Vec::new(),
         };
-        let hollow = module.map(&mut emptying);
-        let views = emptying.views;
-        let module = hollow.clone().apply_reparameterization(Handing(&views));
-        Attached {
+        let skeleton = module.map(&mut emptying);
+        let local_params = emptying.local_params;
+        let module = skeleton
+            .clone()
+            .apply_reparameterization(HandleAttacher(&local_params));
+        AttachedParts {
             module,
-            hollow,
-            views,
+            skeleton,
+            local_params,
         }
     }
 }
 
 /// Takes the values in training out of a module.
-struct Emptying<'a> {
+struct ValueExtractor<'a> {
     attach: &'a Attach<'a>,
     /// A graph reads every parameter once at most, so what is deeper than as many reads is deeper than all of them.
     reads: usize,
-    views: Views,
+    local_params: LocalParams,
     /// Where homes are, and where the model computes: one of each for all parameters.
-    grounds: Vec<Arc<Ground>>,
+    storages: Vec<Arc<MasterStorage>>,
     devices: Vec<Arc<Device>>,
 }
 
-impl Emptying<'_> {
+impl ValueExtractor<'_> {
     /// The view of a parameter whose `value` has no autodiff, and rests where its role lets it.
-    fn view(
+    fn local_param(
         &mut self,
         id: ParamId,
         entry: &Entry,
         value: AnyTensor,
         strategy: GradientCheckpointingStrategy,
-    ) -> View {
+    ) -> LocalParam {
         let attach = self.attach;
-        let (layout, device) = (attach.layout, value.device());
+        let (context, device) = (attach.context, value.device());
         let is_leaf = entry.role == Role::Retained;
-        let computes_on = layout.computes_on(&device);
-        let computes_on = one_of(
+        let compute_device = context.compute_device(&device);
+        let compute_device = one_of(
             &mut self.devices,
-            |it| **it == computes_on,
-            || computes_on.clone(),
+            |it| **it == compute_device,
+            || compute_device.clone(),
         );
-        let home = match attach.beside {
-            Some(beside) => beside.get(id).home.clone(),
+        let master = match attach.beside {
+            Some(beside) => beside.get(id).master.clone(),
             None => {
-                let site = match is_leaf {
-                    true => layout.site_of_leaf(id, &device),
-                    false => layout.site(id, entry.elements(), value.dtype(), &device),
+                let location = match is_leaf {
+                    true => context.leaf_location(id, &device),
+                    false => context.location(id, entry.elements(), value.dtype(), &device),
                 };
-                let new = || Ground::new(site.clone(), layout);
-                let ground = one_of(&mut self.grounds, |it| it.site == site, new);
+                let new = || MasterStorage::new(location.clone(), context);
+                let storage = one_of(&mut self.storages, |it| it.location == location, new);
                 let path = entry.path.clone();
-                Arc::new(Home::new(id, path, value, strategy, ground, layout))
+                Arc::new(MasterParam::new(
+                    id, path, value, strategy, storage, context,
+                ))
             }
         };
         let session = attach.session.clone();
-        let mut view = View::new(home, session, layout.clone(), computes_on);
-        view.is_leaf = is_leaf;
-        view.waiting_base = attach.adapters.get(&id).cloned();
-        view
+        let mut local_param = LocalParam::new(master, session, context.clone(), compute_device);
+        local_param.is_leaf = is_leaf;
+        local_param.offloaded_base = attach.adapters.get(&id).cloned();
+        local_param
     }
 }
 
@@ -121,7 +125,7 @@ fn one_of<T>(
     new
 }
 
-impl ModuleMapper for Emptying<'_> {
+impl ModuleMapper for ValueExtractor<'_> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let inventory = self.attach.inventory;
         let entry = inventory.get(param.id);
@@ -132,28 +136,28 @@ impl ModuleMapper for Emptying<'_> {
         let strategy = strategy.unwrap_or_default();
         if entry.role == Role::Retained {
             let value = param.base().inner();
-            let view = self.view(param.id, entry, value.into(), strategy);
-            self.views.add(Arc::new(view));
+            let local_param = self.local_param(param.id, entry, value.into(), strategy);
+            self.local_params.add(Arc::new(local_param));
             return param;
         }
         let (id, value, mapper) = param.consume();
-        let view = self.view(id, entry, value.inner().into(), strategy);
-        let View { dtype, device, .. } = &view;
+        let local_param = self.local_param(id, entry, value.inner().into(), strategy);
+        let LocalParam { dtype, device, .. } = &local_param;
         let below = || {
             let mut clocks = self.attach.session.clocks.lock();
             clocks.of(device, strategy).below(self.reads)
         };
         let Entry { path, shape, .. } = entry;
         let placeholder = placeholder(path, shape, *dtype, device, strategy, below);
-        self.views.add(Arc::new(view));
+        self.local_params.add(Arc::new(local_param));
         Param::from_mapped_value(id, placeholder, mapper)
     }
 }
 
 /// Hands each placeholder the way to its view.
-struct Handing<'a>(&'a Views);
+struct HandleAttacher<'a>(&'a LocalParams);
 
-impl Reparameterizer for Handing<'_> {
+impl Reparameterizer for HandleAttacher<'_> {
     type Reparam = Handle;
 
     fn reparameterize<const D: usize>(
@@ -164,14 +168,14 @@ impl Reparameterizer for Handing<'_> {
         if !self.0.has_released(param.id) {
             return (param, None);
         }
-        let view = self.0.get(param.id).clone();
-        let handle = Handle::new(view.clone(), &param.base());
+        let local_param = self.0.get(param.id).clone();
+        let handle = Handle::new(local_param.clone(), &param.base());
         // A clone that is saved holds the values; one that is loaded would hold none.
         let (_, _, saved) = param.clone().consume();
-        let path = view.home.path.clone();
+        let path = local_param.master.path.clone();
         let param = param
             .save_mapper(move |_placeholder| {
-                let value = view.leaf(Value::Current, Place::Ordinary);
+                let value = local_param.leaf(Value::Current, ExportLocation::Ordinary);
                 saved.on_save(value.of_rank())
             })
             .load_mapper(move |_loaded| {

@@ -1,37 +1,37 @@
-//! Who has a copy of the value at home, and when. That is by what the rank [holds](Holding) of the parameter:
+//! Who has a copy of the value at home, and when. That is by what the rank [holds](Residency) of the parameter:
 //!
 //! | | a copy comes | and goes |
 //! |---|---|---|
-//! | [`Shared`](Holding::Shared) | never: home is where the model computes | |
-//! | [`Kept`](Holding::Kept) | with the first read, and anew after every update | when the next one has come; from the host, before |
-//! | [`ForRead`](Holding::ForRead) | with a read; that of a block from the host, before it | with the graph that has read it, or with the run of the block |
-//! | [`Gathered`](Holding::Gathered) | with a read | with the graph that has read it |
+//! | [`Shared`](Residency::Aliased) | never: home is where the model computes | |
+//! | [`Kept`](Residency::Cached) | with the first read, and anew after every update | when the next one has come; from the host, before |
+//! | [`ForRead`](Residency::OnDemand) | with a read; that of a block from the host, before it | with the graph that has read it, or with the run of the block |
+//! | [`Gathered`](Residency::Gathered) | with a read | with the graph that has read it |
 //!
-//! A parameter on the host that is read outside of a block is in the graph of the whole pass anyway, so its copy [stays](View::stay)
+//! A parameter on the host that is read outside of a block is in the graph of the whole pass anyway, so its copy [stays](LocalParam::pin)
 //! from then on.
 
 use std::sync::Arc;
 
-use super::stage::GradientState;
-use super::view::{HomeCopy, State, View};
+use super::gradient_state::GradientState;
+use super::local_param::{ComputeCopy, LocalParam, State};
 use crate::error::FusedError;
-use crate::layout::Holding;
 use crate::parameters::AnyTensor;
 use crate::pass::Graph;
+use crate::placement::Residency;
 
 /// What becomes of a copy that comes for a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Keeps {
+pub(super) enum CacheUntil {
     /// It goes with the reader, a graph that holds it.
-    Nothing,
+    GraphDropped,
     /// It stays for further reads of the run of a block.
-    ForRun,
+    BlockEnd,
 }
 
-impl View {
+impl LocalParam {
     /// The value, as the model computes with it.
-    fn come_over(&self) -> Result<AnyTensor, FusedError> {
-        self.carried(self.home.value(), &self.device, self.dtype)
+    fn fetch_value(&self) -> Result<AnyTensor, FusedError> {
+        self.transfer(self.master.value(), &self.device, self.dtype)
     }
 
     /// The value as the model computes with it, or the copy of an earlier read.
@@ -39,48 +39,50 @@ impl View {
     /// # Panics
     ///
     /// If it can't come over to the device.
-    pub(super) fn here(&self, state: &mut State, keeps: Keeps) -> AnyTensor {
-        if self.given == Holding::Shared {
-            return self.home.value();
+    pub(super) fn resident_value(&self, state: &mut State, cache_until: CacheUntil) -> AnyTensor {
+        if self.assigned == Residency::Aliased {
+            return self.master.value();
         }
-        let holding = self.holding();
-        let version = self.home.version();
+        let residency = self.residency();
+        let version = self.master.version();
         let copy = state.copy.take();
         let copy = copy.filter(|copy| copy.version == version);
         let value = match copy {
             Some(copy) => copy.value,
-            None => self.come_over().unwrap_or_else(|error| panic!("{error}")),
+            None => self.fetch_value().unwrap_or_else(|error| panic!("{error}")),
         };
-        let stays = match holding {
-            Holding::Shared | Holding::Gathered => false,
-            Holding::Kept => true,
-            Holding::ForRead => keeps == Keeps::ForRun,
+        let is_pinned = match residency {
+            Residency::Aliased | Residency::Gathered => false,
+            Residency::Cached => true,
+            Residency::OnDemand => cache_until == CacheUntil::BlockEnd,
         };
-        if stays {
-            state.copy = Some(HomeCopy::of(value.clone(), version));
+        if is_pinned {
+            state.copy = Some(ComputeCopy::of(value.clone(), version));
         }
         value
     }
 
     /// Has a copy of what is at home now. Where the home's device may be lost, the one before stays until it has come.
-    pub(super) fn bring_copy(&self) -> Result<(), FusedError> {
+    pub(super) fn fetch_copy(&self) -> Result<(), FusedError> {
         let mut state = self.state.lock();
-        if self.holding() == Holding::Shared || self.has_copy(&state) || self.home.find().is_none()
+        if self.residency() == Residency::Aliased
+            || self.has_copy(&state)
+            || self.master.find().is_none()
         {
             return Ok(());
         }
-        if self.home.ground.site.is_host {
+        if self.master.storage.location.is_host {
             state.copy = None;
         }
-        let version = self.home.version();
-        let value = self.come_over()?;
-        state.copy = Some(HomeCopy::of(value, version));
+        let version = self.master.version();
+        let value = self.fetch_value()?;
+        state.copy = Some(ComputeCopy::of(value, version));
         Ok(())
     }
 
     fn has_copy(&self, state: &State) -> bool {
         let copy = state.copy.as_ref();
-        copy.is_some_and(|copy| copy.version == self.home.version())
+        copy.is_some_and(|copy| copy.version == self.master.version())
     }
 
     /// Whether a read in this graph, if it is recorded, finds neither a copy nor the tap of a read before.
@@ -97,14 +99,14 @@ impl View {
     }
 
     /// Brings a copy before it is read. If it fails, the read that needs it says so.
-    pub(super) fn fetch(&self) {
-        let _ = self.bring_copy();
+    pub(super) fn prefetch(&self) {
+        let _ = self.fetch_copy();
     }
 
     /// Drops what came for a read.
-    pub(super) fn let_go(&self) {
+    pub(super) fn drop_fetched(&self) {
         // Whoever is at it takes the copy away itself.
-        if self.holding() != Holding::Kept
+        if self.residency() != Residency::Cached
             && let Some(mut state) = self.state.try_lock()
         {
             state.copy = None;
@@ -112,17 +114,22 @@ impl View {
     }
 
     /// Lets a rank that has kept a copy have that of after an update.
-    pub(super) fn renew_copy(&self) -> Result<(), FusedError> {
-        let keeps = self.holding() == Holding::Kept && self.state.lock().copy.is_some();
-        if keeps { self.bring_copy() } else { Ok(()) }
+    pub(super) fn update_cached_copy(&self) -> Result<(), FusedError> {
+        let cache_until = self.residency() == Residency::Cached && self.state.lock().copy.is_some();
+        if cache_until {
+            self.fetch_copy()
+        } else {
+            Ok(())
+        }
     }
 
     /// The pass is over: has what the owner has now, if this rank keeps it.
     pub(super) fn refresh_copy(&self) {
-        let keeps_all = self.holding() == Holding::Kept && !self.home.ground.site.is_host;
+        let keeps_all =
+            self.residency() == Residency::Cached && !self.master.storage.location.is_host;
         let brought = match keeps_all {
-            true => self.bring_copy(),
-            false => self.renew_copy(),
+            true => self.fetch_copy(),
+            false => self.update_cached_copy(),
         };
         // Where it can't be had, what was there before stays, or who reads it is told why.
         if let Err(error) = brought {
@@ -132,28 +139,28 @@ impl View {
 
     /// Has a value that waits on the host brought by the thread that brings them ahead, so that all come from one
     /// stream and its memory.
-    pub(super) fn have_brought(self: &Arc<Self>, graph: Option<&Arc<Graph>>) {
-        if let Some(placement) = &self.layout.placement
-            && self.comes_from_host()
+    pub(super) fn request_prefetch(self: &Arc<Self>, graph: Option<&Arc<Graph>>) {
+        if let Some(engine) = &self.context.engine
+            && self.is_fetched_from_host()
             && self.lacks_copy(graph)
         {
-            let view = self.clone();
-            placement.prefetch(move || view.fetch());
-            placement.transfers.to_device.wait_idle();
+            let local_param = self.clone();
+            engine.prefetch(move || local_param.prefetch());
+            engine.transfers.to_device.wait_idle();
         }
     }
 
     /// The parameter is read outside of a block: what the device computes with stays in the graph.
-    pub(super) fn stay(&self) {
-        if !self.comes_from_host() {
+    pub(super) fn pin(&self) {
+        if !self.is_fetched_from_host() {
             return;
         }
-        self.keep_copy();
-        if !self.comes_over() {
+        self.pin_copy();
+        if !self.is_fetched_on_read() {
             log::warn!(
                 "parameter `{}` is read outside of a block under gradient checkpointing, so its weights stay on \
                  the device; only the host keeps its optimizer state",
-                self.home.path
+                self.master.path
             );
         }
     }

@@ -3,8 +3,8 @@ use std::sync::Arc;
 use burn::module::ParamId;
 use burn::tensor::{DType, Device, Shape};
 
-use crate::layout::{Request, Rest};
 use crate::parameters::Parameter;
+use crate::placement::{PlacementPolicy, StorageTier};
 use crate::quantized::is_placeholder;
 use crate::replica::Size;
 
@@ -79,7 +79,7 @@ impl Entry {
     }
 
     /// Where it is between two steps.
-    pub(crate) fn rest(&self, request: &Request) -> Rest {
-        request.rest(self.is_trained(), self.elements(), self.dtype)
+    pub(crate) fn tier(&self, policy: &PlacementPolicy) -> StorageTier {
+        policy.tier(self.is_trained(), self.elements(), self.dtype)
     }
 }

@@ -7,40 +7,40 @@ use burn::tensor::Tensor;
 
 use super::inventory::Inventory;
 use crate::device::moved;
-use crate::layout::Layout;
 use crate::offload::OffloadEngine;
-use crate::parameters::{AnyTensor, exchange, list, running_statistics, values};
+use crate::parameters::{AnyTensor, list, map_params, running_statistics, values};
 use crate::pass::Scope;
+use crate::placement::RankContext;
 use crate::quantized::is_placeholder;
 use crate::tap::lift;
 
 /// The frozen parameters of `module` that wait on the host, and whether each carries an adapter, which Burn lets no other
 /// reparameterization replace. Running statistics never wait.
-pub(super) fn waiting<M: Module>(
+pub(super) fn offloaded<M: Module>(
     module: &M,
     inventory: &Inventory,
-    layout: &Layout,
+    context: &RankContext,
 ) -> HashMap<ParamId, bool> {
-    if layout.placement.is_none() {
+    if context.engine.is_none() {
         return HashMap::new();
     }
     let statistics = running_statistics(module);
-    let waits = |id| {
+    let is_offloaded = |id| {
         let entry = inventory.get(id).filter(|entry| !entry.is_trained());
         entry.is_some_and(|entry| {
             // Its codes wait in its place.
             let is_placeholder = is_placeholder(entry.dtype);
-            !is_placeholder && layout.waits(false, entry.elements(), entry.dtype)
+            !is_placeholder && context.is_offloaded(false, entry.elements(), entry.dtype)
         }) && !statistics.contains(&id)
     };
-    let mut waiting = HashMap::new();
+    let mut offloaded = HashMap::new();
     for parameter in list(module) {
-        if waits(parameter.param.id()) {
-            let has_adapter = waiting.entry(parameter.param.id()).or_insert(false);
+        if is_offloaded(parameter.param.id()) {
+            let has_adapter = offloaded.entry(parameter.param.id()).or_insert(false);
             *has_adapter |= parameter.reparameterization.is_some();
         }
     }
-    waiting
+    offloaded
 }
 
 /// Refuses to read an adapter of the parameter at `base`, which waits on the host, where nothing brings it over: Burn
@@ -56,21 +56,25 @@ pub(super) fn refuse_outside_of_a_block(base: &str) {
 }
 
 /// `module` with these parameters on the host.
-pub(super) fn on_host<M: Module>(module: M, frozen: &HashMap<ParamId, bool>, layout: &Layout) -> M {
-    let Some(placement) = &layout.placement else {
+pub(super) fn on_host<M: Module>(
+    module: M,
+    frozen: &HashMap<ParamId, bool>,
+    context: &RankContext,
+) -> M {
+    let Some(engine) = &context.engine else {
         return module;
     };
-    exchange(
+    map_params(
         module,
         |param| frozen.contains_key(&param.id()),
-        |_, value| constant(value, |value| moved(value, &placement.host)),
+        |_, value| constant(value, |value| moved(value, &engine.host)),
     )
 }
 
 /// `module` with these parameters of another replica, which has them on the host: they are there once for all.
 pub(super) fn shared<M: Module>(module: M, frozen: &HashMap<ParamId, bool>, other: &M) -> M {
     let values = values(other, &frozen.keys().copied().collect());
-    exchange(
+    map_params(
         module,
         |param| values.contains_key(&param.id()),
         |id, _own| values[&id].clone(),
@@ -79,16 +83,17 @@ pub(super) fn shared<M: Module>(module: M, frozen: &HashMap<ParamId, bool>, othe
 
 /// `module` with all that waits on the host, and is not in training, on the device, if anything does: what a block computes with
 /// in one run.
-pub(crate) fn with_frozen<M: Module>(module: M, placement: Option<&OffloadEngine>) -> M {
-    let Some(placement) = placement else {
+pub(crate) fn with_frozen<M: Module>(module: M, engine: Option<&OffloadEngine>) -> M {
+    let Some(engine) = engine else {
         return module;
     };
-    let waits = |value: AnyTensor| !value.is_tracked() && value.device().inner() == placement.host;
-    exchange(
+    let is_offloaded =
+        |value: AnyTensor| !value.is_tracked() && value.device().inner() == engine.host;
+    map_params(
         module,
-        |param| waits(param.value()),
+        |param| is_offloaded(param.value()),
         |_, value| {
-            let device = placement.device.clone().inner();
+            let device = engine.device.clone().inner();
             constant(value, |value| moved(value, &device))
         },
     )

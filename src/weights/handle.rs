@@ -4,8 +4,8 @@ use burn::backend::autodiff::NodeId;
 use burn::module::{Module, Reparameterization};
 use burn::tensor::Tensor;
 
+use super::local_param::LocalParam;
 use super::placeholder::Identity;
-use super::view::View;
 use crate::parameters::Parameter;
 use crate::tap::node;
 
@@ -14,7 +14,7 @@ use crate::tap::node;
 #[derive(Module, Debug)]
 pub(crate) struct Handle {
     #[module(skip)]
-    view: Arc<View>,
+    local_param: Arc<LocalParam>,
     #[module(skip)]
     placeholder: Identity,
     /// Of the placeholder, which is not tracked everywhere.
@@ -23,9 +23,12 @@ pub(crate) struct Handle {
 }
 
 impl Handle {
-    pub(crate) fn new<const D: usize>(view: Arc<View>, placeholder: &Tensor<D>) -> Self {
+    pub(crate) fn new<const D: usize>(
+        local_param: Arc<LocalParam>,
+        placeholder: &Tensor<D>,
+    ) -> Self {
         Self {
-            view,
+            local_param,
             placeholder: Identity::of(placeholder),
             node: node(placeholder),
         }
@@ -33,16 +36,16 @@ impl Handle {
 }
 
 /// The name of what a parameter carries that comes over whenever it is read.
-pub(super) const WAY: &str = "backburn_way";
+pub(super) const FETCH_HANDLE: &str = "backburn_way";
 
 /// Whether the value of the parameter is at a home.
-pub(super) fn is_at_home(parameter: &Parameter) -> bool {
+pub(super) fn is_attached(parameter: &Parameter) -> bool {
     parameter.reparameterization.as_deref() == Some(Handle::NAME)
 }
 
 /// The same, or it comes over whenever it is read.
-pub(super) fn is_in_form(parameter: &Parameter) -> bool {
-    is_at_home(parameter) || parameter.reparameterization.as_deref() == Some(WAY)
+pub(super) fn carries_handle(parameter: &Parameter) -> bool {
+    is_attached(parameter) || parameter.reparameterization.as_deref() == Some(FETCH_HANDLE)
 }
 
 impl Reparameterization for Handle {
@@ -52,22 +55,22 @@ impl Reparameterization for Handle {
     ///
     /// The placeholder tells how: whatever the user's code did to the module (`valid`, `no_grad`) it did to the placeholder.
     fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
-        let view = &self.view;
+        let local_param = &self.local_param;
         if Identity::of(&base) != self.placeholder {
             panic!(
                 "parameter `{}` was mapped (`Param::map`), moved or loaded in the closure of a fused step, where the \
                  model has no values of its own: change it between steps with \
                  `FusedOptimizer::change_model`, or compute with another value in the closure \
                  (`param.val().transpose()`, `param.val() + noise`)",
-                view.home.path
+                local_param.master.path
             );
         }
         let value = if !base.is_autodiff() {
-            view.read_untrained()
+            local_param.read_untrained()
         } else if !base.is_tracked() && node(&base) != self.node {
-            view.constant_of(view.read_untrained())
+            local_param.constant_of(local_param.read_untrained())
         } else {
-            view.read()
+            local_param.read()
         };
         value.of_rank()
     }

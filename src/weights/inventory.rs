@@ -5,12 +5,12 @@ use burn::module::{Module, ParamId};
 use burn::tensor::{DType, Device};
 
 use super::entry::{Entry, Role};
-use super::handle::is_in_form;
+use super::handle::carries_handle;
 use crate::device;
 use crate::error::FusedError;
-use crate::layout::Layout;
 use crate::offload::OffloadEngine;
 use crate::parameters::{Parameter, list};
+use crate::placement::RankContext;
 use crate::policy::Update;
 use crate::quantized::is_placeholder;
 use crate::replica::Size;
@@ -22,16 +22,19 @@ use backburn_base::weight_of_codes;
 pub(crate) struct Inventory {
     entries: HashMap<ParamId, Entry>,
     /// Bytes that leave for the host.
-    pub(crate) leaving: usize,
+    pub(crate) offloaded_bytes: usize,
 }
 
 impl Inventory {
-    /// Takes stock of `module` and refuses what can't be trained in fused form under `layout`. Initializes lazy
+    /// Takes stock of `module` and refuses what can't be trained in fused form under `context`. Initializes lazy
     /// parameters, in module order.
-    pub(crate) fn take<M: Module>(module: &M, layout: &Layout) -> Result<Self, FusedError> {
+    pub(crate) fn take<M: Module>(module: &M, context: &RankContext) -> Result<Self, FusedError> {
         device::check_all_there(&module.devices())?;
         let parameters = list(module);
-        if let Some(fused) = parameters.iter().find(|parameter| is_in_form(parameter)) {
+        if let Some(fused) = parameters
+            .iter()
+            .find(|parameter| carries_handle(parameter))
+        {
             let path = fused.path.clone();
             return Err(FusedError::AlreadyFused { path });
         }
@@ -58,10 +61,10 @@ impl Inventory {
         let mut entries = HashMap::<ParamId, Entry>::new();
         // A server is asked over the network.
         let mut checked = Vec::new();
-        let mut leaving = 0;
+        let mut offloaded_bytes = 0;
         for entry in found {
-            entry.check(layout, &mut checked)?;
-            leaving += entry.bytes_leaving(layout);
+            entry.check(context, &mut checked)?;
+            offloaded_bytes += entry.offloaded_bytes_of(context);
             match entries.get(&entry.id) {
                 Some(first) if entry.is_trained() || first.is_trained() => {
                     return Err(FusedError::DuplicateParameter {
@@ -73,16 +76,23 @@ impl Inventory {
                 _ => entries.insert(entry.id, entry),
             };
         }
-        Ok(Self { entries, leaving })
+        Ok(Self {
+            entries,
+            offloaded_bytes,
+        })
     }
 
-    /// Refuses a trained parameter that `update` can't step where `layout` puts it.
-    pub(super) fn check_stepped(&self, update: &Update, layout: &Layout) -> Result<(), FusedError> {
+    /// Refuses a trained parameter that `update` can't step where `context` puts it.
+    pub(super) fn check_stepped(
+        &self,
+        update: &Update,
+        context: &RankContext,
+    ) -> Result<(), FusedError> {
         let mut trained: Vec<_> = self.entries.values().filter(|it| it.is_trained()).collect();
         trained.sort_unstable_by_key(|entry| &entry.path);
         for entry in trained {
             let (id, path, rank) = (entry.id, &entry.path, entry.shape.num_dims());
-            let (device, elements) = (entry.stepped_on(layout), entry.elements());
+            let (device, elements) = (entry.stepped_on(context), entry.elements());
             let unsupported = update.unsupported(&device, id, path, rank, entry.dtype, elements);
             if let Some(reason) = unsupported {
                 let path = path.to_string();
@@ -101,13 +111,13 @@ impl Inventory {
     }
 
     /// The parameters that `changed` has no more, or in another shape.
-    pub(crate) fn gone_from(&self, changed: &Self) -> Vec<ParamId> {
+    pub(crate) fn removed_in(&self, changed: &Self) -> Vec<ParamId> {
         let is_there = |entry: &&Entry| {
             let changed = changed.get(entry.id);
             changed.is_some_and(|changed| changed.shape == entry.shape)
         };
-        let gone = self.entries.values().filter(|entry| !is_there(entry));
-        gone.map(|entry| entry.id).collect()
+        let removed = self.entries.values().filter(|entry| !is_there(entry));
+        removed.map(|entry| entry.id).collect()
     }
 
     /// The number of parameters with this role, and of elements in them.
@@ -151,31 +161,35 @@ impl Inventory {
 
 /// A parameter as it is in a module that is to be fused.
 impl Entry {
-    /// Refuses it where `layout` would put it, if it can't be there or be computed with. What has been `checked` is not
+    /// Refuses it where `context` would put it, if it can't be there or be computed with. What has been `checked` is not
     /// asked again.
-    fn check(&self, layout: &Layout, checked: &mut Vec<(Device, DType)>) -> Result<(), FusedError> {
+    fn check(
+        &self,
+        context: &RankContext,
+        checked: &mut Vec<(Device, DType)>,
+    ) -> Result<(), FusedError> {
         let Self { dtype, role, .. } = self;
         if is_placeholder(*dtype) {
             return Ok(());
         }
         let path = || self.path.to_string();
-        let device = layout.device().unwrap_or(&self.device);
+        let device = context.device().unwrap_or(&self.device);
         if *role == Role::Released && !tap::covers(device) {
             return Err(FusedError::BackendNotCovered {
                 device: format!("{device:?}"),
                 path: path(),
             });
         }
-        for asked in self.places(layout, device) {
+        for asked in self.places(context, device) {
             if !checked.contains(&asked) {
                 device::check(&asked.0, asked.1)?;
                 checked.push(asked);
             }
         }
-        if let Some(placement) = &layout.placement {
-            self.check_on_host(placement)?;
+        if let Some(engine) = &context.engine {
+            self.check_on_host(engine)?;
         }
-        let compute_dtype = layout.compute_dtype(*dtype);
+        let compute_dtype = context.compute_dtype(*dtype);
         if compute_dtype != *dtype && *role != Role::Released {
             return Err(FusedError::ComputeDtype {
                 path: path(),
@@ -189,58 +203,62 @@ impl Entry {
         }
     }
 
-    /// The bytes that leave for the host, if `layout` has it wait there. (Of several ranks the first is asked alone, before there are
+    /// The bytes that leave for the host, if `context` has it wait there. (Of several ranks the first is asked alone, before there are
     /// others: the values are there once for all.)
-    fn bytes_leaving(&self, layout: &Layout) -> usize {
-        let waits = self.role != Role::Retained
-            && layout.waits(self.is_trained(), self.elements(), self.dtype);
-        let leaves = layout.placement.as_ref().is_some_and(|placement| {
-            waits && layout.member.is_none() && placement.host != self.device.clone().inner()
+    fn offloaded_bytes_of(&self, context: &RankContext) -> usize {
+        let is_offloaded = self.role != Role::Retained
+            && context.is_offloaded(self.is_trained(), self.elements(), self.dtype);
+        let leaves = context.engine.as_ref().is_some_and(|engine| {
+            is_offloaded && context.member.is_none() && engine.host != self.device.clone().inner()
         });
         if leaves { self.bytes() } else { 0 }
     }
 
     /// On which devices it will be when it is computed with on `device`, and in which types.
-    fn places(&self, layout: &Layout, device: &Device) -> impl Iterator<Item = (Device, DType)> {
+    fn places(
+        &self,
+        context: &RankContext,
+        device: &Device,
+    ) -> impl Iterator<Item = (Device, DType)> {
         let Self { dtype, role, .. } = *self;
         let here = device.clone().inner();
         // Where it is already, a frozen one may be in any type.
         let is_needed = role != Role::Frozen || here != self.device.clone().inner();
-        let computed = is_needed.then(|| (here, layout.compute_dtype(dtype)));
+        let computed = is_needed.then(|| (here, context.compute_dtype(dtype)));
         let rests = (role == Role::Released)
-            .then(|| layout.site(self.id, self.elements(), dtype, device))
-            .filter(|site| !site.is_host)
-            .map(|site| (site.device, dtype));
+            .then(|| context.location(self.id, self.elements(), dtype, device))
+            .filter(|location| !location.is_host)
+            .map(|location| (location.device, dtype));
         // The ordinary model of a rank is on its device.
-        let ordinary = layout
+        let ordinary = context
             .member
             .as_ref()
-            .filter(|_| is_needed && layout.placement.is_none())
+            .filter(|_| is_needed && context.engine.is_none())
             .map(|member| (member.device().clone(), dtype));
         [computed, rests, ordinary].into_iter().flatten()
     }
 
     /// Returns the device that steps it.
-    fn stepped_on(&self, layout: &Layout) -> Device {
-        let device = layout.device().unwrap_or(&self.device);
-        let site = match self.role {
-            Role::Released => layout.site(self.id, self.elements(), self.dtype, device),
-            _ => layout.site_of_leaf(self.id, device),
+    fn stepped_on(&self, context: &RankContext) -> Device {
+        let device = context.device().unwrap_or(&self.device);
+        let location = match self.role {
+            Role::Released => context.location(self.id, self.elements(), self.dtype, device),
+            _ => context.leaf_location(self.id, device),
         };
-        site.device
+        location.device
     }
 
     /// The same on the host, where all of the ordinary model is.
-    fn check_on_host(&self, placement: &OffloadEngine) -> Result<(), FusedError> {
+    fn check_on_host(&self, engine: &OffloadEngine) -> Result<(), FusedError> {
         let Self { path, dtype, .. } = self;
-        let host = &placement.host;
+        let host = &engine.host;
         let reason = if !device::has(host, *dtype) {
             format!(
                 "parameter `{path}` is {dtype:?}, which the host {host:?} does not have: use `OffloadHost::Flex`"
             )
-        } else if placement.config.offloads_states() && self.is_trained() && *dtype != DType::F32 {
+        } else if engine.config.offloads_states() && self.is_trained() && *dtype != DType::F32 {
             format!(
-                "parameter `{path}` is {dtype:?}, and optimizer states wait in f32: use `Offload::Updates`"
+                "parameter `{path}` is {dtype:?}, and offloaded optimizer states are in f32: use `Offload::Updates`"
             )
         } else {
             return Ok(());

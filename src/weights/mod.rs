@@ -2,43 +2,43 @@
 //!
 //! Attaching moves the value of every trainable parameter to its *home*, which all ranks share, and leaves a placeholder
 //! in the module; reading the parameter asks the *view* that the rank has of it; restoring puts the values back into an
-//! ordinary module. What rests where, and what a view holds, says the [`Layout`](crate::layout::Layout).
+//! ordinary module. What rests where, and what a view holds, says the [`RankContext`](crate::placement::RankContext).
 
-mod arrival;
 mod attach;
-mod come_over;
+mod attached_module;
 mod copy;
 mod entry;
-mod fetch_ahead;
-mod form;
+mod export;
+mod fetch_on_read;
 mod frozen;
+mod gradient_state;
 mod handle;
-mod home;
 mod inventory;
-mod moved;
+mod local_param;
+mod local_params;
+mod master_param;
 mod placeholder;
+mod prefetcher;
 mod read;
-mod restored;
 mod saved_in_full;
-mod stage;
+mod tap_sink;
 mod tracked;
+mod transfer;
 #[cfg(any(feature = "flex", feature = "ndarray"))]
 mod unreadable;
 mod update;
-mod view;
-mod views;
 
+pub(crate) use attached_module::AttachedModule;
 pub(crate) use entry::{Entry, Role};
-pub(crate) use form::FusedForm;
+pub(crate) use export::Value;
 pub(crate) use frozen::with_frozen;
-pub(crate) use home::Home;
+pub(crate) use gradient_state::{Accumulated, ParameterReport};
 pub(crate) use inventory::Inventory;
-pub(crate) use moved::forked_in_codes;
+pub(crate) use local_params::LocalParams;
+pub(crate) use master_param::MasterParam;
 pub(crate) use placeholder::Identity;
-pub(crate) use restored::Value;
-pub(crate) use stage::{Accumulated, ParameterReport};
 pub(crate) use tracked::{
-    OwnLeaf, TrackedTensor, Unused, is_in_training, outside_of_form, own_leaf, with_constants,
-    with_own_leaves,
+    OwnLeaf, TrackedTensor, Unused, is_in_training, own_leaf, tracked_outside_of_masters,
+    with_constants, with_own_leaves,
 };
-pub(crate) use views::Views;
+pub(crate) use transfer::fork_quantized;

@@ -54,7 +54,7 @@ pub(super) fn unreadable<const D: usize>(
 }
 
 /// Whether a tensor on `device` that can't be read says so.
-fn tells_reads(device: &Device) -> bool {
+fn panics_on_read(device: &Device) -> bool {
     #[allow(unreachable_patterns, deprecated)] // What is there depends on the build.
     match device.as_dispatch() {
         #[cfg(feature = "flex")]
@@ -77,7 +77,7 @@ pub(super) fn placeholder<const D: usize>(
     below: impl FnOnce() -> DispatchTensor,
 ) -> Tensor<D> {
     let placeholder = lift(unreadable(around, path, shape, dtype, device), strategy);
-    if tells_reads(device) {
+    if panics_on_read(device) {
         return placeholder;
     }
     let trap = Trap { path: path.clone() };

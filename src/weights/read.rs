@@ -2,45 +2,45 @@
 
 use std::sync::Arc;
 
-use super::arrival::Arrival;
-use super::copy::Keeps;
+use super::copy::CacheUntil;
 use super::frozen::refuse_outside_of_a_block;
-use super::stage::{Expecting, GradientState};
-use super::view::{State, View};
-use crate::layout::Holding;
+use super::gradient_state::{Expecting, GradientState};
+use super::local_param::{LocalParam, State};
+use super::tap_sink::TapSink;
 use crate::memory;
 use crate::parameters::AnyTensor;
-use crate::pass::{Graph, Pass, Place, Readers, Scope, Stage};
+use crate::pass::{Graph, Pass, ReadMode, Readers, Scope, Stage};
+use crate::placement::Residency;
 use crate::tap::{join, lift};
 
-impl View {
+impl LocalParam {
     /// The current value without autodiff, as the model computes with it.
-    pub(super) fn plain(&self, keeps: Keeps) -> AnyTensor {
-        let has_answered = self.state.lock().has_answered();
-        if let (true, Some(placement)) = (has_answered, &self.layout.placement) {
+    pub(super) fn plain(&self, cache_until: CacheUntil) -> AnyTensor {
+        let is_done = self.state.lock().is_done();
+        if let (true, Some(engine)) = (is_done, &self.context.engine) {
             // What is read does not depend on how far an update is.
-            placement.transfers.to_host.wait_idle();
+            engine.transfers.to_host.wait_idle();
         }
         let mut state = self.state.lock();
         let may_change = || {
             let pass = self.session.pass.lock().clone();
-            pass.is_some_and(|pass| pass.plan.goal.steps())
+            pass.is_some_and(|pass| pass.pipeline.gradient_use.steps())
         };
-        if state.has_answered() && self.among.is_some() && may_change() {
+        if state.is_done() && self.among.is_some() && may_change() {
             panic!(
                 "the value of parameter `{}` was read after its gradient had gone to the other ranks, which \
                  may be stepping it now: read it before the backward pass, or after the step",
-                self.home.path
+                self.master.path
             );
         }
-        self.here(&mut state, keeps)
+        self.resident_value(&mut state, cache_until)
     }
 
     /// The plain value, for code that does not train the parameter. A block that reads it will do so once more in its
     /// second run, and the parameter is not stepped before.
     pub(super) fn read_untrained(&self) -> AnyTensor {
         memory::end_beyond_limit();
-        if let Some(base) = &self.waiting_base {
+        if let Some(base) = &self.offloaded_base {
             refuse_outside_of_a_block(base);
         }
         let in_pass = |scope: &Scope| {
@@ -48,22 +48,22 @@ impl View {
             pass.is_some_and(|pass| Arc::ptr_eq(&pass, &scope.pass))
         };
         let Some(scope) = Scope::current().filter(in_pass) else {
-            return self.plain(Keeps::Nothing);
+            return self.plain(CacheUntil::GraphDropped);
         };
         let mut state = self.state.lock();
-        let has_answered = state.has_answered();
-        if let Some(reads) = scope.second_reads.as_ref().filter(|_| !has_answered) {
-            reads.add(self.home.id, &self.home.path);
+        let is_done = state.is_done();
+        if let Some(reads) = scope.recomputed_reads.as_ref().filter(|_| !is_done) {
+            reads.add(self.master.id, &self.master.path);
         }
-        let Place::Unrecorded(readers) = &scope.place else {
+        let ReadMode::Unrecorded(readers) = &scope.place else {
             drop(state);
-            return self.plain(Keeps::Nothing);
+            return self.plain(CacheUntil::GraphDropped);
         };
-        if !has_answered {
+        if !is_done {
             self.note_reader(&mut state, readers);
         }
         drop(state);
-        self.plain(Keeps::ForRun)
+        self.plain(CacheUntil::BlockEnd)
     }
 
     /// The value as the pass under way needs it: with its gradient tapped, or as a constant where operations are not recorded.
@@ -76,7 +76,7 @@ impl View {
             panic!(
                 "parameter `{}` was read outside of a training step, from a model cloned out of one: \
                  use `FusedOptimizer::model()` or `valid()` instead",
-                self.home.path
+                self.master.path
             )
         });
         if pass.is_recorded {
@@ -84,51 +84,55 @@ impl View {
         }
         let place = match Scope::current() {
             Some(scope) if Arc::ptr_eq(&scope.pass, &pass) => {
-                if let Some(reads) = &scope.second_reads {
-                    reads.add(self.home.id, &self.home.path);
+                if let Some(reads) = &scope.recomputed_reads {
+                    reads.add(self.master.id, &self.master.path);
                 }
                 scope.place
             }
             elsewhere => self.place_elsewhere(&pass, elsewhere),
         };
         match place {
-            Place::Recorded(graph) => {
-                if let Some(base) = &self.waiting_base {
+            ReadMode::Recorded(graph) => {
+                if let Some(base) = &self.offloaded_base {
                     refuse_outside_of_a_block(base);
                 }
-                if self.waits {
-                    self.have_brought(Some(&graph));
+                if self.is_offloaded {
+                    self.request_prefetch(Some(&graph));
                 }
                 self.tapped(&pass, &graph)
             }
-            Place::Unrecorded(readers) => {
-                if self.waits {
-                    self.have_brought(None);
+            ReadMode::Unrecorded(readers) => {
+                if self.is_offloaded {
+                    self.request_prefetch(None);
                 }
                 self.note_reader(&mut self.state.lock(), &readers);
                 let gathered = self.among.as_ref().map(|it| self.count_gathered(it));
                 drop(gathered);
                 // A recurrent layer reads its parameters in every step of a long run.
                 pass.blocks.collect_graph(&self.device);
-                self.constant_of(self.plain(Keeps::ForRun))
+                self.constant_of(self.plain(CacheUntil::BlockEnd))
             }
-            Place::Hook(called_for) => panic!(
+            ReadMode::Hook(called_for) => panic!(
                 "parameter `{}` was read in a hook (called for parameter `{called_for}`), where the \
                  autodiff graph of the model is locked: a hook is given the value of its own \
                  parameter; for others keep `FusedOptimizer::model()` of before the step, or read \
                  `valid()` of the model",
-                self.home.path
+                self.master.path
             ),
         }
     }
 
     /// The block that reads it owes it a gradient, until its second run.
     fn note_reader(&self, state: &mut State, readers: &Readers) {
-        readers.add(self.home.id, &self.home.path, &self.expecting(state).debt);
+        readers.add(
+            self.master.id,
+            &self.master.path,
+            &self.expecting(state).pending_count,
+        );
     }
 
     /// Returns the place of a read on a thread that has no scope of this pass, maybe one of another pass.
-    fn place_elsewhere(&self, pass: &Arc<Pass>, other: Option<Scope>) -> Place {
+    fn place_elsewhere(&self, pass: &Arc<Pass>, other: Option<Scope>) -> ReadMode {
         if let (Some(scope), Some(member)) = (&other, &self.among)
             && let Some(among) = &scope.pass.among
             && Arc::ptr_eq(&among.group, &member.group)
@@ -137,20 +141,20 @@ impl View {
             panic!(
                 "parameter `{}` of rank {} was read on the thread of rank {}: every rank computes with its own model, \
                  and a hook with what it is given",
-                self.home.path, member.rank, among.rank
+                self.master.path, member.rank, among.rank
             );
         }
         if pass.is_in_hook() {
-            return Place::Hook("another".into());
+            return ReadMode::Hook("another".into());
         }
         if pass.blocks.is_running() {
             panic!(
                 "parameter `{}` was read on another thread while a block under gradient \
                  checkpointing runs: enter the block's `StepContext` on that thread",
-                self.home.path
+                self.master.path
             );
         }
-        Place::Recorded(pass.graph.clone())
+        ReadMode::Recorded(pass.graph.clone())
     }
 
     /// Returns the gradients that are still to come in this pass.
@@ -169,7 +173,7 @@ impl View {
                  the losses and run one backward pass per step. To compute with the model after the \
                  backward pass (an accuracy, the norm of a weight) read `model.valid()`; to look at \
                  a gradient, which is released when it has been used, add a `GradientHook`",
-                self.home.path
+                self.master.path
             ),
         }
     }
@@ -187,24 +191,24 @@ impl View {
         if let Stage::Over = *pass.stage.lock() {
             panic!(
                 "parameter `{}` was read after the step it belongs to",
-                self.home.path
+                self.master.path
             );
         }
-        if self.waits && Arc::ptr_eq(graph, &pass.graph) {
-            self.stay();
+        if self.is_offloaded && Arc::ptr_eq(graph, &pass.graph) {
+            self.pin();
         }
-        let value = match self.given {
-            Holding::Shared => self.home.value(),
-            _ => self.here(&mut state, Keeps::Nothing),
+        let value = match self.assigned {
+            Residency::Aliased => self.master.value(),
+            _ => self.resident_value(&mut state, CacheUntil::GraphDropped),
         };
         let expecting = self.expecting(&mut state);
-        let (read, owed) = graph.read(&expecting.debt);
-        let (device, strategy) = (value.device(), self.home.strategy);
+        let (read, pending_gradient) = graph.read(&expecting.pending_count);
+        let (device, strategy) = (value.device(), self.master.strategy);
         let tick = self.session.clocks.lock().of(&device, strategy).tick(read);
-        let arrival = Arrival {
-            view: self.clone(),
+        let arrival = TapSink {
+            local_param: self.clone(),
             pass: pass.clone(),
-            owed,
+            pending_gradient,
             _gathered: self.among.as_ref().and_then(|it| self.count_gathered(it)),
         };
         let leaf = lift(value.untyped(), strategy).require_grad();

@@ -5,24 +5,25 @@ use burn::backend::{Dispatch, DispatchTensor};
 use burn::module::Module;
 use burn::tensor::{Device, Gradients, Tensor};
 
-use super::handle::{is_at_home, is_in_form};
-use crate::parameters::{AnyParam, exchange, list};
+use super::handle::{carries_handle, is_attached};
+use crate::parameters::{AnyParam, list, map_params};
 use crate::tap::lift;
 
 /// Whether `module`, or a part of it, is in fused form, and not for inference.
 pub(crate) fn is_in_training<M: Module>(module: &M) -> bool {
     let parameters = list(module);
-    let mut at_home = parameters.iter().filter(|parameter| is_at_home(parameter));
-    at_home.any(|parameter| parameter.param.value().is_autodiff())
+    let mut export_in_place = parameters.iter().filter(|parameter| is_attached(parameter));
+    export_in_place.any(|parameter| parameter.param.value().is_autodiff())
 }
 
 /// The tracked values of `module`, which is in fused form, that are at no home, each with its place among the
 /// float parameters: those of parameters that stay ordinary leaves, and what the user's code has put in the
 /// place of a parameter.
-pub(crate) fn outside_of_form<M: Module>(module: &M) -> Vec<(usize, TrackedTensor)> {
+pub(crate) fn tracked_outside_of_masters<M: Module>(module: &M) -> Vec<(usize, TrackedTensor)> {
     let parameters = list(module).into_iter().enumerate();
-    let outside_of_form = parameters.filter(|(_, parameter)| !is_in_form(parameter));
-    let values = outside_of_form.map(|(place, parameter)| (place, parameter.param.value()));
+    let tracked_outside_of_masters = parameters.filter(|(_, parameter)| !carries_handle(parameter));
+    let values =
+        tracked_outside_of_masters.map(|(place, parameter)| (place, parameter.param.value()));
     let tracked = values.filter(|(_, value)| value.is_tracked());
     let found = tracked.map(|(place, value)| {
         let what =
@@ -92,7 +93,7 @@ fn renewed<M: Module>(module: M, places: &[usize], tracked: bool) -> (M, Vec<Own
         place += 1;
         places.contains(&(place - 1))
     };
-    let module = exchange(module, is_at_place, |_, value| {
+    let module = map_params(module, is_at_place, |_, value| {
         let strategy = value.gradient_checkpointing_strategy().unwrap_or_default();
         let mut value = lift(value.untyped().inner(), strategy);
         if tracked {

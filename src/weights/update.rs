@@ -3,19 +3,19 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::home::Home;
-use super::stage::{Accumulated, Held, Outcome};
+use super::gradient_state::{Accumulated, HeldGradient, Outcome};
+use super::master_param::MasterParam;
 use crate::caught::{Caught, catch};
 use crate::memory::{self, Category};
 use crate::offload::OffloadEngine;
 use crate::parameters::AnyTensor;
 use crate::pass::{FailedIn, Pass};
-use crate::policy::{Goal, Leaving};
+use crate::policy::{Eviction, GradientUse};
 use crate::replica::Group;
 
-impl Home {
+impl MasterParam {
     /// Does with the gradients of all ranks what their pass is for. What goes wrong ends the pass of the owner.
-    pub(super) fn use_answers(&self, group: &Group, gradients: Vec<Held>) {
+    pub(super) fn apply_rank_gradients(&self, group: &Group, gradients: Vec<HeldGradient>) {
         let owner = self.session.get();
         let Some(pass) = owner.and_then(|session| session.pass.lock().clone()) else {
             return;
@@ -37,10 +37,10 @@ impl Home {
     /// Does with the gradients of a parameter, in the order of their sum, what the pass is for: they go through the hooks, and
     /// step the parameter if that is the goal. Without any, what was accumulated is used.
     pub(super) fn apply_gradients(&self, pass: &Arc<Pass>, gradients: Vec<AnyTensor>) {
-        let goal = pass.plan.goal;
+        let gradient_use = pass.pipeline.gradient_use;
         let mut gradients = gradients.into_iter();
-        let gradient = match (gradients.next(), goal) {
-            (Some(first), Goal::Accumulate) => return self.add(pass, first, gradients),
+        let gradient = match (gradients.next(), gradient_use) {
+            (Some(first), GradientUse::Accumulate) => return self.add(pass, first, gradients),
             (Some(first), _) => {
                 let first = match &self.state.lock().accumulated {
                     // In the buffer of the gradient: the sum stays until the pass has ended well.
@@ -60,7 +60,7 @@ impl Home {
         if gradient.dtype() != self.dtype {
             gradient = gradient.in_type(self.dtype);
         }
-        let hooks = &pass.plan.hooks;
+        let hooks = &pass.pipeline.hooks;
         let called = if hooks.is_empty() {
             Ok(Some(gradient))
         } else {
@@ -69,8 +69,10 @@ impl Home {
             let call = || hooks.call(&self.path, self.id, &value, gradient);
             pass.call_hooks(&self.path, call)
         };
-        match (called, goal) {
-            (Ok(Some(gradient)), Goal::Begin | Goal::Update) => self.step(pass, gradient),
+        match (called, gradient_use) {
+            (Ok(Some(gradient)), GradientUse::AccumulateInState | GradientUse::Update) => {
+                self.step(pass, gradient)
+            }
             (Ok(Some(_measured)), _) => self.state.lock().outcome = Some(Outcome::Measured),
             (Ok(None), _) => self.state.lock().outcome = Some(Outcome::Vetoed),
             (Err(error), _) => pass.fail(FailedIn::Update, error),
@@ -80,18 +82,18 @@ impl Home {
     /// Returns the sum of what was accumulated, for a parameter that has no gradient in this pass. What the optimizer state holds
     /// is applied.
     fn take_accumulated(&self, pass: &Arc<Pass>) -> Option<AnyTensor> {
-        if pass.plan.goal == Goal::Accumulate || !pass.admits() {
+        if pass.pipeline.gradient_use == GradientUse::Accumulate || !pass.admits() {
             return None;
         }
         let mut state = self.state.lock();
-        let sum = state.accumulated.sum(pass.plan.spends_sums);
+        let sum = state.accumulated.sum(pass.pipeline.consumes_sums);
         let begun = matches!(state.accumulated, Accumulated::InOptimizerState);
         drop(state);
-        if sum.is_none() && begun && pass.plan.goal == Goal::Update {
+        if sum.is_none() && begun && pass.pipeline.gradient_use == GradientUse::Update {
             let nothing = self.value().zeros_like();
             self.step(pass, nothing.into());
         }
-        sum.map(|sum| sum.sent(&self.ground.site.device))
+        sum.map(|sum| sum.sent(&self.storage.location.device))
     }
 
     /// Adds gradients, in the order of their sum, to what has been accumulated: in its buffer, since a second one would
@@ -100,10 +102,10 @@ impl Home {
         let mut state = self.state.lock();
         let first = match &state.accumulated {
             Accumulated::Sum(sum) => first.in_type(sum.dtype()),
-            _ => pass.plan.accumulation.begin(first.untyped()).into(),
+            _ => pass.pipeline.accumulation.begin(first.untyped()).into(),
         };
         // The way can fail: before it, nothing is overwritten.
-        let first = first.moved(&self.ground.sums);
+        let first = first.moved(&self.storage.sums);
         let sum = match std::mem::take(&mut state.accumulated) {
             Accumulated::Sum(sum) => {
                 state.accumulated = Accumulated::Overwritten;
@@ -111,7 +113,7 @@ impl Home {
             }
             _ => first,
         };
-        let others = others.map(|gradient| gradient.moved(&self.ground.sums));
+        let others = others.map(|gradient| gradient.moved(&self.storage.sums));
         let sum = Box::new(others.fold(sum, AnyTensor::added));
         state.outcome = Some(Outcome::Added(sum));
     }
@@ -120,27 +122,27 @@ impl Home {
     fn step(&self, pass: &Arc<Pass>, gradient: AnyTensor) {
         let session = self.session.get().expect("a home has an owner");
         // A recording knows one thread at a time.
-        let placement = self.ground.states.as_ref().filter(|_| !pass.is_recorded);
-        if let Some(placement) = placement {
+        let engine = self.storage.states.as_ref().filter(|_| !pass.is_recorded);
+        if let Some(engine) = engine {
             let (limit, device) = (
-                placement.transfers.limit.prefetch(),
-                &self.ground.site.device,
+                engine.transfers.limit.prefetch(),
+                &self.storage.location.device,
             );
             let elements = self.elements();
             let next = session
                 .update
                 .lock()
-                .send_for_next(self.id, elements, limit, device);
-            next.into_iter().for_each(|next| placement.prefetch(next));
+                .prefetch_next(self.id, elements, limit, device);
+            next.into_iter().for_each(|next| engine.prefetch(next));
         }
         let mut state = self.state.lock();
         let value = state.value.take();
-        let value = value.unwrap_or_else(|| panic!("{}", self.is_gone()));
-        let (value, copied) = self.tell_copy(value);
+        let value = value.unwrap_or_else(|| panic!("{}", self.missing_message()));
+        let (value, copied) = self.note_copy(value);
         if pass.is_recorded {
             memory::enter_update(&self.path);
         }
-        let more_to_come = pass.plan.goal == Goal::Begin;
+        let more_to_come = pass.pipeline.gradient_use == GradientUse::AccumulateInState;
         let stepped =
             session
                 .update
@@ -167,42 +169,42 @@ impl Home {
         }
         drop(state);
         if let Err(panic) = stepped.result {
-            self.pass_on(panic);
+            self.resume_panic(panic);
         }
-        if let Some(leaving) = stepped.leaving {
-            self.let_leave(pass, leaving, placement);
+        if let Some(eviction) = stepped.eviction {
+            self.evict_state(pass, eviction, engine);
         }
     }
 
     /// Has the state leave for the host: beside what this thread does, if it may.
-    fn let_leave(
+    fn evict_state(
         &self,
         pass: &Arc<Pass>,
-        leaving: Leaving,
-        placement: Option<&Arc<OffloadEngine>>,
+        eviction: Eviction,
+        engine: Option<&Arc<OffloadEngine>>,
     ) {
         let path = self.path.clone();
-        let leave = move || match catch(leaving.leave) {
+        let evict = move || match catch(eviction.run) {
             Ok(()) => {}
             Err(panic) => panic!(
                 "the optimizer state of parameter `{path}` stays on the device, since it can't be read: {}",
                 panic.message()
             ),
         };
-        let may = |placement: &&Arc<OffloadEngine>| {
-            leaving.bytes.unwrap_or(usize::MAX) <= placement.transfers.limit.prefetch()
+        let may = |engine: &&Arc<OffloadEngine>| {
+            eviction.bytes.unwrap_or(usize::MAX) <= engine.transfers.limit.prefetch()
         };
-        match placement.filter(may) {
-            None => leave(),
-            Some(placement) => {
+        match engine.filter(may) {
+            None => evict(),
+            Some(engine) => {
                 let of_queue = pass.clone();
-                placement.evict_state(move || of_queue.guarded(FailedIn::Update, leave));
+                engine.evict_state(move || of_queue.guarded(FailedIn::Update, evict));
             }
         }
     }
 
     /// Goes on with the panic of an optimizer, with the name of the parameter.
-    fn pass_on(&self, panic: Caught) -> ! {
+    fn resume_panic(&self, panic: Caught) -> ! {
         match panic.text() {
             Some(text) => panic!(
                 "the optimizer panicked in the update of parameter `{}`, which keeps its value: {text}",

@@ -14,7 +14,7 @@ use crate::parameters::load_same;
 use crate::policy::{Update, average_id};
 use crate::record;
 use crate::tap::collect_graph;
-use crate::weights::{Accumulated, Home};
+use crate::weights::{Accumulated, MasterParam};
 
 /// Why a training can't go on with records.
 pub(crate) enum ResumeError {
@@ -46,11 +46,11 @@ impl<M: Module> Core<M> {
         optimizer: OptimizerRecord,
     ) -> Result<(), ResumeError> {
         // Straight to where the parameters rest, so that no device has to hold all.
-        let model = self.ranks.form().at_home();
+        let model = self.ranks.attached().export_in_place();
         let trained = trained_only.then(|| self.trained_in(&model));
         let model = load_same(model, file, trained.as_ref()).map_err(ResumeError::Model)?;
-        let anew = self.ranks.session().update.lock().anew();
-        let optimizer = record::load(optimizer, &anew, &model).map_err(ResumeError::Optimizer)?;
+        let fresh = self.ranks.session().update.lock().fresh();
+        let optimizer = record::load(optimizer, &fresh, &model).map_err(ResumeError::Optimizer)?;
         let ranks = self.ranks.with_model(model, &self.policies.config);
         self.enter(ranks.map_err(ResumeError::Fused)?);
         self.begin_from(|update| update.start_over(optimizer));
@@ -62,22 +62,23 @@ impl<M: Module> Core<M> {
     /// Goes on with the ranks of a changed model.
     fn enter(&mut self, ranks: Ranks<M>) {
         let before = std::mem::replace(&mut self.ranks, ranks);
-        let (before, views) = (before.form(), self.ranks.views().clone());
-        let inventory = self.ranks.form().inventory.clone();
-        let gone = before.inventory.gone_from(&inventory);
+        let (before, local_params) = (before.attached(), self.ranks.local_params().clone());
+        let inventory = self.ranks.attached().inventory.clone();
+        let removed = before.inventory.removed_in(&inventory);
         let is_here = |id| inventory.get(id).is_some();
-        let averages = gone.iter().map(|id| average_id(*id));
-        let departing = gone.iter().copied().chain(averages).collect();
+        let averages = removed.iter().map(|id| average_id(*id));
+        let removed_states = removed.iter().copied().chain(averages).collect();
         // Burn loads states in f32, and what was accumulated in them belongs to a group that a record ends.
         let keeps_states = || {
-            let accumulates =
-                |home: &Home| matches!(home.accumulated(), Accumulated::InOptimizerState);
-            inventory.is_trained_in(DType::F32) && !before.views.homes().any(accumulates)
+            let accumulates = |master: &MasterParam| {
+                matches!(master.accumulated(), Accumulated::InOptimizerState)
+            };
+            inventory.is_trained_in(DType::F32) && !before.local_params.masters().any(accumulates)
         };
-        let depart = |update: &mut Update| update.depart(departing, is_here, keeps_states);
-        let through_a_record = self.change_optimizer(depart);
+        let remove = |update: &mut Update| update.remove(removed_states, is_here, keeps_states);
+        let through_a_record = self.change_optimizer(remove);
         if !through_a_record {
-            views.copy_groups(&before.views);
+            local_params.copy_groups(&before.local_params);
         }
     }
 }
@@ -88,7 +89,7 @@ mod tests {
     use burn::optim::AdamConfig;
     use burn::tensor::{Device, Tensor};
 
-    use crate::fused::{Door, FusedOptimizer};
+    use crate::fused::{FusedOptimizer, Trainer};
 
     #[test]
     fn change_model_replaced_layers_leave_few_groups() {

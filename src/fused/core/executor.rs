@@ -6,7 +6,7 @@ use burn::optim::GradientsParams;
 use super::rank_pass::RankPass;
 use crate::error::FusedError;
 use crate::pass::Closure;
-use crate::weights::FusedForm;
+use crate::weights::AttachedModule;
 
 /// The output of the closure of a rank, with the gradients of the parameters that are ordinary leaves.
 pub(in crate::fused) type RankOutput<R> = Result<(R, GradientsParams), FusedError>;
@@ -23,7 +23,11 @@ pub(in crate::fused) trait RankExecutor<M: Module> {
     fn closures(&self) -> &[Closure];
 
     /// Runs the part of every rank in a pass, each with the module of its form.
-    fn run(&mut self, ranks: &[RankPass], forms: &[FusedForm<M>]) -> RankOutputs<Self::Output>;
+    fn run(
+        &mut self,
+        ranks: &[RankPass],
+        attached_modules: &[AttachedModule<M>],
+    ) -> RankOutputs<Self::Output>;
 }
 
 /// Runs the closure of the only rank on the calling thread.
@@ -44,8 +48,12 @@ where
         std::slice::from_ref(&self.closure)
     }
 
-    fn run(&mut self, ranks: &[RankPass], forms: &[FusedForm<M>]) -> RankOutputs<R> {
-        let (rank, model) = (&ranks[0], &forms[0].module);
+    fn run(
+        &mut self,
+        ranks: &[RankPass],
+        attached_modules: &[AttachedModule<M>],
+    ) -> RankOutputs<R> {
+        let (rank, model) = (&ranks[0], &attached_modules[0].module);
         let numbers = rank.pass.twice.clone();
         let (output, gradients) = rank.run(numbers, || (self.work)(rank, model))?;
         Ok((output, vec![gradients]))
@@ -62,12 +70,16 @@ impl<M: Module> RankExecutor<M> for WithoutClosures {
         &self.0
     }
 
-    fn run(&mut self, ranks: &[RankPass], _forms: &[FusedForm<M>]) -> RankOutputs<()> {
-        if let Some(member) = &ranks[0].layout.member {
+    fn run(
+        &mut self,
+        ranks: &[RankPass],
+        _attached_modules: &[AttachedModule<M>],
+    ) -> RankOutputs<()> {
+        if let Some(member) = &ranks[0].context.member {
             member.group.begin(&vec![false; ranks.len()]);
         }
         let gradients = ranks.iter().map(|rank| {
-            rank.use_accumulated();
+            rank.apply_accumulated();
             GradientsParams::new()
         });
         Ok(((), gradients.collect()))

@@ -24,15 +24,15 @@ use crate::error::FusedError;
 use crate::footprint::host_allocation;
 use crate::fused::ParameterList;
 use crate::fused::policies::Policies;
-use crate::layout::Layout;
 use crate::offload::check_offload_fits;
 use crate::parameters::{merge_pending, running_statistics};
 use crate::pass::Session;
-use crate::policy::{AverageKeeper, Update};
+use crate::placement::RankContext;
+use crate::policy::{AverageExtraState, Update};
 use crate::record;
 use crate::report::StepReport;
 use crate::tap::collect_graph_if_due;
-use crate::weights::{Accumulated, Inventory, Role, Value, forked_in_codes};
+use crate::weights::{Accumulated, Inventory, Role, Value, fork_quantized};
 pub(crate) use change::ResumeError;
 pub(in crate::fused) use executor::{Inline, RankExecutor, RankOutput, RankOutputs};
 pub(in crate::fused) use rank_pass::RankPass;
@@ -47,7 +47,7 @@ pub struct Core<M: Module> {
 }
 
 /// What has a training behind it.
-pub trait Door {
+pub trait Trainer {
     /// What it trains.
     type Model: Module;
 
@@ -60,7 +60,7 @@ pub trait Door {
 
 impl<M: Module> Core<M> {
     /// A training of `model` on `device`, by default where it is. `optimizer` has the places of the policies.
-    pub(super) fn alone(
+    pub(super) fn on_one_device(
         mut model: M,
         optimizer: ModuleOptimizer,
         policies: Policies,
@@ -69,33 +69,36 @@ impl<M: Module> Core<M> {
         let config = &policies.config;
         let devices = model.devices();
         let of_model = devices.first().cloned().unwrap_or_default();
-        let computes_on = match device {
+        let compute_device = match device {
             Some(device) if device.is_autodiff() => device.clone(),
             Some(device) => device.clone().with_autodiff_context_from(&of_model),
             None => of_model,
         };
-        let layout = Layout::new(config.layout(), &computes_on)?;
+        let context = RankContext::new(config.placement_policy(), &compute_device)?;
         let session = Arc::new(Session::new(Update::new(
             optimizer,
             config.offloaded_state_elements(),
         )));
-        let is_offloaded = layout.placement.is_some();
+        let is_offloaded = context.engine.is_some();
         let moves =
-            !is_offloaded && device.is_some() && devices.iter().any(|it| *it != computes_on);
+            !is_offloaded && device.is_some() && devices.iter().any(|it| *it != compute_device);
         if is_offloaded || moves {
             // A statistic that moves loses its pending update.
             merge_pending(&model);
         }
         if is_offloaded {
-            let leaving = Inventory::take(&model, &layout)?.leaving;
-            let made = host_allocation(&model, &session.update.lock().anew(), config);
-            check_offload_fits(leaving.saturating_add(made))?;
+            let offloaded_bytes = Inventory::take(&model, &context)?.offloaded_bytes;
+            let made = host_allocation(&model, &session.update.lock().fresh(), config);
+            check_offload_fits(offloaded_bytes.saturating_add(made))?;
         }
         if moves {
-            Inventory::take(&model, &Layout::on(&computes_on, config.compute_dtype))?;
-            model = forked_in_codes(model, &computes_on);
+            Inventory::take(
+                &model,
+                &RankContext::on(&compute_device, config.compute_dtype),
+            )?;
+            model = fork_quantized(model, &compute_device);
         }
-        let ranks = Ranks::alone(model, &session, Arc::new(layout))?;
+        let ranks = Ranks::on_one_device(model, &session, Arc::new(context))?;
         let core = Self::of(ranks, policies);
         Ok(core)
     }
@@ -137,16 +140,16 @@ impl<M: Module> Core<M> {
         device: Option<&Device>,
     ) -> Result<Self, FusedError> {
         let ranks = &self.ranks;
-        let device = device.or(ranks.form().layout.device()).cloned();
+        let device = device.or(ranks.attached().context.device()).cloned();
         let named = ranks.named.clone();
         // From owner to owner, so that no device has to hold all weights.
-        let model = ranks.form().at_home();
+        let model = ranks.attached().export_in_place();
         let optimizer = self.optimizer();
         let (policies, optimizer) = self.policies.with_config(config, optimizer)?;
         // The model is the only owner of its values then.
         drop(self.ranks);
         match named {
-            None => Self::alone(model, optimizer, policies, device.as_ref()),
+            None => Self::on_one_device(model, optimizer, policies, device.as_ref()),
             Some(devices) => Self::on_devices(model, optimizer, policies, &devices),
         }
     }
@@ -155,7 +158,7 @@ impl<M: Module> Core<M> {
 impl<M: Module> Core<M> {
     /// An ordinary Burn model with the current values.
     pub(crate) fn model(&self) -> M {
-        self.and_collect(self.ranks.form().ordinary(Value::Current))
+        self.and_collect(self.ranks.attached().export(Value::Current))
     }
 
     /// Returns `made`, which lifted the values of parameters, after what autodiff has noted of earlier ones is collected.
@@ -167,12 +170,12 @@ impl<M: Module> Core<M> {
 
     /// The same with the averages of its weights.
     pub(super) fn averaged(&self) -> M {
-        self.and_collect(self.ranks.form().ordinary(Value::Averaged))
+        self.and_collect(self.ranks.attached().export(Value::Averaged))
     }
 
     /// The current model for inference, where it computes.
     pub(super) fn valid(&self) -> M {
-        self.and_collect(self.ranks.form().valid(Value::Current))
+        self.and_collect(self.ranks.attached().valid(Value::Current))
     }
 
     /// The model for validation: with the averages of its weights, if the config says so.
@@ -180,15 +183,15 @@ impl<M: Module> Core<M> {
     pub(crate) fn validated(&self) -> M {
         let averaging = self.policies.config.averaging;
         match averaging.is_some_and(|averaging| averaging.validate) {
-            true => self.and_collect(self.ranks.form().valid(Value::Averaged)),
+            true => self.and_collect(self.ranks.attached().valid(Value::Averaged)),
             false => self.valid(),
         }
     }
 
     /// The structure of the model, without the values of its trainable parameters.
     #[cfg(feature = "train")]
-    pub(crate) fn hollow(&self) -> M {
-        self.ranks.form().hollow.clone()
+    pub(crate) fn skeleton(&self) -> M {
+        self.ranks.attached().skeleton.clone()
     }
 
     /// What the last pass did, on all ranks together.
@@ -198,7 +201,7 @@ impl<M: Module> Core<M> {
 
     /// The number of parameters with this role, and of elements in them.
     pub(super) fn count(&self, role: Role) -> (usize, usize) {
-        self.ranks.form().inventory.count(role)
+        self.ranks.attached().inventory.count(role)
     }
 
     pub(super) fn into_parts(self) -> (M, ModuleOptimizer) {
@@ -210,7 +213,7 @@ impl<M: Module> Core<M> {
     fn optimizer(&self) -> ModuleOptimizer {
         let optimizer = self.ranks.session().update.lock().optimizer();
         match self.policies.config.averaging {
-            Some(_) => AverageKeeper::join(optimizer),
+            Some(_) => AverageExtraState::join(optimizer),
             None => optimizer,
         }
     }
@@ -228,7 +231,7 @@ impl<M: Module> Core<M> {
     /// The model, or only what is trained of it, every parameter where it rests: what is on a CubeCL device is read when the record is
     /// saved, which has to be before the next step.
     pub(crate) fn model_record(&self, trained_only: bool) -> ModuleRecord {
-        let model = self.ranks.form().at_home();
+        let model = self.ranks.attached().export_in_place();
         if !trained_only {
             return self.and_collect(model.into_record());
         }
@@ -239,7 +242,7 @@ impl<M: Module> Core<M> {
     /// Returns the parameters in training and the running statistics of `model`.
     fn trained_in(&self, model: &M) -> HashSet<ParamId> {
         let mut trained = running_statistics(model);
-        trained.extend(self.ranks.views().ids());
+        trained.extend(self.ranks.local_params().ids());
         trained
     }
 
@@ -260,7 +263,7 @@ impl<M: Module> Core<M> {
     /// Loads the state of the optimizer, or leaves it as it is.
     pub(super) fn load_record(&mut self, record: OptimizerRecord) -> Result<(), FusedError> {
         let optimizer = self.ranks.session().update.lock().optimizer();
-        let loaded = record::load(record, &optimizer, &self.ranks.form().module)?;
+        let loaded = record::load(record, &optimizer, &self.ranks.attached().module)?;
         drop(optimizer);
         self.begin_from(|update| drop(update.replace(loaded)));
         Ok(())
@@ -275,35 +278,35 @@ impl<M: Module> Core<M> {
     /// Goes on from the optimizer state that `change` brings.
     pub(super) fn begin_from(&mut self, change: impl FnOnce(&mut Update)) {
         // What there is belongs to other weights.
-        let homes = self.ranks.views().homes();
-        homes.for_each(|home| home.drop_average());
+        let masters = self.ranks.local_params().masters();
+        masters.for_each(|master| master.drop_average());
         self.change_optimizer(change);
         if self.has_accumulated() {
             log::warn!(
                 "the accumulated gradients are dropped: they belong to the optimizer state before this one"
             );
         }
-        let homes = self.ranks.views().homes();
+        let masters = self.ranks.local_params().masters();
         // The optimizer has another state, without what was accumulated there.
-        homes.for_each(|home| home.leave(Accumulated::Nothing));
+        masters.for_each(|master| master.leave(Accumulated::Nothing));
     }
 
     /// Whether a step has gradients to use before its pass.
     pub(crate) fn has_accumulated(&self) -> bool {
-        let mut homes = self.ranks.views().homes();
-        homes.any(|home| !matches!(home.accumulated(), Accumulated::Nothing))
+        let mut masters = self.ranks.local_params().masters();
+        masters.any(|master| !matches!(master.accumulated(), Accumulated::Nothing))
     }
 
     /// Drops the sums of gradients. Those in the optimizer state stay.
     pub(crate) fn drop_accumulated(&mut self) {
-        let homes = self.ranks.views().homes();
-        homes.for_each(|home| home.drop_sum());
+        let masters = self.ranks.local_params().masters();
+        masters.for_each(|master| master.drop_sum());
     }
 
     /// Drops accumulated gradients that no step can use, since they are not finite.
     pub(super) fn drop_accumulated_if_not_finite(&mut self) {
-        let views = self.ranks.views();
-        let are_finite = caught(|| views.homes().all(|home| home.sum_is_finite()));
+        let local_params = self.ranks.local_params();
+        let are_finite = caught(|| local_params.masters().all(|master| master.sum_is_finite()));
         // Of a device that is lost nobody knows.
         if are_finite == Ok(false) {
             log::warn!(
@@ -330,8 +333,8 @@ impl<M: Module> Core<M> {
                 state.take_over(&mut optimizer, &device);
             }
             if let Some(averaging) = &self.policies.config.averaging {
-                let homes = self.ranks.views().homes();
-                homes.for_each(|home| home.keep_average(averaging, &mut optimizer));
+                let masters = self.ranks.local_params().masters();
+                masters.for_each(|master| master.keep_average(averaging, &mut optimizer));
             }
             optimizer
         });
@@ -341,10 +344,10 @@ impl<M: Module> Core<M> {
 impl<M: Module> Core<M> {
     /// Returns the parameters of the model, with what the optimizer keeps for each if `with_states`.
     pub(super) fn parameter_list(&self, with_states: bool) -> ParameterList {
-        let form = self.ranks.form();
+        let attached = self.ranks.attached();
         let update = self.ranks.session().update.lock();
         let update = with_states.then_some(&*update);
-        ParameterList::of(&form.hollow, |id| form.inventory.role(id), update)
+        ParameterList::of(&attached.skeleton, |id| attached.inventory.role(id), update)
     }
 }
 

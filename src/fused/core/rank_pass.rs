@@ -8,24 +8,24 @@ use burn::tensor::Device;
 
 use super::executor::RankOutput;
 use crate::caught::{Caught, catch};
-use crate::device::check_written;
+use crate::device::check_async_errors;
 use crate::error::{FusedError, listed};
-use crate::layout::Layout;
 use crate::loss::{Loss, OnBackward};
 use crate::memory;
 use crate::offload::TransferWorkers;
 use crate::parameters::list;
 use crate::pass::{FailedIn, Failure, Pass, Scope, Stage};
+use crate::placement::RankContext;
 use crate::random::Stream;
 use crate::replica::Membership;
-use crate::weights::Views;
+use crate::weights::LocalParams;
 
 /// The part of one rank in a pass that has begun, on whichever thread.
 #[derive(Clone)]
 pub(in crate::fused) struct RankPass {
     pub(in crate::fused) pass: Arc<Pass>,
-    pub(super) views: Arc<Views>,
-    pub(super) layout: Arc<Layout>,
+    pub(super) local_params: Arc<LocalParams>,
+    pub(super) context: Arc<RankContext>,
     /// Where it computes.
     pub(super) devices: Vec<Device>,
     /// Whether a device that has not computed something says so when it is asked.
@@ -42,7 +42,7 @@ impl RankPass {
         numbers: Option<Stream>,
         work: impl FnOnce() -> RankOutput<R>,
     ) -> RankOutput<R> {
-        let in_flight = self.layout.transfers.as_ref().map(|all| InFlight(all));
+        let in_flight = self.context.transfers.as_ref().map(|all| InFlight(all));
         let late = match self.read_late || self.remote {
             true => &self.devices[..],
             false => &[],
@@ -51,7 +51,7 @@ impl RankPass {
         let _scope = Scope::enter_step(&self.pass);
         let (output, gradients) = work()?;
         if !gradients.is_empty()
-            && let Some(path) = self.views.released_in(&gradients)
+            && let Some(path) = self.local_params.released_in(&gradients)
         {
             let path = path.to_string();
             return Err(FusedError::GradientReturned { path });
@@ -60,23 +60,23 @@ impl RankPass {
         if let Some(InFlight(transfers)) = &in_flight {
             transfers.wait();
         }
-        self.views.flush(&self.pass);
+        self.local_params.flush(&self.pass);
         Ok((output, gradients))
     }
 
     /// Uses what has been accumulated, for a rank without a closure. A failure ends the pass.
-    pub(in crate::fused) fn use_accumulated(&self) {
+    pub(in crate::fused) fn apply_accumulated(&self) {
         let flushed = catch(|| {
-            let _in_flight = self.layout.transfers.as_ref().map(|all| InFlight(all));
+            let _in_flight = self.context.transfers.as_ref().map(|all| InFlight(all));
             let _scope = Scope::enter_step(&self.pass);
-            self.views.flush(&self.pass);
+            self.local_params.flush(&self.pass);
             Ok(())
         });
-        self.settled(flushed);
+        self.fail_pass_on_error(flushed);
     }
 
     /// What the part has given; what it has failed with ends its pass.
-    pub(in crate::fused) fn settled<R>(
+    pub(in crate::fused) fn fail_pass_on_error<R>(
         &self,
         done: Result<Result<R, FusedError>, Caught>,
     ) -> Option<R> {
@@ -90,11 +90,11 @@ impl RankPass {
 
     /// Which of several ranks it is that of.
     pub(in crate::fused) fn member(&self) -> &Membership {
-        self.layout.member.as_ref().expect("there are several")
+        self.context.member.as_ref().expect("there are several")
     }
 
     fn why_untracked<M: Module>(&self, model: &M) -> FusedError {
-        if self.views.iter().next().is_some() {
+        if self.local_params.iter().next().is_some() {
             return FusedError::LossNotTracked;
         }
         let frozen = list(model).into_iter();
@@ -119,7 +119,7 @@ impl RankPass {
             return Err(self.why_untracked(model));
         }
         if self.read_late {
-            check_written(&loss.elements())
+            check_async_errors(&loss.elements())
                 .map_err(|reason| FusedError::LossNotComputed { reason })?;
         }
         self.pass.end_forward();
@@ -136,8 +136,9 @@ impl RankPass {
             memory::enter(memory::Phase::Backward);
             memory::end_beyond_limit();
         }
-        let (loss, mut gradients) = loss.run_backward(self.pass.plan.scale, begins);
-        let gradients = GradientsParams::from_params(&mut gradients, model, &self.views.leaves);
+        let (loss, mut gradients) = loss.run_backward(self.pass.pipeline.scale, begins);
+        let gradients =
+            GradientsParams::from_params(&mut gradients, model, &self.local_params.leaves);
         Ok((loss, gradients))
     }
 }

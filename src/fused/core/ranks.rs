@@ -10,17 +10,17 @@ use crate::config::FusedConfig;
 use crate::device::{hand_over, is_cubecl, is_remote};
 use crate::error::FusedError;
 use crate::footprint::host_allocation;
-use crate::layout::Layout;
 use crate::offload::check_offload_fits;
 use crate::parameters::{running_statistics, with_own_statistics};
 use crate::pass::Session;
+use crate::placement::RankContext;
 use crate::replica::{Group, Membership};
-use crate::weights::{FusedForm, Inventory, Role, Views};
+use crate::weights::{AttachedModule, Inventory, LocalParams, Role};
 
 /// All ranks; their homes, and what rests there, are one.
 pub(in crate::fused) struct Ranks<M> {
     /// What each has of the model.
-    pub(in crate::fused) forms: Vec<FusedForm<M>>,
+    pub(in crate::fused) attached_modules: Vec<AttachedModule<M>>,
     /// Where they compute, if they were given devices: with autodiff, and the gradient checkpointing strategy of the model.
     pub(in crate::fused) named: Option<Vec<Device>>,
     /// Where they compute.
@@ -37,13 +37,13 @@ pub(in crate::fused) struct Ranks<M> {
 
 impl<M: Module> Ranks<M> {
     /// One rank, with `model` where its layout says.
-    pub(in crate::fused) fn alone(
+    pub(in crate::fused) fn on_one_device(
         model: M,
         session: &Arc<Session>,
-        layout: Arc<Layout>,
+        context: Arc<RankContext>,
     ) -> Result<Self, FusedError> {
-        let form = FusedForm::new(model, session, layout, None)?;
-        Ok(Self::of(vec![form], None))
+        let attached = AttachedModule::new(model, session, context, None)?;
+        Ok(Self::of(vec![attached], None))
     }
 
     /// Replicas of `model` on `devices`, which share it as `config` says, and whose optimizer is that of `session`.
@@ -60,15 +60,15 @@ impl<M: Module> Ranks<M> {
         let devices = devices.map(|device| device.with_autodiff_context_from(&of_model));
         let devices: Vec<_> = devices.collect();
 
-        let request = config.layout();
-        let first = match &request.offload {
-            None => Layout::on(&devices[0], request.compute_dtype),
-            Some(_) => Layout::new(request.clone(), &devices[0])?,
+        let policy = config.placement_policy();
+        let first = match &policy.offload {
+            None => RankContext::on(&devices[0], policy.compute_dtype),
+            Some(_) => RankContext::new(policy.clone(), &devices[0])?,
         };
         let inventory = Inventory::take(&model, &first)?;
-        if request.offload.is_some() {
-            let made = host_allocation(&model, &session.update.lock().anew(), config);
-            check_offload_fits(inventory.leaving.saturating_add(made))?;
+        if policy.offload.is_some() {
+            let made = host_allocation(&model, &session.update.lock().fresh(), config);
+            check_offload_fits(inventory.offloaded_bytes.saturating_add(made))?;
         }
         // The latter only for the order of their sums: they are on all ranks.
         let released = inventory.sizes(Role::Released);
@@ -82,38 +82,39 @@ impl<M: Module> Ranks<M> {
         ));
         // A home is ready when its owner has a view of it, so all have before the first pass. The first rank comes last:
         // its running statistics are those of `model`, and go where it goes.
-        let mut forms = Vec::<FusedForm<M>>::new();
+        let mut attached_modules = Vec::<AttachedModule<M>>::new();
         for rank in (0..group.ranks()).rev() {
             let replica = match rank {
                 0 => model.clone(),
                 _ => with_own_statistics(model.clone()),
             };
             let group = group.clone();
-            let layout = Layout::new(request.clone(), &devices[rank])?;
-            let layout = Arc::new(layout.of_rank(Membership { group, rank }));
-            let session = Arc::new(session.of_replica(layout.among_others().cloned()));
-            let form = FusedForm::new(replica, &session, layout, forms.last())?;
-            forms.push(form);
+            let context = RankContext::new(policy.clone(), &devices[rank])?;
+            let context = Arc::new(context.of_rank(Membership { group, rank }));
+            let session = Arc::new(session.of_replica(context.membership().cloned()));
+            let attached =
+                AttachedModule::new(replica, &session, context, attached_modules.last())?;
+            attached_modules.push(attached);
         }
-        forms.reverse();
+        attached_modules.reverse();
         // The ranks compute on threads of their own.
         group.devices().iter().for_each(hand_over);
-        Ok(Self::of(forms, Some(devices)))
+        Ok(Self::of(attached_modules, Some(devices)))
     }
 
-    fn of(forms: Vec<FusedForm<M>>, named: Option<Vec<Device>>) -> Self {
-        let group = forms[0]
-            .layout
+    fn of(attached_modules: Vec<AttachedModule<M>>, named: Option<Vec<Device>>) -> Self {
+        let group = attached_modules[0]
+            .context
             .member
             .as_ref()
             .map(|member| member.group.clone());
         let devices = match &group {
             Some(group) => group.devices().to_vec(),
-            None => forms[0].module.devices(),
+            None => attached_modules[0].module.devices(),
         };
         Self {
-            statistics: running_statistics(&forms[0].hollow),
-            forms,
+            statistics: running_statistics(&attached_modules[0].skeleton),
+            attached_modules,
             named,
             read_late: devices.iter().any(is_cubecl),
             remote: devices.iter().any(is_remote),
@@ -129,24 +130,24 @@ impl<M: Module> Ranks<M> {
         config: &FusedConfig,
     ) -> Result<Self, FusedError> {
         match &self.named {
-            None => Self::alone(model, self.session(), self.form().layout.clone()),
+            None => Self::on_one_device(model, self.session(), self.attached().context.clone()),
             Some(devices) => Self::on_devices(model, devices, self.session(), config),
         }
     }
 
     /// The form of the first.
-    pub(in crate::fused) fn form(&self) -> &FusedForm<M> {
-        &self.forms[0]
+    pub(in crate::fused) fn attached(&self) -> &AttachedModule<M> {
+        &self.attached_modules[0]
     }
 
     /// The session of the first, whose optimizer is that of all.
     pub(in crate::fused) fn session(&self) -> &Arc<Session> {
-        &self.forms[0].session
+        &self.attached_modules[0].session
     }
 
     /// What the first has of the parameters.
-    pub(in crate::fused) fn views(&self) -> &Arc<Views> {
-        &self.form().views
+    pub(in crate::fused) fn local_params(&self) -> &Arc<LocalParams> {
+        &self.attached().local_params
     }
 
     /// Where the first computes.

@@ -7,35 +7,39 @@ use burn::optim::GradientsParams;
 
 use super::rank_pass::RankPass;
 use super::ranks::Ranks;
-use crate::device::{Written, check_connected};
+use crate::device::{AsyncErrors, check_connected};
 use crate::error::FusedError;
 use crate::memory;
-use crate::pass::{Closure, FailedIn, Order, Running};
-use crate::policy::Goal;
+use crate::pass::{Closure, FailedIn, Order, PassGuard};
+use crate::policy::GradientUse;
 use crate::replica::Group;
 use crate::report::StepReport;
-use crate::weights::{FusedForm, ParameterReport};
+use crate::weights::{AttachedModule, ParameterReport};
 
 impl<M: Module> Ranks<M> {
     /// Begins a pass in which the closure of each rank does what `closures` says.
     pub(super) fn begin(&mut self, order: &Order, closures: &[Closure]) -> PassTransaction<'_, M> {
-        let running = self.forms.iter().zip(closures).map(|(form, closure)| {
-            let transfers = form.layout.transfers.as_ref();
-            let transfers = transfers.filter(|_| order.checkpointing.offload_inputs);
-            let foresight = form.brings.then(|| form.foresight());
-            let session = &form.session;
-            session.begin(order, *closure, foresight, transfers.cloned())
-        });
+        let running = self
+            .attached_modules
+            .iter()
+            .zip(closures)
+            .map(|(attached, closure)| {
+                let transfers = attached.context.transfers.as_ref();
+                let transfers = transfers.filter(|_| order.checkpointing.offload_inputs);
+                let prefetcher = attached.fetches_blocks.then(|| attached.prefetcher());
+                let session = &attached.session;
+                session.begin(order, *closure, prefetcher, transfers.cloned())
+            });
         let running: Vec<_> = running.collect();
         let ranks = self
-            .forms
+            .attached_modules
             .iter()
             .zip(&running)
-            .map(|(form, running)| RankPass {
+            .map(|(attached, running)| RankPass {
                 pass: running.pass.clone(),
-                views: form.views.clone(),
-                layout: form.layout.clone(),
-                devices: match &form.layout.member {
+                local_params: attached.local_params.clone(),
+                context: attached.context.clone(),
+                devices: match &attached.context.member {
                     Some(member) => vec![member.device().clone()],
                     None => self.devices.clone(),
                 },
@@ -44,14 +48,14 @@ impl<M: Module> Ranks<M> {
             });
         let transaction = PassTransaction {
             ranks: ranks.collect(),
-            forms: &mut self.forms,
+            attached_modules: &mut self.attached_modules,
             is_recorded: running[0].pass.is_recorded,
             running,
             group: self.group.as_deref(),
         };
         if transaction.is_recorded {
-            let homes = transaction.forms[0].views.homes();
-            homes.for_each(|home| home.show());
+            let masters = transaction.attached_modules[0].local_params.masters();
+            masters.for_each(|master| master.show());
             memory::enter(memory::Phase::Forward);
         }
         transaction
@@ -63,20 +67,23 @@ impl<M: Module> Ranks<M> {
     }
 
     /// Refuses values that their device has not computed.
-    pub(super) fn check_written(&self) -> Result<(), FusedError> {
-        let mut written = Written::new();
-        let views = self.forms.iter().flat_map(|form| form.views.iter());
-        views.for_each(|view| view.ask_written(&mut written));
-        written.answer()
+    pub(super) fn check_async_errors(&self) -> Result<(), FusedError> {
+        let mut errors = AsyncErrors::new();
+        let local_params = self
+            .attached_modules
+            .iter()
+            .flat_map(|attached| attached.local_params.iter());
+        local_params.for_each(|local_param| local_param.add_to_check(&mut errors));
+        errors.finish()
     }
 }
 
 /// A pass in flight. It commits on all ranks or on none: a drop rolls back what has been accumulated to what it was before,
 /// but for sums that were overwritten, which are lost. (What the optimizer state has taken stays.)
 pub(super) struct PassTransaction<'a, M: Module> {
-    pub(super) forms: &'a mut [FusedForm<M>],
+    pub(super) attached_modules: &'a mut [AttachedModule<M>],
     pub(super) ranks: Vec<RankPass>,
-    running: Vec<Running>,
+    running: Vec<PassGuard>,
     group: Option<&'a Group>,
     is_recorded: bool,
 }
@@ -106,17 +113,24 @@ impl<M: Module> PassTransaction<'_, M> {
     /// Applies the gradients of the parameters that are ordinary leaves, of every rank in its pass.
     pub(super) fn apply_after_backward(
         &mut self,
-        goal: Goal,
+        gradient_use: GradientUse,
         gradients: Vec<GradientsParams>,
     ) -> Result<(), FusedError> {
-        if goal.steps() {
-            let forms = self.forms.iter_mut();
-            forms.for_each(FusedForm::let_go_of_leaves);
+        if gradient_use.steps() {
+            let attached_modules = self.attached_modules.iter_mut();
+            attached_modules.for_each(AttachedModule::drop_leaf_values);
         }
-        for ((form, running), gradients) in self.forms.iter().zip(&self.running).zip(gradients) {
+        for ((attached, running), gradients) in self
+            .attached_modules
+            .iter()
+            .zip(&self.running)
+            .zip(gradients)
+        {
             let pass = &running.pass;
-            pass.guarded(FailedIn::Update, || form.views.deliver(pass, gradients));
-            if let Some(transfers) = form.layout.transfers.as_ref() {
+            pass.guarded(FailedIn::Update, || {
+                attached.local_params.deliver(pass, gradients)
+            });
+            if let Some(transfers) = attached.context.transfers.as_ref() {
                 transfers.wait();
             }
         }
@@ -126,13 +140,13 @@ impl<M: Module> PassTransaction<'_, M> {
     /// Commits the pass. Returns what has happened to each parameter, on all ranks together, in module order.
     pub(super) fn commit(mut self, computed: bool) -> Vec<(ParamId, ParameterReport)> {
         let reports = self.end(true);
-        for (form, running) in self.forms.iter_mut().zip(&self.running) {
-            if form.brings {
-                form.learn_course(&running.pass.blocks.course.lock());
+        for (attached, running) in self.attached_modules.iter_mut().zip(&self.running) {
+            if attached.fetches_blocks {
+                attached.update_block_order(&running.pass.blocks.block_order.lock());
             }
         }
         if computed {
-            self.running[0].pass.blocks.learned.end_pass();
+            self.running[0].pass.blocks.observations.end_pass();
         }
         drop((
             std::mem::take(&mut self.running),
@@ -145,16 +159,19 @@ impl<M: Module> PassTransaction<'_, M> {
 
     /// The leaves of the modules have the values that their homes have then.
     fn end(&mut self, well: bool) -> Vec<(ParamId, ParameterReport)> {
-        let mut ranks = self.forms.iter().map(|form| form.views.end(well));
+        let mut ranks = self
+            .attached_modules
+            .iter()
+            .map(|attached| attached.local_params.end(well));
         let mut reports = ranks.next().unwrap_or_default();
         for rank in ranks {
             // Every rank has the same parameters in the same order.
             let both = reports.iter_mut().zip(rank);
             both.for_each(|((_, sum), (_, report))| sum.add(&report));
         }
-        for form in self.forms.iter_mut() {
-            if !form.views.leaves.is_empty() {
-                form.renew_leaves();
+        for attached in self.attached_modules.iter_mut() {
+            if !attached.local_params.leaves.is_empty() {
+                attached.restore_leaf_values();
             }
         }
         if self.is_recorded {
@@ -178,14 +195,14 @@ pub(super) struct Reports {
     /// How many parameters it was made with.
     pub(super) parameters: usize,
     /// The parameters that the log has named for having got no gradient.
-    told: HashSet<ParamId>,
+    reported: HashSet<ParamId>,
 }
 
 impl Reports {
     /// Tells of a pass in which this has happened to the parameters.
-    pub(super) fn tell<M: Module>(
+    pub(super) fn report<M: Module>(
         &mut self,
-        form: &FusedForm<M>,
+        attached: &AttachedModule<M>,
         ended: Vec<(ParamId, ParameterReport)>,
     ) {
         self.parameters = ended.len();
@@ -202,8 +219,8 @@ impl Reports {
                 let copied = report.copied.zip(of.copied);
                 report.copied = copied.map(|(copied, this)| copied + usize::from(this));
             }
-            if !of.received && self.told.insert(id) {
-                let path = form.path(id);
+            if !of.received && self.reported.insert(id) {
+                let path = attached.path(id);
                 log::warn!("parameter `{path}` got no gradient in this pass");
             }
         }

@@ -7,16 +7,18 @@ use burn::module::{Module, ParamId};
 use super::ranks::Ranks;
 use crate::device::{caught, moved};
 use crate::error::FusedError;
-use crate::parameters::{AnyTensor, StatisticsGuard, exchange, merge_pending, values};
+use crate::parameters::{AnyTensor, StatisticsGuard, map_params, merge_pending, values};
 use crate::tap::node;
 use crate::weights::Identity;
 
 impl<M: Module> Ranks<M> {
     /// Takes a snapshot of the running statistics of every rank.
     pub(super) fn guard_statistics(&self) -> Vec<StatisticsGuard<M>> {
-        let forms = self.forms.iter();
+        let attached_modules = self.attached_modules.iter();
         let guard = |module| StatisticsGuard::among(module, &self.statistics);
-        forms.map(|form| guard(&form.hollow)).collect()
+        attached_modules
+            .map(|attached| guard(&attached.skeleton))
+            .collect()
     }
 
     /// Gives all ranks the mean of the statistics of those that updated them since `before`.
@@ -24,7 +26,7 @@ impl<M: Module> Ranks<M> {
         &self,
         before: &[StatisticsGuard<M>],
     ) -> Result<(), FusedError> {
-        if self.forms.len() == 1 {
+        if self.attached_modules.len() == 1 {
             return Ok(());
         }
         caught(|| self.average(before)).map_err(|reason| FusedError::Replicas {
@@ -36,9 +38,9 @@ impl<M: Module> Ranks<M> {
     fn average(&self, before: &[StatisticsGuard<M>]) {
         // Each on the device of the first rank that has updated it, and how many have.
         let mut sums = HashMap::<ParamId, (AnyTensor, usize)>::new();
-        for (form, guard) in self.forms.iter().zip(before) {
-            merge_pending(&form.hollow);
-            for (id, value) in values(&form.hollow, &self.statistics) {
+        for (attached, guard) in self.attached_modules.iter().zip(before) {
+            merge_pending(&attached.skeleton);
+            for (id, value) in values(&attached.skeleton, &self.statistics) {
                 let before = guard.before.get(id);
                 if before.is_some_and(|before| is_same(before, &value)) {
                     continue;
@@ -54,9 +56,9 @@ impl<M: Module> Ranks<M> {
                 sums.insert(id, added);
             }
         }
-        for form in &self.forms {
-            drop(exchange(
-                form.hollow.clone(),
+        for attached in &self.attached_modules {
+            drop(map_params(
+                attached.skeleton.clone(),
                 |param| sums.contains_key(&param.id()),
                 |id, value| {
                     let (sum, ranks) = &sums[&id];

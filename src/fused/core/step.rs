@@ -13,7 +13,7 @@ use crate::fused::policies::StepSchedule;
 use crate::memory;
 use crate::parameters::ModelKey;
 use crate::pass::{Closure, Failure, Order};
-use crate::policy::{Goal, Norm, Plan};
+use crate::policy::{GradientPipeline, GradientUse, Norm};
 use crate::random::Stream;
 use crate::report::StepReport;
 
@@ -37,12 +37,18 @@ impl<M: Module> Core<M> {
             }
             return Ok(output);
         }
-        self.ranks.forms[0].session.update.lock().learning_rate = learning_rate;
+        self.ranks.attached_modules[0]
+            .session
+            .update
+            .lock()
+            .learning_rate = learning_rate;
         let ended = self.attempt(|core| match schedule {
-            StepSchedule::OnePass => {
-                core.pass(core.policies.plan(Goal::Update, None), None, executor)
-            }
-            StepSchedule::Adaptive => core.adaptive_pass(Goal::Update, executor),
+            StepSchedule::OnePass => core.pass(
+                core.policies.pipeline(GradientUse::Update, None),
+                None,
+                executor,
+            ),
+            StepSchedule::Adaptive => core.adaptive_pass(GradientUse::Update, executor),
             StepSchedule::TwoPass if computes => core.two_passes(executor),
             StepSchedule::TwoPass | StepSchedule::Buffered => core.apply_buffered(executor),
         });
@@ -66,7 +72,7 @@ impl<M: Module> Core<M> {
         if !self.has_accumulated() {
             return self.refuse(FusedError::NothingAccumulated);
         }
-        let closures = vec![Closure::Nothing; self.ranks.forms.len()];
+        let closures = vec![Closure::Nothing; self.ranks.attached_modules.len()];
         self.step(Some(learning_rate), &mut WithoutClosures(closures))
     }
 
@@ -75,9 +81,9 @@ impl<M: Module> Core<M> {
         &mut self,
         executor: &mut E,
     ) -> Result<E::Output, FusedError> {
-        memory::enter_dry_run(|| ModelKey::of(&self.ranks.form().module));
-        let plan = self.policies.plan(Goal::Measure, None);
-        let output = self.pass(plan, None, executor)?;
+        memory::enter_dry_run(|| ModelKey::of(&self.ranks.attached().module));
+        let pipeline = self.policies.pipeline(GradientUse::Measure, None);
+        let output = self.pass(pipeline, None, executor)?;
         self.check_reached()?;
         Ok(output)
     }
@@ -103,15 +109,21 @@ impl<M: Module> Core<M> {
         schedule: StepSchedule,
         executor: &mut E,
     ) -> Result<E::Output, FusedError> {
-        let goal = match self.policies.in_state {
-            true => Goal::Begin,
-            false => Goal::Accumulate,
+        let gradient_use = match self.policies.in_state {
+            true => GradientUse::AccumulateInState,
+            false => GradientUse::Accumulate,
         };
-        let ended = self.attempt(|core| match goal {
-            Goal::Begin if schedule != StepSchedule::OnePass => core.adaptive_pass(goal, executor),
-            _ => core.pass(core.policies.plan(goal, None), None, executor),
+        let ended = self.attempt(|core| match gradient_use {
+            GradientUse::AccumulateInState if schedule != StepSchedule::OnePass => {
+                core.adaptive_pass(gradient_use, executor)
+            }
+            _ => core.pass(core.policies.pipeline(gradient_use, None), None, executor),
         });
-        let lost = self.ranks.views().lost_accumulated().map(str::to_string);
+        let lost = self
+            .ranks
+            .local_params()
+            .lost_accumulated()
+            .map(str::to_string);
         let Some(path) = lost else {
             return ended.or_else(Failure::go_on);
         };
@@ -137,13 +149,13 @@ impl<M: Module> Core<M> {
     /// Runs a pass that policies adapt to.
     fn adaptive_pass<E: RankExecutor<M>>(
         &mut self,
-        goal: Goal,
+        gradient_use: GradientUse,
         executor: &mut E,
     ) -> Result<E::Output, FusedError> {
         let clip = self.policies.lagged_coefficient();
-        let plan = self.policies.plan(goal, clip);
-        let output = self.pass(plan.clone(), None, executor)?;
-        let norm = plan.norm()?;
+        let pipeline = self.policies.pipeline(gradient_use, clip);
+        let output = self.pass(pipeline.clone(), None, executor)?;
+        let norm = pipeline.norm()?;
         if let Some(Norm {
             value,
             not_finite: Some(path),
@@ -155,7 +167,7 @@ impl<M: Module> Core<M> {
             return Err(FusedError::UpdatedNotFinite { norm, path });
         }
         let norm = norm.map(|norm| norm.value);
-        self.adapt(&plan, clip, norm, plan.overflowed());
+        self.adapt(&pipeline, clip, norm, pipeline.overflowed());
         Ok(output)
     }
 
@@ -163,14 +175,14 @@ impl<M: Module> Core<M> {
     /// restored.
     pub(super) fn pass<E: RankExecutor<M>>(
         &mut self,
-        plan: Plan,
+        pipeline: GradientPipeline,
         twice: Option<Stream>,
         executor: &mut E,
     ) -> Result<E::Output, FusedError> {
         self.reports.last = StepReport::default();
-        let goal = plan.goal;
+        let gradient_use = pipeline.gradient_use;
         let order = Order {
-            plan,
+            pipeline,
             twice,
             checkpointing: Arc::new(self.policies.config.gradient_checkpointing.clone()),
         };
@@ -180,23 +192,28 @@ impl<M: Module> Core<M> {
             false => self.ranks.guard_statistics(),
         };
         let mut transaction = self.ranks.begin(&order, &closures);
-        let (output, gradients) = executor.run(&transaction.ranks, transaction.forms)?;
+        let (output, gradients) = executor.run(&transaction.ranks, transaction.attached_modules)?;
         transaction.check()?;
-        if !transaction.forms[0].views.leaves.is_empty() {
-            transaction.apply_after_backward(goal, gradients)?;
+        if !transaction.attached_modules[0]
+            .local_params
+            .leaves
+            .is_empty()
+        {
+            transaction.apply_after_backward(gradient_use, gradients)?;
         }
         let computed = closures.iter().any(|closure| *closure != Closure::Nothing);
         let reports = transaction.commit(computed);
-        self.reports.tell(&self.ranks.forms[0], reports);
+        self.reports
+            .report(&self.ranks.attached_modules[0], reports);
 
         // Other ranks may have sent gradients to a rank after its part, and devices report late that an update failed.
         if self.ranks.remote {
             self.ranks.check_connected()?;
         }
-        if self.ranks.read_late && goal.steps() {
-            self.ranks.check_written()?;
+        if self.ranks.read_late && gradient_use.steps() {
+            self.ranks.check_async_errors()?;
         }
-        if goal == Goal::Measure {
+        if gradient_use == GradientUse::Measure {
             return Ok(output);
         }
         if !statistics.is_empty() {
@@ -214,7 +231,7 @@ impl<M: Module> Core<M> {
     /// Reports what the policies did, and lets them learn from it.
     pub(super) fn adapt(
         &mut self,
-        plan: &Plan,
+        pipeline: &GradientPipeline,
         clip: Option<f64>,
         norm: Option<f64>,
         overflowed: bool,
@@ -223,7 +240,7 @@ impl<M: Module> Core<M> {
         let report = &mut self.reports.last;
         report.gradient_norm = norm;
         report.clipping = policies.config.clipping.map(|_| clip.unwrap_or(1.0));
-        report.loss_scale = plan.scale;
+        report.loss_scale = pipeline.scale;
         report.overflowed = overflowed;
         policies.adapt(norm, overflowed);
     }

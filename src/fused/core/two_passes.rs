@@ -6,7 +6,7 @@ use super::Core;
 use super::executor::RankExecutor;
 use crate::device::is_cubecl;
 use crate::error::FusedError;
-use crate::policy::{Goal, Norm, Plan};
+use crate::policy::{GradientPipeline, GradientUse, Norm};
 use crate::random::{RngLock, Stream, system_seed};
 
 impl<M: Module> Core<M> {
@@ -16,35 +16,35 @@ impl<M: Module> Core<M> {
         executor: &mut E,
     ) -> Result<E::Output, FusedError> {
         let session = self.ranks.session().clone();
-        let learned = session.learned.clone();
+        let observations = session.observations.clone();
         let devices = self.ranks.devices.clone();
         let reads = !devices.iter().any(is_cubecl);
         let twice = {
-            let lock = RngLock::take(&*session, &devices, learned.may_draw())?;
+            let lock = RngLock::take(&*session, &devices, observations.may_draw())?;
             // Without the lock a seed would be missing where another pass draws.
             Stream::new(devices, |device| match &lock {
                 Some(_) => session.seeds.next(device),
                 None => system_seed(),
             })
         };
-        let plan = self.policies.plan(Goal::Measure, None);
-        learned.ran_unlocked();
-        let output = self.pass(plan.clone(), Some(twice.clone()), executor)?;
-        let Some((norm, coefficient)) = self.norm_to_use(&plan)? else {
+        let pipeline = self.policies.pipeline(GradientUse::Measure, None);
+        observations.take_unlocked();
+        let output = self.pass(pipeline.clone(), Some(twice.clone()), executor)?;
+        let Some((norm, coefficient)) = self.norm_to_use(&pipeline)? else {
             return Ok(output);
         };
         let value = norm.value;
-        let mut plan = self.policies.plan(Goal::Update, coefficient);
-        if reads && (learned.may_draw() || learned.ran_unlocked()) {
-            plan = plan.comparing(norm);
+        let mut pipeline = self.policies.pipeline(GradientUse::Update, coefficient);
+        if reads && (observations.may_draw() || observations.take_unlocked()) {
+            pipeline = pipeline.comparing(norm);
         }
-        let output = self.pass(plan.clone(), Some(twice), executor);
+        let output = self.pass(pipeline.clone(), Some(twice), executor);
         if let Err(FusedError::RandomNumbers { .. }) = output {
             // A model that began to draw without the lock waits for it from now on.
-            learned.has_drawn();
+            observations.has_drawn();
         }
         let output = output?;
-        self.adapt(&plan, coefficient, Some(value), false);
+        self.adapt(&pipeline, coefficient, Some(value), false);
         Ok(output)
     }
 
@@ -53,28 +53,31 @@ impl<M: Module> Core<M> {
         &mut self,
         executor: &mut E,
     ) -> Result<E::Output, FusedError> {
-        let plan = self.policies.plan(Goal::Measure, None);
-        let output = self.pass(plan.clone(), None, executor)?;
-        let Some((norm, coefficient)) = self.norm_to_use(&plan)? else {
+        let pipeline = self.policies.pipeline(GradientUse::Measure, None);
+        let output = self.pass(pipeline.clone(), None, executor)?;
+        let Some((norm, coefficient)) = self.norm_to_use(&pipeline)? else {
             return Ok(output);
         };
-        let plan = self.policies.plan(Goal::Update, coefficient);
-        let output = self.pass(plan.clone(), None, executor)?;
-        self.adapt(&plan, coefficient, Some(norm.value), false);
+        let pipeline = self.policies.pipeline(GradientUse::Update, coefficient);
+        let output = self.pass(pipeline.clone(), None, executor)?;
+        self.adapt(&pipeline, coefficient, Some(norm.value), false);
         Ok(output)
     }
 
     /// The norm that a pass has measured, and what the gradients are multiplied by for it. None if the step is skipped for an
     /// overflow.
-    fn norm_to_use(&mut self, plan: &Plan) -> Result<Option<(Norm, Option<f64>)>, FusedError> {
-        let norm = plan.norm()?.expect("the pass measures");
+    fn norm_to_use(
+        &mut self,
+        pipeline: &GradientPipeline,
+    ) -> Result<Option<(Norm, Option<f64>)>, FusedError> {
+        let norm = pipeline.norm()?.expect("the pass measures");
         if let Some(path) = norm.not_finite {
             if !self.policies.can_back_off() {
                 let norm = norm.value;
                 return Err(FusedError::NormNotFinite { norm, path });
             }
             self.drop_accumulated();
-            self.adapt(plan, None, Some(norm.value), true);
+            self.adapt(pipeline, None, Some(norm.value), true);
             return Ok(None);
         }
         let coefficient = self.policies.coefficient(norm.value);

@@ -6,7 +6,7 @@ use crate::cast::{cast, leaf};
 use crate::device::host;
 use crate::optim::recorded_low_bits;
 use crate::optimizer_record::{read, to_bytes};
-use crate::parameters::exchange;
+use crate::parameters::map_params;
 
 impl<M: Module> FusedOptimizer<M> {
     /// The current model in f32, with the low bits of its weights
@@ -15,7 +15,7 @@ impl<M: Module> FusedOptimizer<M> {
     /// Beside the model that it makes, it holds one parameter and its state at a time.
     pub fn full_precision_model(&self) -> M {
         let session = self.core.ranks.session();
-        let joined = exchange(
+        let joined = map_params(
             self.model(),
             // Low bits are those of bf16; somebody may have cast it since.
             |param| param.is_initialized() && param.value().dtype() == DType::BF16,

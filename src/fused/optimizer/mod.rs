@@ -12,8 +12,8 @@ use burn::optim::ModuleOptimizer;
 use burn::tensor::Device;
 
 use super::core::Core;
-use super::door::door;
 use super::policies::Policies;
+use super::trainer::trainer;
 #[cfg(feature = "cubecl")]
 use crate::device::is_cubecl;
 use crate::error::FusedError;
@@ -56,7 +56,7 @@ pub struct FusedOptimizer<M: Module> {
     core: Core<M>,
 }
 
-door!(FusedOptimizer);
+trainer!(FusedOptimizer);
 
 impl<M: Module> FusedOptimizer<M> {
     /// Fuses `optimizer` into the backward pass of `model`.
@@ -128,12 +128,12 @@ impl<M: Module> FusedOptimizer<M> {
         policies: Policies,
         device: Option<&Device>,
     ) -> Result<Self, FusedError> {
-        let core = Core::alone(model, optimizer, policies, device)?;
+        let core = Core::on_one_device(model, optimizer, policies, device)?;
         let fused = Self { core };
         log::info!("{fused}");
         #[cfg(feature = "cubecl")]
         if fused.core.ranks.devices.iter().any(is_cubecl) {
-            memory::recommend_size_match(fused.core.ranks.views().bytes());
+            memory::recommend_size_match(fused.core.ranks.local_params().bytes());
         }
         Ok(fused)
     }

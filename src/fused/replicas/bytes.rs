@@ -1,6 +1,6 @@
 use burn::module::Module;
 
-use crate::weights::{FusedForm, Role};
+use crate::weights::{AttachedModule, Role};
 
 /// The bytes of the weights and gradients of one rank of [`FusedReplicas`](crate::FusedReplicas), without its
 /// optimizer states, activations, and parameters that are on all ranks.
@@ -19,16 +19,16 @@ pub struct RankBytes {
 }
 
 impl RankBytes {
-    pub(super) fn of<M: Module>(form: &FusedForm<M>) -> Self {
-        let layout = &form.layout;
-        let parameters = form.inventory.sizes(Role::Released);
-        let owned = parameters.filter(|size| layout.owns(size.id));
+    pub(super) fn of<M: Module>(attached: &AttachedModule<M>) -> Self {
+        let context = &attached.context;
+        let parameters = attached.inventory.sizes(Role::Released);
+        let owned = parameters.filter(|size| context.owns(size.id));
         let owned = owned.map(|size| size.bytes).sum();
-        let at_rest = form.views.bytes_at_rest();
+        let at_rest = attached.local_params.stored_bytes();
         Self {
             owned,
             at_rest,
-            most: at_rest + layout.most_held(),
+            most: at_rest + context.peak_bytes(),
         }
     }
 }

@@ -13,8 +13,8 @@ use burn::optim::ModuleOptimizer;
 use burn::tensor::Device;
 
 use super::core::Core;
-use super::door::door;
 use super::policies::Policies;
+use super::trainer::trainer;
 use crate::config::FusedConfig;
 use crate::error::FusedError;
 use crate::optim::{AccumulateInState, Ruled};
@@ -78,7 +78,7 @@ pub struct FusedReplicas<M: Module> {
     threads: RankThreads,
 }
 
-door!(FusedReplicas);
+trainer!(FusedReplicas);
 
 impl<M: Module + 'static> FusedReplicas<M> {
     /// Fuses `optimizer` into the backward passes of replicas of `model`, one on each of `devices`, which may
@@ -148,7 +148,12 @@ impl<M: Module + 'static> FusedReplicas<M> {
 
     /// Returns the bytes of weights and gradients on each rank.
     pub fn bytes(&self) -> Vec<RankBytes> {
-        self.core.ranks.forms.iter().map(RankBytes::of).collect()
+        self.core
+            .ranks
+            .attached_modules
+            .iter()
+            .map(RankBytes::of)
+            .collect()
     }
 
     /// Returns the devices of the ranks, for what they compute with: with autodiff, and the gradient checkpointing strategy of the
@@ -159,13 +164,13 @@ impl<M: Module + 'static> FusedReplicas<M> {
 
     /// The rank that owns the parameter of this path; none if there is no such parameter in training.
     pub fn owner(&self, path: &str) -> Option<usize> {
-        let form = self.core.ranks.form();
+        let attached = self.core.ranks.attached();
         let trained = [Role::Released, Role::Retained];
         let mut parameters = trained
             .into_iter()
-            .flat_map(|role| form.inventory.sizes(role));
+            .flat_map(|role| attached.inventory.sizes(role));
         let found = parameters.find(|size| *size.path == *path)?;
-        Some(form.layout.owner(found.id))
+        Some(attached.context.owner(found.id))
     }
 }
 
@@ -173,7 +178,7 @@ impl<M: Module + 'static> FusedReplicas<M> {
 impl<M: Module> Display for FusedReplicas<M> {
     fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
         let (ranks, sharding) = (
-            self.core.ranks.forms.len(),
+            self.core.ranks.attached_modules.len(),
             self.core.policies.config.sharding,
         );
         write!(f, "{ranks} ranks (sharding: {sharding:?}), ")?;

@@ -13,7 +13,7 @@ use crate::fused::core::{RankExecutor, RankOutput, RankOutputs, RankPass};
 use crate::pass::{Closure, FailedIn, Scope};
 use crate::random::{RngLock, Stream};
 use crate::replica::{Group, Membership};
-use crate::weights::FusedForm;
+use crate::weights::AttachedModule;
 use crate::worker::Worker;
 
 /// The forward and backward pass of a rank with its batch.
@@ -58,7 +58,11 @@ where
     }
 
     /// Returns the outputs in the order of the ranks. The failure of a rank ends its pass.
-    fn run(&mut self, ranks: &[RankPass], forms: &[FusedForm<M>]) -> RankOutputs<Vec<R>> {
+    fn run(
+        &mut self,
+        ranks: &[RankPass],
+        attached_modules: &[AttachedModule<M>],
+    ) -> RankOutputs<Vec<R>> {
         let batches = self.first.take().unwrap_or_else(&mut self.next);
         let first = &ranks[0];
         let group = first.member().group.clone();
@@ -76,7 +80,7 @@ where
                 continue;
             };
             at_work.push((rank, part.clone()));
-            let (part, model) = (part.clone(), forms[rank].module.clone());
+            let (part, model) = (part.clone(), attached_modules[rank].module.clone());
             let (work, sender) = (self.work.clone(), sender.clone());
             let numbers = numbers.as_ref();
             let numbers = numbers.map(|numbers| numbers.of_rank(rank, group.device(rank)));
@@ -88,7 +92,7 @@ where
             });
         }
         drop(sender);
-        idle.into_iter().for_each(RankPass::use_accumulated);
+        idle.into_iter().for_each(RankPass::apply_accumulated);
         let mut outputs: Vec<_> = (0..group.ranks()).map(|_| None).collect();
         for (rank, output) in computed {
             at_work.retain(|(at_work, _)| *at_work != rank);
@@ -130,7 +134,7 @@ fn take_part<R>(
         Ok(output)
     });
     part.pass.release_generators();
-    let output = part.settled(done)?;
+    let output = part.fail_pass_on_error(done)?;
     taken.well();
     Some(output)
 }
@@ -138,9 +142,9 @@ fn take_part<R>(
 /// Returns the stream from which the numbers of all ranks in a pass are derived; `None` if this model draws nothing and another
 /// training holds the generators.
 fn numbers(first: &RankPass, group: &Arc<Group>) -> Result<Option<Stream>, FusedError> {
-    let learned = &first.pass.blocks.learned;
+    let observations = &first.pass.blocks.observations;
     let holds = |outer: Scope| outer.pass.holds_generators();
-    if learned.may_draw() && Scope::current().is_some_and(holds) {
+    if observations.may_draw() && Scope::current().is_some_and(holds) {
         return Err(FusedError::Replicas {
             reason: "a step of replicas was called in the closure of another step, and each waits for the other to draw \
                      random numbers: call it outside"

@@ -7,7 +7,7 @@ use super::*;
 fn impatient(ranks: usize, limit: usize) -> Flow {
     Flow {
         look_after: Duration::from_millis(50),
-        patience: Duration::from_millis(20),
+        unknown_phase_timeout: Duration::from_millis(20),
         ..Flow::new(ranks, limit, usize::MAX)
     }
 }
@@ -44,7 +44,7 @@ fn no_rank_is_further_ahead_than_the_limit() {
 #[test]
 fn a_slow_rank_does_not_lift_the_limit() {
     let flow = impatient(2, 2);
-    let slow = || thread::sleep(10 * flow.patience);
+    let slow = || thread::sleep(10 * flow.unknown_phase_timeout);
     flow.begin(&[true, true]);
     let sent = AtomicUsize::new(0);
     thread::scope(|scope| {
@@ -83,7 +83,7 @@ fn a_rank_whose_backward_pass_does_not_begin_is_stuck() {
         let locked_out = scope.spawn(|| flow.ready(1));
         flow.ready(0);
         flow.begun(0);
-        assert_eq!(flow.sent(0, 1, || false), Err(Stuck));
+        assert_eq!(flow.sent(0, 1, || false), Err(Deadlock));
         locked_out.join().unwrap();
     });
 }

@@ -6,13 +6,13 @@ use burn::tensor::{Bool, DType, Device, Int, Tensor};
 use super::entry::Role;
 use super::inventory::Inventory;
 use crate::device::{forked, host, is_remote};
-use crate::parameters::{AnyParam, exchange, list, taken};
+use crate::parameters::{AnyParam, list, map_params, take_values};
 use crate::quantized::{is_placeholder, moved};
 use crate::tap::lift;
 use backburn_base::with_value;
 
 /// `module` on `device`, but for the values of the parameters for which `stays` says that they stay where they are.
-pub(super) fn moved_but_for<M: Module>(
+pub(super) fn move_except<M: Module>(
     module: M,
     stays: impl Fn(ParamId) -> bool,
     device: &Device,
@@ -23,9 +23,9 @@ pub(super) fn moved_but_for<M: Module>(
     } else {
         device.clone()
     };
-    let (module, values) = taken(module, stays, |_| beside.clone());
-    exchange(
-        forked_in_codes(module, device),
+    let (module, values) = take_values(module, stays, |_| beside.clone());
+    map_params(
+        fork_quantized(module, device),
         |param| values.contains_key(&param.id()),
         // A frozen parameter may be in several places.
         |id, _nothing| values[&id].clone(),
@@ -33,7 +33,7 @@ pub(super) fn moved_but_for<M: Module>(
 }
 
 /// `module` on `device`, as [`Module::fork`], which makes floats of what is quantized: that stays in its codes here.
-pub(crate) fn forked_in_codes<M: Module>(module: M, device: &Device) -> M {
+pub(crate) fn fork_quantized<M: Module>(module: M, device: &Device) -> M {
     let is_quantized = |param: &dyn AnyParam| {
         param.is_initialized() && matches!(param.value().dtype(), DType::QFloat(_))
     };
@@ -43,9 +43,9 @@ pub(crate) fn forked_in_codes<M: Module>(module: M, device: &Device) -> M {
     if quantized.is_empty() {
         return forked(module, device);
     }
-    let (module, values) = taken(module, |id| quantized.contains(&id), |device| device);
+    let (module, values) = take_values(module, |id| quantized.contains(&id), |device| device);
     let inner = device.clone().inner();
-    exchange(
+    map_params(
         forked(module, device),
         |param| quantized.contains(&param.id()),
         |id, _nothing| {
@@ -62,7 +62,7 @@ pub(crate) fn forked_in_codes<M: Module>(module: M, device: &Device) -> M {
 
 /// Looks at the parameters of `module` that were moved to the host and are not in training: CubeCL reads when
 /// somebody does, and shows what has been written in place by then.
-pub(super) fn look_at_once<M: Module>(module: &M, inventory: &Inventory) {
+pub(super) fn force_reads<M: Module>(module: &M, inventory: &Inventory) {
     module.visit(&mut Look { inventory });
 }
 

@@ -9,20 +9,20 @@ use super::{AnyParam, AnyTensor};
 
 /// `module` with what `change` makes of the values of the parameters that `which` tells, one after the other. Nothing here
 /// owns a value beside `change`.
-pub(crate) fn exchange<M: Module>(
+pub(crate) fn map_params<M: Module>(
     module: M,
     which: impl FnMut(&dyn AnyParam) -> bool,
     change: impl FnMut(ParamId, AnyTensor) -> AnyTensor,
 ) -> M {
-    module.map(&mut Exchange { which, change })
+    module.map(&mut MapParams { which, change })
 }
 
-struct Exchange<W, C> {
+struct MapParams<W, C> {
     which: W,
     change: C,
 }
 
-impl<W, C> ModuleMapper for Exchange<W, C>
+impl<W, C> ModuleMapper for MapParams<W, C>
 where
     W: FnMut(&dyn AnyParam) -> bool,
     C: FnMut(ParamId, AnyTensor) -> AnyTensor,
@@ -38,7 +38,7 @@ where
 
 /// `module` without the values of the parameters that `which` tells, and these values. One element stays in the place of
 /// each, on the device that `beside` gives for that of the value.
-pub(crate) fn taken<M: Module>(
+pub(crate) fn take_values<M: Module>(
     module: M,
     which: impl Fn(ParamId) -> bool,
     beside: impl Fn(Device) -> Device,
@@ -52,5 +52,5 @@ pub(crate) fn taken<M: Module>(
         taken.insert(id, value);
         Tensor::<1>::from_dispatch(nothing).into()
     };
-    (exchange(module, |param| which(param.id()), take), taken)
+    (map_params(module, |param| which(param.id()), take), taken)
 }

@@ -7,26 +7,26 @@ use burn::module::{ParamGroup, ParamId};
 use burn::optim::{LearningRate, ModuleOptimizer, Optimizer};
 use burn::tensor::{Device, Tensor};
 
-use super::addressed::step_one;
+use super::named_param::step_one;
 use super::state::PolicyState;
 use crate::optim::AverageState;
 use crate::parameters::with_rank;
 
 /// The parameter under which a record of the optimizer holds the state of the policies. (The loss
 /// scale came first.)
-pub(crate) const KEEPER_ID: u64 = u64::from_be_bytes(*b"lossscal");
+pub(crate) const EXTRA_STATE_ID: u64 = u64::from_be_bytes(*b"lossscal");
 
 impl PolicyState {
     /// Gives the state a place in `optimizer`: from now on, it can load it from a record.
     pub(crate) fn join(&self, optimizer: ModuleOptimizer) -> ModuleOptimizer {
-        let group = ParamGroup::from_ids(vec![KEEPER_ID.into()]);
+        let group = ParamGroup::from_ids(vec![EXTRA_STATE_ID.into()]);
         optimizer.with_group(group, self.clone(), None)
     }
 
     /// Takes over the state that `optimizer`, which was joined, has loaded, if it has. From now on its
     /// records show the state as it is.
     pub(crate) fn take_over(&self, optimizer: &mut ModuleOptimizer, device: &Device) {
-        exchange_state(optimizer, KEEPER_ID.into(), 1, "", device);
+        exchange_state(optimizer, EXTRA_STATE_ID.into(), 1, "", device);
     }
 }
 
@@ -68,14 +68,14 @@ pub(crate) fn is_average(path: Option<&str>) -> bool {
 
 /// Keeps averages.
 #[derive(Clone)]
-pub(crate) struct AverageKeeper;
+pub(crate) struct AverageExtraState;
 
 thread_local! {
     /// The average that is given to the optimizer.
     static GIVEN: RefCell<Option<AverageState>> = const { RefCell::new(None) };
 }
 
-impl AverageKeeper {
+impl AverageExtraState {
     /// Gives averages a place in `optimizer`: from now on, it can load them from a record. Those that it had are gone.
     pub(crate) fn join(optimizer: ModuleOptimizer) -> ModuleOptimizer {
         optimizer.with_group(ParamGroup::from_path(PATH), Self, None)
@@ -96,7 +96,7 @@ impl AverageKeeper {
     }
 }
 
-impl Optimizer for AverageKeeper {
+impl Optimizer for AverageExtraState {
     type State<const D: usize> = AverageState;
 
     fn step<const D: usize>(

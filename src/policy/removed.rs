@@ -5,9 +5,9 @@ use super::state::PolicyState;
 
 /// Takes the place of the optimizer of parameters that have left the model.
 #[derive(Clone)]
-pub(super) struct Gone;
+pub(super) struct Removed;
 
-impl Optimizer for Gone {
+impl Optimizer for Removed {
     type State<const D: usize> = PolicyState;
 
     fn step<const D: usize>(

@@ -15,13 +15,13 @@ use crate::error::FusedError;
 /// That is known when a kernel has been launched: what is waited for is the thread of the device, not the
 /// device. Tensors on CPU backends are not asked.
 #[derive(Debug, Default)]
-pub(crate) struct Written {
-    devices: Vec<Asked>,
+pub(crate) struct AsyncErrors {
+    devices: Vec<DeviceTensors>,
 }
 
 /// What is asked of one device.
 #[derive(Debug)]
-struct Asked {
+struct DeviceTensors {
     device: Device,
     paths: Vec<String>,
     launched: Launched,
@@ -32,20 +32,20 @@ struct Asked {
 #[derive(Clone, Debug, Default)]
 struct Launched(Arc<Mutex<Vec<(usize, CubeTensor)>>>);
 
-impl Written {
+impl AsyncErrors {
     pub(crate) fn new() -> Self {
         Self::default()
     }
 
     /// Asks for a tensor of the parameter of this path.
-    pub(crate) fn ask<const D: usize>(&mut self, path: &str, tensor: &Tensor<D>) {
+    pub(crate) fn add<const D: usize>(&mut self, path: &str, tensor: &Tensor<D>) {
         let device = tensor.device();
         if !is_cubecl(&device) {
             return;
         }
         let known = self.devices.iter().position(|asked| asked.device == device);
         let index = known.unwrap_or_else(|| {
-            self.devices.push(Asked {
+            self.devices.push(DeviceTensors {
                 device,
                 paths: Vec::new(),
                 launched: Launched::default(),
@@ -59,13 +59,13 @@ impl Written {
     }
 
     /// The error that names the first parameter which was not computed.
-    pub(crate) fn answer(self) -> Result<(), FusedError> {
-        self.devices.into_iter().try_for_each(Asked::answer)
+    pub(crate) fn finish(self) -> Result<(), FusedError> {
+        self.devices.into_iter().try_for_each(DeviceTensors::finish)
     }
 }
 
-impl Asked {
-    fn answer(self) -> Result<(), FusedError> {
+impl DeviceTensors {
+    fn finish(self) -> Result<(), FusedError> {
         let fault = |place: usize, reason| FusedError::NotComputed {
             path: self.paths[place].clone(),
             reason,
@@ -93,13 +93,13 @@ impl Asked {
 
 /// The question as an operation of a backend, which comes to its turn as any other.
 #[backend_extension(Cube, Fusion: cfg(feature = "fusion"))]
-trait AskWritten: Backend {
+trait AsyncErrorBackend: Backend {
     /// Returns `value`, and notes what it is in `launched`.
     #[fusion(dtype = value, shape = value)]
     fn written(value: FloatTensor<Self>, launched: Launched, place: usize) -> FloatTensor<Self>;
 }
 
-impl AskWritten for burn_cubecl::CubeBackend {
+impl AsyncErrorBackend for burn_cubecl::CubeBackend {
     fn written(value: FloatTensor<Self>, launched: Launched, place: usize) -> FloatTensor<Self> {
         launched.0.lock().push((place, value.clone()));
         value

@@ -10,22 +10,22 @@ use super::reads::Reads;
 /// The gradients that a parameter still waits for: one is owed by every tap, and one by every block that
 /// has yet to run a second time. A debtor who is dropped owes nothing any more.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Debt(Arc<()>);
+pub(crate) struct PendingCount(Arc<()>);
 
-impl Debt {
+impl PendingCount {
     /// Whether there is no debtor but this handle.
-    pub(crate) fn is_settled(&self) -> bool {
+    pub(crate) fn is_zero(&self) -> bool {
         Arc::strong_count(&self.0) == 1
     }
 }
 
 /// The debt of one tap.
 #[derive(Clone, Debug)]
-pub(crate) struct Owed(Arc<Mutex<Option<Debt>>>);
+pub(crate) struct PendingGradient(Arc<Mutex<Option<PendingCount>>>);
 
-impl Owed {
+impl PendingGradient {
     /// The gradient is there, or will never come.
-    pub(crate) fn settle(&self) {
+    pub(crate) fn resolve(&self) {
         self.0.lock().take();
     }
 }
@@ -35,21 +35,26 @@ impl Owed {
 #[derive(Debug, Default)]
 pub(crate) struct Graph {
     /// What the taps in it owe.
-    owed: Mutex<Vec<Owed>>,
+    pending_gradient: Mutex<Vec<PendingGradient>>,
 }
 
 impl Graph {
     /// A parameter is read in it: the next one, counted from zero, whose tap owes a gradient.
-    pub(crate) fn read(&self, debt: &Debt) -> (usize, Owed) {
-        let mut owed = self.owed.lock();
-        owed.push(Owed(Arc::new(Mutex::new(Some(debt.clone())))));
-        let read = owed.len() - 1;
-        (read, owed[read].clone())
+    pub(crate) fn read(&self, pending_count: &PendingCount) -> (usize, PendingGradient) {
+        let mut pending_gradient = self.pending_gradient.lock();
+        pending_gradient.push(PendingGradient(Arc::new(Mutex::new(Some(
+            pending_count.clone(),
+        )))));
+        let read = pending_gradient.len() - 1;
+        (read, pending_gradient[read].clone())
     }
 
     /// No backward pass goes through it: its taps owe nothing.
     pub(crate) fn abandon(&self) {
-        self.owed.lock().iter().for_each(Owed::settle);
+        self.pending_gradient
+            .lock()
+            .iter()
+            .for_each(PendingGradient::resolve);
     }
 }
 
@@ -57,14 +62,14 @@ impl Graph {
 #[derive(Debug, Default)]
 pub(crate) struct Readers {
     reads: Reads,
-    debts: Mutex<Vec<Debt>>,
+    debts: Mutex<Vec<PendingCount>>,
 }
 
 impl Readers {
     /// Adds a parameter, if it is not there.
-    pub(crate) fn add(&self, id: ParamId, path: &Arc<str>, debt: &Debt) {
+    pub(crate) fn add(&self, id: ParamId, path: &Arc<str>, pending_count: &PendingCount) {
         if self.reads.add(id, path) {
-            self.debts.lock().push(debt.clone());
+            self.debts.lock().push(pending_count.clone());
         }
     }
 
@@ -73,7 +78,7 @@ impl Readers {
     }
 
     /// The block has run again: it owes nothing but what its taps do.
-    pub(crate) fn settle(&self) {
+    pub(crate) fn resolve(&self) {
         self.debts.lock().clear();
     }
 }

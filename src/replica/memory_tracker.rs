@@ -4,26 +4,26 @@ use parking_lot::Mutex;
 
 /// The bytes of weights and gradients that each rank holds beside what rests there.
 #[derive(Clone, Debug)]
-pub(crate) struct Ledger(Arc<Vec<Mutex<Account>>>);
+pub(crate) struct MemoryTracker(Arc<Vec<Mutex<Account>>>);
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Account {
     now: usize,
-    most: usize,
+    peak: usize,
 }
 
-impl Ledger {
+impl MemoryTracker {
     pub(super) fn new(ranks: usize) -> Self {
         Self(Arc::new((0..ranks).map(|_| Mutex::default()).collect()))
     }
 
     /// Counts bytes as held by `rank` until what is returned is dropped.
-    pub(crate) fn hold(&self, rank: usize, bytes: usize) -> Hold {
+    pub(crate) fn track(&self, rank: usize, bytes: usize) -> HeldBytes {
         let mut account = self.0[rank].lock();
         account.now += bytes;
-        account.most = account.most.max(account.now);
-        Hold {
-            ledger: self.clone(),
+        account.peak = account.peak.max(account.now);
+        HeldBytes {
+            memory_tracker: self.clone(),
             rank,
             bytes,
         }
@@ -33,27 +33,27 @@ impl Ledger {
     pub(super) fn begin(&self) {
         for account in self.0.iter() {
             let mut account = account.lock();
-            account.most = account.now;
+            account.peak = account.now;
         }
     }
 
     /// The most that `rank` has held at once in the last pass.
-    pub(crate) fn most(&self, rank: usize) -> usize {
-        self.0[rank].lock().most
+    pub(crate) fn peak(&self, rank: usize) -> usize {
+        self.0[rank].lock().peak
     }
 }
 
 /// Bytes that a rank holds.
 #[derive(Debug)]
 #[must_use]
-pub(crate) struct Hold {
-    ledger: Ledger,
+pub(crate) struct HeldBytes {
+    memory_tracker: MemoryTracker,
     rank: usize,
     bytes: usize,
 }
 
-impl Drop for Hold {
+impl Drop for HeldBytes {
     fn drop(&mut self) {
-        self.ledger.0[self.rank].lock().now -= self.bytes;
+        self.memory_tracker.0[self.rank].lock().now -= self.bytes;
     }
 }

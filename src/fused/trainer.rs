@@ -1,9 +1,9 @@
 //! What both doors offer alike.
 
 /// The methods that a door has for whatever does not call closures: all is the core's.
-macro_rules! door {
-    ($door:ident) => {
-        impl<M: burn::module::Module> $door<M> {
+macro_rules! trainer {
+    ($trainer:ident) => {
+        impl<M: burn::module::Module> $trainer<M> {
             /// Trains as `config` says, on the same devices.
             ///
             /// A training that has begun is made again from its model, optimizer state and hooks: sums of gradients, averages, the
@@ -173,7 +173,7 @@ macro_rules! door {
             }
         }
 
-        impl<M: burn::module::Module> crate::fused::Door for $door<M> {
+        impl<M: burn::module::Module> crate::fused::Trainer for $trainer<M> {
             type Model = M;
 
             fn core(&self) -> &crate::fused::core::Core<M> {
@@ -185,7 +185,7 @@ macro_rules! door {
             }
         }
 
-        impl<M: burn::module::Module> std::fmt::Debug for $door<M> {
+        impl<M: burn::module::Module> std::fmt::Debug for $trainer<M> {
             fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                 std::fmt::Display::fmt(self, f)
             }
@@ -193,4 +193,4 @@ macro_rules! door {
     };
 }
 
-pub(super) use door;
+pub(super) use trainer;

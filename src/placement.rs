@@ -13,7 +13,7 @@
 //! | both, with offload (ZeRO-Infinity) | host, or the owner's device | the model's | as above | any |
 //! | frozen weights on the host | host | the model's | for a read, in a block | same |
 
-mod request;
+mod policy;
 
 use std::sync::Arc;
 
@@ -25,16 +25,16 @@ use crate::error::FusedError;
 use crate::offload::{OffloadEngine, TransferWorkers};
 use crate::parameters::AnyTensor;
 use crate::replica::Membership;
-pub(crate) use request::{Request, Rest};
+pub(crate) use policy::{PlacementPolicy, StorageTier};
 
 /// Where the parameters of one rank rest, and how it computes with them.
 #[derive(Debug, Default)]
-pub(crate) struct Layout {
+pub(crate) struct RankContext {
     /// Where the model computes, if that is not where it is, and neither of the following says so.
     device: Option<Device>,
-    request: Request,
+    policy: PlacementPolicy,
     /// If something waits on the host.
-    pub(crate) placement: Option<Arc<OffloadEngine>>,
+    pub(crate) engine: Option<Arc<OffloadEngine>>,
     /// Which rank it is that of, if there is a group of ranks.
     pub(crate) member: Option<Membership>,
     /// Who moves what leaves the device for a while, if something does.
@@ -43,7 +43,7 @@ pub(crate) struct Layout {
 
 /// Where a value rests, and is stepped.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Site {
+pub(crate) struct ParamLocation {
     /// Without autodiff.
     pub(crate) device: Device,
     /// Whether that is where things wait.
@@ -52,33 +52,33 @@ pub(crate) struct Site {
 
 /// What a rank has of a parameter to compute with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Holding {
+pub(crate) enum Residency {
     /// The value at home itself.
-    Shared,
+    Aliased,
     /// A copy that it keeps.
-    Kept,
+    Cached,
     /// A copy for one read, or for those of one run of a block.
-    ForRead,
+    OnDemand,
     /// The same, from the device of another rank: for one read.
     Gathered,
 }
 
-impl Layout {
+impl RankContext {
     /// Of a model on one device, which is `device` if something waits on the host; else the model says.
-    pub(crate) fn new(request: Request, device: &Device) -> Result<Self, FusedError> {
-        let max = request.max_bytes_in_flight;
-        let offload = request.offload.clone();
-        let placement = offload.map(|offload| OffloadEngine::new(offload, max, device));
-        let placement = placement.transpose()?.map(Arc::new);
-        let transfers = match &placement {
-            Some(placement) => Some(placement.transfers.clone()),
-            None if request.offload_inputs => Some(Arc::new(TransferWorkers::new(max, None)?)),
+    pub(crate) fn new(policy: PlacementPolicy, device: &Device) -> Result<Self, FusedError> {
+        let max = policy.max_bytes_in_flight;
+        let offload = policy.offload.clone();
+        let engine = offload.map(|offload| OffloadEngine::new(offload, max, device));
+        let engine = engine.transpose()?.map(Arc::new);
+        let transfers = match &engine {
+            Some(engine) => Some(engine.transfers.clone()),
+            None if policy.offload_inputs => Some(Arc::new(TransferWorkers::new(max, None)?)),
             None => None,
         };
         Ok(Self {
-            placement,
+            engine,
             transfers,
-            request,
+            policy,
             ..Self::default()
         })
     }
@@ -87,9 +87,9 @@ impl Layout {
     pub(crate) fn on(device: &Device, compute_dtype: Option<FloatDType>) -> Self {
         Self {
             device: Some(device.clone()),
-            request: Request {
+            policy: PlacementPolicy {
                 compute_dtype,
-                ..Request::default()
+                ..PlacementPolicy::default()
             },
             ..Self::default()
         }
@@ -104,7 +104,7 @@ impl Layout {
     }
 
     /// Which rank it is that of, if there are others.
-    pub(crate) fn among_others(&self) -> Option<&Membership> {
+    pub(crate) fn membership(&self) -> Option<&Membership> {
         self.member
             .as_ref()
             .filter(|member| member.group.has_several())
@@ -123,10 +123,10 @@ impl Layout {
     }
 
     /// The most bytes that this rank has held in the last pass, beside the weights that rest there.
-    pub(crate) fn most_held(&self) -> usize {
+    pub(crate) fn peak_bytes(&self) -> usize {
         self.member
             .as_ref()
-            .map_or(0, |member| member.group.ledger.most(member.rank))
+            .map_or(0, |member| member.group.memory_tracker.peak(member.rank))
     }
 
     /// Whether this rank may keep a parameter between two passes.
@@ -137,94 +137,100 @@ impl Layout {
 
     /// Where the model computes, with or without autodiff; none where it is.
     pub(crate) fn device(&self) -> Option<&Device> {
-        let placement = self.placement.as_ref().map(|placement| &placement.device);
+        let engine = self.engine.as_ref().map(|engine| &engine.device);
         let of_rank = self.member.as_ref().map(Membership::device);
-        placement.or(of_rank).or(self.device.as_ref())
+        engine.or(of_rank).or(self.device.as_ref())
     }
 
     /// The float type in which the model computes with a parameter of type `dtype`.
     pub(crate) fn compute_dtype(&self, dtype: DType) -> DType {
-        self.request.compute_dtype(dtype)
+        self.policy.compute_dtype(dtype)
     }
 
     /// Whether a parameter of so many elements in `dtype` waits on the host, in training or frozen.
-    pub(crate) fn waits(&self, is_trained: bool, elements: usize, dtype: DType) -> bool {
-        self.request.rest(is_trained, elements, dtype) == Rest::Host
+    pub(crate) fn is_offloaded(&self, is_trained: bool, elements: usize, dtype: DType) -> bool {
+        self.policy.tier(is_trained, elements, dtype) == StorageTier::Host
     }
 
     /// Where a parameter in training of so many elements in `dtype`, which is on `device`, rests.
-    pub(crate) fn site(&self, id: ParamId, elements: usize, dtype: DType, device: &Device) -> Site {
-        let waits = self.waits(true, elements, dtype);
-        match self.placement.as_ref().filter(|_| waits) {
-            Some(placement) => Site {
-                device: placement.host.clone(),
+    pub(crate) fn location(
+        &self,
+        id: ParamId,
+        elements: usize,
+        dtype: DType,
+        device: &Device,
+    ) -> ParamLocation {
+        let is_offloaded = self.is_offloaded(true, elements, dtype);
+        match self.engine.as_ref().filter(|_| is_offloaded) {
+            Some(engine) => ParamLocation {
+                device: engine.host.clone(),
                 is_host: true,
             },
-            None => self.site_of_leaf(id, device),
+            None => self.leaf_location(id, device),
         }
     }
 
     /// The same of a parameter that is an ordinary leaf, and never waits.
-    pub(crate) fn site_of_leaf(&self, id: ParamId, device: &Device) -> Site {
+    pub(crate) fn leaf_location(&self, id: ParamId, device: &Device) -> ParamLocation {
         let device = match &self.member {
             Some(member) => member.group.device(member.group.owner(id)).clone(),
-            None => self.computes_on(device),
+            None => self.compute_device(device),
         };
-        Site {
+        ParamLocation {
             device,
             is_host: false,
         }
     }
 
     /// Where this rank computes with a parameter that is on `device`, without autodiff.
-    pub(crate) fn computes_on(&self, device: &Device) -> Device {
+    pub(crate) fn compute_device(&self, device: &Device) -> Device {
         self.device().unwrap_or(device).clone().inner()
     }
 
-    /// What this rank has of a parameter that rests at `site` in `dtype`, and that it computes with on `device`.
-    pub(crate) fn holding(
+    /// What this rank has of a parameter that rests at `location` in `dtype`, and that it computes with on `device`.
+    pub(crate) fn residency(
         &self,
         id: ParamId,
-        site: &Site,
+        location: &ParamLocation,
         dtype: DType,
         device: &Device,
-    ) -> Holding {
+    ) -> Residency {
         let replicates = self.replicates(id);
-        if site.is_host {
-            let placement = self.placement.as_ref();
-            let keeps = placement.is_some_and(|it| it.config.offloaded_blocks().is_none());
+        if location.is_host {
+            let engine = self.engine.as_ref();
+            let keeps = engine.is_some_and(|it| it.config.offloaded_blocks().is_none());
             return match keeps && replicates {
-                true => Holding::Kept,
-                false => Holding::ForRead,
+                true => Residency::Cached,
+                false => Residency::OnDemand,
             };
         }
-        match (site.device == *device, replicates) {
-            (true, _) if self.compute_dtype(dtype) == dtype => Holding::Shared,
+        match (location.device == *device, replicates) {
+            (true, _) if self.compute_dtype(dtype) == dtype => Residency::Aliased,
             // A copy of another type costs no transfer.
-            (true, _) => Holding::ForRead,
-            (false, true) => Holding::Kept,
-            (false, false) => Holding::Gathered,
+            (true, _) => Residency::OnDemand,
+            (false, true) => Residency::Cached,
+            (false, false) => Residency::Gathered,
         }
     }
 
     /// Whether copies come and go with the runs of blocks.
-    pub(crate) fn brings(&self) -> bool {
-        self.request.compute_dtype.is_some() || self.placement_of_blocks().is_some()
+    pub(crate) fn fetches_blocks(&self) -> bool {
+        self.policy.compute_dtype.is_some() || self.engine_of_blocks().is_some()
     }
 
     /// From where they come, if they wait on the host.
-    pub(crate) fn placement_of_blocks(&self) -> Option<&Arc<OffloadEngine>> {
+    pub(crate) fn engine_of_blocks(&self) -> Option<&Arc<OffloadEngine>> {
         let shards = |member: &Membership| !member.group.replicates_weights();
-        let shards = self.among_others().is_some_and(shards);
-        let waits = |placement: &&Arc<OffloadEngine>| {
-            placement.config.offloaded_blocks().is_some()
-                || (shards && !placement.config.offloads_states())
+        let shards = self.membership().is_some_and(shards);
+        let is_offloaded = |engine: &&Arc<OffloadEngine>| {
+            engine.config.offloaded_blocks().is_some()
+                || (shards && !engine.config.offloads_states())
         };
-        self.placement.as_ref().filter(waits)
+        self.engine.as_ref().filter(is_offloaded)
     }
 
     /// `tensor`, of the parameter at `path` and without autodiff, on `device` in `dtype`.
-    pub(crate) fn carried(
+    pub(crate) fn transfer(
         &self,
         path: &str,
         tensor: AnyTensor,
@@ -235,12 +241,12 @@ impl Layout {
         let ranks = self.member.as_ref().filter(|_| travels);
         // TransferWorkers in both directions at once can block each other on some backends.
         let _one = ranks.map(|member| member.group.one_transfer());
-        let carried = transferred(tensor.untyped(), device, dtype);
+        let transfer = transferred(tensor.untyped(), device, dtype);
         if ranks.is_some() {
             // Another thread may be the one that computes with it.
             hand_over(device);
         }
-        carried
+        transfer
             .map(AnyTensor::from)
             .map_err(|reason| FusedError::Transfer {
                 path: path.to_string(),
@@ -249,8 +255,8 @@ impl Layout {
     }
 
     /// A value without autodiff that waits, as the model computes with it.
-    pub(crate) fn over(&self, path: &str, value: AnyTensor) -> Result<AnyTensor, FusedError> {
-        let (device, dtype) = (self.computes_on(&value.device()), value.dtype());
-        self.carried(path, value, &device, self.compute_dtype(dtype))
+    pub(crate) fn to_compute(&self, path: &str, value: AnyTensor) -> Result<AnyTensor, FusedError> {
+        let (device, dtype) = (self.compute_device(&value.device()), value.dtype());
+        self.transfer(path, value, &device, self.compute_dtype(dtype))
     }
 }

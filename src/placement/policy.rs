@@ -4,7 +4,7 @@ use crate::offload::{Offload, OffloadConfig};
 
 /// What a config asks of a layout.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Request {
+pub(crate) struct PlacementPolicy {
     /// What the model computes in, if that is not the type of its parameters.
     pub(crate) compute_dtype: Option<FloatDType>,
     /// What waits on the host, if anything does.
@@ -16,7 +16,7 @@ pub(crate) struct Request {
 
 /// Where a parameter is between two steps, and its optimizer state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Rest {
+pub(crate) enum StorageTier {
     Device,
     /// The parameter on the device, its state on the host.
     StateOnHost,
@@ -24,20 +24,20 @@ pub(crate) enum Rest {
     Host,
 }
 
-impl Request {
+impl PlacementPolicy {
     /// Where a parameter of so many elements in `dtype` rests, in training or frozen.
-    pub(crate) fn rest(&self, is_trained: bool, elements: usize, dtype: DType) -> Rest {
+    pub(crate) fn tier(&self, is_trained: bool, elements: usize, dtype: DType) -> StorageTier {
         let Some(offload) = &self.offload else {
-            return Rest::Device;
+            return StorageTier::Device;
         };
         let is_large = elements >= offload.min_elements;
         let is_cast = self.compute_dtype(dtype) != dtype;
         match offload.offload {
-            Offload::Weights(_) if is_large => Rest::Host,
-            _ if !is_trained => Rest::Device,
-            Offload::States if is_large => Rest::StateOnHost,
-            Offload::Updates | Offload::Weights(_) if is_large || is_cast => Rest::Host,
-            _ => Rest::Device,
+            Offload::Weights(_) if is_large => StorageTier::Host,
+            _ if !is_trained => StorageTier::Device,
+            Offload::States if is_large => StorageTier::StateOnHost,
+            Offload::Updates | Offload::Weights(_) if is_large || is_cast => StorageTier::Host,
+            _ => StorageTier::Device,
         }
     }
 

@@ -8,13 +8,13 @@ use crate::offload::OffloadEngine;
 /// The course of a pass: which of its blocks runs when, and which parameters each reads. Blocks within blocks
 /// belong to the outer one.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Course {
+pub(crate) struct BlockOrder {
     /// The blocks by index, in the order of their runs, first and second.
     runs: Vec<usize>,
     reads: HashMap<usize, Vec<ParamId>>,
 }
 
-impl Course {
+impl BlockOrder {
     /// A block begins to run. Returns the number of the run.
     pub(super) fn begin(&mut self, block: usize) -> usize {
         self.runs.push(block);
@@ -53,13 +53,13 @@ impl Course {
 }
 
 /// Is told when a block begins to run, so that what the next one needs can be brought.
-pub(crate) trait Foresight: Debug + Send + Sync {
+pub(crate) trait BlockPrefetch: Debug + Send + Sync {
     /// The run of this number begins, counted from zero.
-    fn run_begins(&self, run: usize);
+    fn begin_run(&self, run: usize);
 
     /// The first run of a block is over, which has read these parameters.
-    fn first_run_is_over(&self, reads: &[ParamId]);
+    fn end_first_run(&self, reads: &[ParamId]);
 
     /// Where what it brings comes from, if anything waits on the host.
-    fn placement(&self) -> Option<&OffloadEngine>;
+    fn engine(&self) -> Option<&OffloadEngine>;
 }

@@ -6,45 +6,45 @@ use super::accumulation::Accumulation;
 use super::compare::Compare;
 use super::hook::Hooks;
 use super::measure::{Measure, Norm};
-use super::scaling::{LeaveNotFinite, Scale};
+use super::scaling::{Scale, SkipNotFinite};
 use crate::error::FusedError;
 
 /// What a finished gradient is used for, after the hooks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Goal {
+pub(crate) enum GradientUse {
     /// Add it to the parameter's accumulated gradient. There are no hooks.
     Accumulate,
     /// Drop it: a hook has measured it.
     Measure,
     /// Let the state of the optimizer take it: more gradients follow before the parameter moves.
-    Begin,
+    AccumulateInState,
     /// Step the parameter.
     #[default]
     Update,
 }
 
-impl Goal {
+impl GradientUse {
     /// Whether the optimizer gets it.
     pub(crate) fn steps(self) -> bool {
-        matches!(self, Self::Begin | Self::Update)
+        matches!(self, Self::AccumulateInState | Self::Update)
     }
 }
 
 /// What happens to the gradients of a pass: they go through the hooks, then to the goal.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Plan {
-    pub(crate) goal: Goal,
+pub(crate) struct GradientPipeline {
+    pub(crate) gradient_use: GradientUse,
     pub(crate) hooks: Hooks,
     /// What the loss is multiplied by.
     pub(crate) scale: Option<f64>,
     /// What was accumulated ends with this pass, however that ends: a sum is let go of when it is used.
-    pub(crate) spends_sums: bool,
+    pub(crate) consumes_sums: bool,
     pub(crate) accumulation: Accumulation,
     measure: Option<Arc<Measure>>,
-    overflow: Option<Arc<LeaveNotFinite>>,
+    overflow: Option<Arc<SkipNotFinite>>,
 }
 
-impl Plan {
+impl GradientPipeline {
     /// Gradients are measured. If it `stops`, the pass ends at one that is known not to be finite.
     pub(crate) fn measure(&mut self, stops: bool) {
         let measure = Arc::new(Measure::new(stops));
@@ -58,8 +58,8 @@ impl Plan {
     }
 
     /// Gradients that are not finite are not used.
-    pub(crate) fn leave_not_finite(&mut self) {
-        let overflow = Arc::new(LeaveNotFinite::default());
+    pub(crate) fn skip_not_finite(&mut self) {
+        let overflow = Arc::new(SkipNotFinite::default());
         self.hooks.push(ParamGroup::all(), overflow.clone());
         self.overflow = Some(overflow);
     }

@@ -17,8 +17,8 @@ pub(super) enum Draws {
 
 /// What the passes so far have taught of a model.
 #[derive(Debug, Default)]
-pub(crate) struct Learned {
-    told: Mutex<HashSet<String>>,
+pub(crate) struct Observations {
+    reported: Mutex<HashSet<String>>,
     pub(super) draws: Mutex<Draws>,
     /// The numbers of this forward pass began with a seed, so what it draws is seen.
     pub(super) seeded: AtomicBool,
@@ -26,10 +26,10 @@ pub(crate) struct Learned {
     unlocked: AtomicBool,
 }
 
-impl Learned {
+impl Observations {
     /// Whether this is told for the first time.
-    pub(super) fn is_new(&self, told: String) -> bool {
-        self.told.lock().insert(told)
+    pub(super) fn is_new(&self, reported: String) -> bool {
+        self.reported.lock().insert(reported)
     }
 
     /// Returns what is known of the random numbers of the model.
@@ -52,12 +52,12 @@ impl Learned {
     }
 
     /// A run has begun without the lock of the generators.
-    pub(super) fn runs_unlocked(&self) {
+    pub(super) fn start_unlocked(&self) {
         self.unlocked.store(true, Ordering::Relaxed);
     }
 
     /// Returns `true` if a run has begun without the lock since the last call.
-    pub(crate) fn ran_unlocked(&self) -> bool {
+    pub(crate) fn take_unlocked(&self) -> bool {
         self.unlocked.swap(false, Ordering::Relaxed)
     }
 

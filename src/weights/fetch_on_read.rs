@@ -6,30 +6,30 @@ use burn::module::{Reparameterization, Reparameterizer};
 use burn::tensor::{Device, Tensor};
 
 use super::frozen::refuse_outside_of_a_block;
-use super::handle::WAY;
-use crate::layout::Layout;
+use super::handle::FETCH_HANDLE;
+use crate::placement::RankContext;
 
 /// Lets parameters that rest elsewhere, or in another type, come over whenever they are read, for a model that computes
 /// without autodiff.
-pub(super) struct ComeOver {
-    pub(super) layout: Arc<Layout>,
+pub(super) struct FetchOnRead {
+    pub(super) context: Arc<RankContext>,
     pub(super) parameters: HashSet<ParamId>,
     /// The frozen adapters of bases that wait, and the path of the base of each.
     pub(super) adapters: HashMap<ParamId, Arc<str>>,
 }
 
-impl Reparameterizer for ComeOver {
-    type Reparam = Way;
+impl Reparameterizer for FetchOnRead {
+    type Reparam = FetchHandle;
 
     fn reparameterize<const D: usize>(
         &mut self,
         path: &str,
         param: Param<Tensor<D>>,
-    ) -> (Param<Tensor<D>>, Option<Way>) {
+    ) -> (Param<Tensor<D>>, Option<FetchHandle>) {
         let base = self.adapters.get(&param.id).cloned();
-        let comes_over = base.is_some() || self.parameters.contains(&param.id);
-        let way = comes_over.then(|| Way {
-            layout: self.layout.clone(),
+        let is_fetched_on_read = base.is_some() || self.parameters.contains(&param.id);
+        let way = is_fetched_on_read.then(|| FetchHandle {
+            context: self.context.clone(),
             path: path.into(),
             base,
             device: None,
@@ -40,8 +40,8 @@ impl Reparameterizer for ComeOver {
 
 /// The way of a parameter to where it is computed with.
 #[derive(Clone, Debug)]
-pub(super) struct Way {
-    layout: Arc<Layout>,
+pub(super) struct FetchHandle {
+    context: Arc<RankContext>,
     path: Arc<str>,
     /// The path of the waiting base that it adapts.
     base: Option<Arc<str>>,
@@ -49,14 +49,14 @@ pub(super) struct Way {
     device: Option<Device>,
 }
 
-impl Reparameterization for Way {
-    const NAME: &'static str = WAY;
+impl Reparameterization for FetchHandle {
+    const NAME: &'static str = FETCH_HANDLE;
 
     fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
         if let Some(path) = &self.base {
             refuse_outside_of_a_block(path);
         }
-        let value = self.layout.over(&self.path, base.into());
+        let value = self.context.to_compute(&self.path, base.into());
         let value = value.unwrap_or_else(|error| panic!("{error}"));
         let value = match &self.device {
             None => value,
@@ -67,7 +67,7 @@ impl Reparameterization for Way {
 }
 
 /// It has no parameters of its own.
-impl Module for Way {
+impl Module for FetchHandle {
     fn collect_devices(&self, devices: Vec<Device>) -> Vec<Device> {
         devices
     }

@@ -8,24 +8,24 @@ use burn::module::ParamId;
 use burn::optim::ModuleOptimizer;
 use burn::tensor::{DType, Device, GradientCheckpointingStrategy, Shape, Tensor};
 
+use super::gradient_state::{Accumulated, HeldGradient, Outcome, ParameterReport, RankGradients};
 use super::placeholder::unreadable;
-use super::stage::{Accumulated, Answers, Held, Outcome, ParameterReport};
-use crate::layout::{Layout, Site};
 use crate::lock::{Level, Leveled};
 use crate::memory::{self, Category};
 use crate::offload::OffloadEngine;
 use crate::optim::{Average, WeightAveragingConfig};
 use crate::parameters::{AnyTensor, with_rank};
 use crate::pass::Session;
-use crate::policy::{self, AverageKeeper};
+use crate::placement::{ParamLocation, RankContext};
+use crate::policy::{self, AverageExtraState};
 
 /// The home of a parameter.
 #[derive(Debug)]
-pub(crate) struct Home {
+pub(crate) struct MasterParam {
     pub(super) id: ParamId,
     pub(super) path: Arc<str>,
     pub(super) strategy: GradientCheckpointingStrategy,
-    pub(super) ground: Arc<Ground>,
+    pub(super) storage: Arc<MasterStorage>,
     pub(super) shape: Shape,
     /// In which the value rests.
     pub(super) dtype: DType,
@@ -38,28 +38,28 @@ pub(crate) struct Home {
 
 /// What all homes at one site have in common.
 #[derive(Debug)]
-pub(super) struct Ground {
-    pub(super) site: Site,
+pub(super) struct MasterStorage {
+    pub(super) location: ParamLocation,
     /// Where the gradients of micro-batches are added up.
     pub(super) sums: Device,
     /// Who moves optimizer states that wait on the host, beside the thread that computes: those of a model alone.
     pub(super) states: Option<Arc<OffloadEngine>>,
     /// Whether the backend can tell that a buffer has one owner.
-    tells_owners: bool,
+    detects_sole_owner: bool,
 }
 
-impl Ground {
-    pub(super) fn new(site: Site, layout: &Layout) -> Self {
-        let moves_states = |placement: &&Arc<OffloadEngine>| {
-            placement.config.offloads_states() && layout.member.is_none()
+impl MasterStorage {
+    pub(super) fn new(location: ParamLocation, context: &RankContext) -> Self {
+        let moves_states = |engine: &&Arc<OffloadEngine>| {
+            engine.config.offloads_states() && context.member.is_none()
         };
-        let probe = Tensor::<1>::zeros([1], &site.device).into_dispatch();
-        let host = layout.placement.as_ref().map(|placement| &placement.host);
+        let probe = Tensor::<1>::zeros([1], &location.device).into_dispatch();
+        let host = context.engine.as_ref().map(|engine| &engine.host);
         Self {
-            sums: host.unwrap_or(&site.device).clone(),
-            states: layout.placement.as_ref().filter(moves_states).cloned(),
-            tells_owners: probe.can_mut(),
-            site,
+            sums: host.unwrap_or(&location.device).clone(),
+            states: context.engine.as_ref().filter(moves_states).cloned(),
+            detects_sole_owner: probe.can_mut(),
+            location,
         }
     }
 }
@@ -74,39 +74,39 @@ pub(super) struct State {
     pub(super) average: Option<Average>,
     /// What has become of the gradient of this pass.
     pub(super) outcome: Option<Outcome>,
-    answers: Answers,
+    answers: RankGradients,
 }
 
-impl Home {
-    /// The home of `value`, which has no autodiff and goes to `ground`.
+impl MasterParam {
+    /// The home of `value`, which has no autodiff and goes to `storage`.
     pub(super) fn new(
         id: ParamId,
         path: Arc<str>,
         value: AnyTensor,
         strategy: GradientCheckpointingStrategy,
-        ground: Arc<Ground>,
-        layout: &Layout,
+        storage: Arc<MasterStorage>,
+        context: &RankContext,
     ) -> Self {
         let (shape, dtype) = (value.shape(), value.dtype());
-        let value = layout.carried(&path, value, &ground.site.device, dtype);
+        let value = context.transfer(&path, value, &storage.location.device, dtype);
         let value = value.unwrap_or_else(|error| panic!("{error}"));
         let state = State {
             value: Some(value),
             accumulated: Accumulated::Nothing,
             average: None,
             outcome: None,
-            answers: Answers::default(),
+            answers: RankGradients::default(),
         };
         Self {
             id,
             path,
             strategy,
-            ground,
+            storage,
             shape,
             dtype,
             session: OnceLock::new(),
             version: AtomicUsize::new(0),
-            state: Leveled::new(Level::Home, state),
+            state: Leveled::new(Level::MasterParam, state),
         }
     }
 
@@ -131,18 +131,18 @@ impl Home {
     /// If it is gone.
     pub(super) fn value(&self) -> AnyTensor {
         let value = self.state.lock().value.clone();
-        value.unwrap_or_else(|| panic!("{}", self.is_gone()))
+        value.unwrap_or_else(|| panic!("{}", self.missing_message()))
     }
 
     /// Why there is no value.
-    pub(super) fn is_gone(&self) -> String {
-        is_gone(&self.path)
+    pub(super) fn missing_message(&self) -> String {
+        missing_message(&self.path)
     }
 
     /// What stands for a value that is gone.
-    pub(super) fn gone(&self, device: &Device) -> AnyTensor {
+    pub(super) fn missing_value(&self, device: &Device) -> AnyTensor {
         let (path, shape) = (&self.path, &self.shape);
-        with_rank!(shape.num_dims(), D => unreadable::<D>(is_gone, path, shape, self.dtype, device).into())
+        with_rank!(shape.num_dims(), D => unreadable::<D>(missing_message, path, shape, self.dtype, device).into())
     }
 
     /// How often the value may have changed.
@@ -151,10 +151,14 @@ impl Home {
     }
 
     /// Notes what a rank of a group has, and returns the gradients in the order of their sum when all have answered.
-    pub(super) fn answer(&self, layout: &Layout, gradient: Option<Held>) -> Option<Vec<Held>> {
-        let member = layout.member.as_ref()?;
+    pub(super) fn add_rank_gradient(
+        &self,
+        context: &RankContext,
+        gradient: Option<HeldGradient>,
+    ) -> Option<Vec<HeldGradient>> {
+        let member = context.member.as_ref()?;
         let mut state = self.state.lock();
-        let all = state.answers.give(member, gradient)?;
+        let all = state.answers.set(member, gradient)?;
         Some(member.group.in_order(self.id, all))
     }
 
@@ -169,7 +173,7 @@ impl Home {
     /// | measured | what was left | what was left |
     pub(super) fn end(&self, committed: bool) -> ParameterReport {
         let mut state = self.state.lock();
-        state.answers = Answers::default();
+        state.answers = RankGradients::default();
         let Some(outcome) = state.outcome.take() else {
             return ParameterReport::default();
         };
@@ -212,8 +216,8 @@ impl Home {
     ) {
         let mut state = self.state.lock();
         let average = Average::new(*config, state.average.take());
-        let (rank, device) = (self.shape.num_dims(), &self.ground.site.device);
-        AverageKeeper::exchange(optimizer, self.id, rank, average.state(), device);
+        let (rank, device) = (self.shape.num_dims(), &self.storage.location.device);
+        AverageExtraState::exchange(optimizer, self.id, rank, average.state(), device);
         if let Some(value) = &state.value {
             average.start(value);
         }
@@ -259,8 +263,8 @@ impl Home {
     }
 
     /// Notes whether someone else holds `value`, which is then copied instead of updated in place.
-    pub(super) fn tell_copy(&self, value: AnyTensor) -> (AnyTensor, Option<bool>) {
-        if !self.ground.tells_owners {
+    pub(super) fn note_copy(&self, value: AnyTensor) -> (AnyTensor, Option<bool>) {
+        if !self.storage.detects_sole_owner {
             return (value, None);
         }
         let value = value.untyped().into_dispatch();
@@ -275,6 +279,6 @@ impl Home {
     }
 }
 
-fn is_gone(path: &str) -> String {
+fn missing_message(path: &str) -> String {
     format!("the value of parameter `{path}` is gone: its optimizer panicked while it wrote it")
 }

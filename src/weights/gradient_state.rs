@@ -1,9 +1,9 @@
 use std::sync::Arc;
 
 use crate::parameters::AnyTensor;
-use crate::pass::{Debt, Graph};
+use crate::pass::{Graph, PendingCount};
 use crate::policy::PartialSum;
-use crate::replica::{Hold, Membership};
+use crate::replica::{HeldBytes, Membership};
 
 /// What passes have left for an update.
 #[derive(Clone, Debug, Default)]
@@ -50,33 +50,33 @@ pub(super) struct Expecting {
     /// The tap, and the graph it is in: every further read there returns it, so autodiff sums the uses.
     pub(super) tapped: Option<(Arc<Graph>, AnyTensor)>,
     /// What is to come.
-    pub(super) debt: Debt,
+    pub(super) pending_count: PendingCount,
     /// The sum of what has come.
     pub(super) partial: Option<Box<PartialSum>>,
 }
 
 /// What the ranks have said about their gradients of a parameter in a pass.
 #[derive(Debug, Default)]
-pub(super) struct Answers {
+pub(super) struct RankGradients {
     given: usize,
     /// By rank, where the value rests.
-    gradients: Vec<Option<Held>>,
+    gradients: Vec<Option<HeldGradient>>,
 }
 
 /// A gradient that is counted with what the owner holds.
 #[derive(Debug)]
-pub(super) struct Held {
+pub(super) struct HeldGradient {
     pub(super) gradient: AnyTensor,
-    pub(super) hold: Hold,
+    pub(super) hold: HeldBytes,
 }
 
-impl Answers {
+impl RankGradients {
     /// Notes what a rank has, and returns what all have, by rank, when this was the last.
-    pub(super) fn give(
+    pub(super) fn set(
         &mut self,
         member: &Membership,
-        gradient: Option<Held>,
-    ) -> Option<Vec<Option<Held>>> {
+        gradient: Option<HeldGradient>,
+    ) -> Option<Vec<Option<HeldGradient>>> {
         let ranks = member.group.ranks();
         self.gradients.resize_with(ranks, || None);
         self.gradients[member.rank] = gradient;

@@ -4,16 +4,16 @@ use crate::error::FusedError;
 
 /// What is asked of CubeCL's devices: on a CPU backend an operation that fails panics where it is called.
 #[derive(Debug)]
-pub(crate) struct Written;
+pub(crate) struct AsyncErrors;
 
-impl Written {
+impl AsyncErrors {
     pub(crate) fn new() -> Self {
         Self
     }
 
-    pub(crate) fn ask<const D: usize>(&mut self, _path: &str, _tensor: &Tensor<D>) {}
+    pub(crate) fn add<const D: usize>(&mut self, _path: &str, _tensor: &Tensor<D>) {}
 
-    pub(crate) fn answer(self) -> Result<(), FusedError> {
+    pub(crate) fn finish(self) -> Result<(), FusedError> {
         Ok(())
     }
 }

@@ -16,62 +16,62 @@ use crate::device::hand_over;
 use crate::optimizer_record::{compact_records, load_on};
 
 /// The states that wait on the host.
-pub(crate) struct WaitingStates {
+pub(crate) struct OffloadedStates {
     /// Those of parameters of so many elements wait.
     pub(super) from: usize,
-    all: Arc<Mutex<HashMap<ParamId, Waiting>>>,
+    all: Arc<Mutex<HashMap<ParamId, OffloadedState>>>,
     /// What came after what in the last pass that had it; after nothing what came first.
     next: HashMap<Option<ParamId>, ParamId>,
     last: Option<ParamId>,
     /// Those that were sent for.
-    coming: HashMap<ParamId, Receiver<Result<ModuleOptimizer, Caught>>>,
+    in_flight: HashMap<ParamId, Receiver<Result<ModuleOptimizer, Caught>>>,
 }
 
 /// A state that waits.
 #[derive(Clone)]
-pub(super) enum Waiting {
+pub(super) enum OffloadedState {
     /// On the host, as a record in the form in which it is kept.
-    There(Bytes),
+    OnHost(Bytes),
     /// Where its parameter was stepped, in an optimizer of its own, until it has left. It had so many bytes as a record before.
-    Here(Arc<ModuleOptimizer>, Option<usize>),
+    OnDevice(Arc<ModuleOptimizer>, Option<usize>),
 }
 
 /// What has a state leave for the host, and its bytes if they are known. If that fails, the state stays.
-pub(crate) struct Leaving {
+pub(crate) struct Eviction {
     pub(crate) bytes: Option<usize>,
-    pub(crate) leave: Box<dyn FnOnce() + Send>,
+    pub(crate) run: Box<dyn FnOnce() + Send>,
 }
 
-impl Waiting {
+impl OffloadedState {
     fn bytes(&self) -> Option<usize> {
         match self {
-            Self::There(record) => Some(record.len()),
-            Self::Here(_, bytes) => *bytes,
+            Self::OnHost(record) => Some(record.len()),
+            Self::OnDevice(_, bytes) => *bytes,
         }
     }
 
     fn record(self) -> Bytes {
         match self {
-            Self::There(record) => record,
-            Self::Here(optimizer, _) => recorded(&optimizer),
+            Self::OnHost(record) => record,
+            Self::OnDevice(optimizer, _) => recorded(&optimizer),
         }
     }
 
     fn is(&self, optimizer: &Arc<ModuleOptimizer>) -> bool {
-        matches!(self, Self::Here(here, _) if Arc::ptr_eq(here, optimizer))
+        matches!(self, Self::OnDevice(here, _) if Arc::ptr_eq(here, optimizer))
     }
 }
 
-impl WaitingStates {
+impl OffloadedStates {
     pub(super) fn of(from: usize, records: HashMap<ParamId, Bytes>) -> Self {
         let all = records.into_iter();
-        let all = all.map(|(id, record)| (id, Waiting::There(record)));
+        let all = all.map(|(id, record)| (id, OffloadedState::OnHost(record)));
         Self {
             from,
             all: Arc::new(Mutex::new(all.collect())),
             next: HashMap::new(),
             last: None,
-            coming: HashMap::new(),
+            in_flight: HashMap::new(),
         }
     }
 
@@ -89,28 +89,28 @@ impl WaitingStates {
         all.retain(|id, _| !parameters.contains(id));
     }
 
-    fn get(&self, id: ParamId) -> Option<Waiting> {
+    fn get(&self, id: ParamId) -> Option<OffloadedState> {
         self.all.lock().get(&id).cloned()
     }
 
     pub(super) fn record(&self, id: ParamId) -> Option<Bytes> {
-        self.get(id).map(Waiting::record)
+        self.get(id).map(OffloadedState::record)
     }
 
     pub(super) fn records(&self) -> Vec<Bytes> {
         let all: Vec<_> = self.all.lock().values().cloned().collect();
-        all.into_iter().map(Waiting::record).collect()
+        all.into_iter().map(OffloadedState::record).collect()
     }
 
     /// What was sent for and not used goes. It is there as it was.
     pub(crate) fn between_passes(&mut self) {
         self.last = None;
-        self.coming.clear();
+        self.in_flight.clear();
     }
 
     /// The parameter is about to be stepped. Returns what brings the state of the next one to `device`, if that waits and has no more
     /// than so many bytes.
-    pub(super) fn send_for_next(
+    pub(super) fn prefetch_next(
         &mut self,
         id: ParamId,
         limit: usize,
@@ -118,21 +118,21 @@ impl WaitingStates {
         optimizer: &ModuleOptimizer,
     ) -> Option<impl FnOnce() + Send + use<>> {
         self.next.insert(self.last.replace(id), id);
-        self.coming.retain(|coming, _| *coming == id);
+        self.in_flight.retain(|coming, _| *coming == id);
         let next = *self.next.get(&Some(id)).filter(|next| **next != id)?;
-        let Some(Waiting::There(record)) = self.get(next) else {
+        let Some(OffloadedState::OnHost(record)) = self.get(next) else {
             return None;
         };
         if record.len() > limit {
             return None;
         }
         // The states of others have one owner.
-        let anew = optimizer.clone().load_record(OptimizerRecord::default());
+        let fresh = optimizer.clone().load_record(OptimizerRecord::default());
         let (here, coming) = sync_channel(1);
-        self.coming.insert(next, coming);
+        self.in_flight.insert(next, coming);
         let device = device.clone();
         Some(move || {
-            let come = catch(|| load_on(&device, || with_states(&anew, [record])));
+            let come = catch(|| load_on(&device, || with_states(&fresh, [record])));
             hand_over(&device);
             // Nobody waits for it any more if the order is another one.
             let _ = here.send(come);
@@ -146,13 +146,13 @@ impl WaitingStates {
         device: &Device,
         optimizer: &ModuleOptimizer,
     ) -> ModuleOptimizer {
-        let coming = self.coming.remove(&id);
+        let coming = self.in_flight.remove(&id);
         #[cfg(test)]
-        SENT_FOR.with_borrow_mut(|all| all.push(coming.is_some()));
+        PREFETCHED.with_borrow_mut(|all| all.push(coming.is_some()));
         match (coming.map(|coming| coming.recv()), self.get(id)) {
             (Some(Ok(come)), _) => come.unwrap_or_else(|panic| panic.resume()),
-            (_, Some(Waiting::Here(here, _))) => (*here).clone(),
-            (_, Some(Waiting::There(record))) => {
+            (_, Some(OffloadedState::OnDevice(here, _))) => (*here).clone(),
+            (_, Some(OffloadedState::OnHost(record))) => {
                 load_on(device, || with_states(optimizer, [record]))
             }
             (_, None) => with_states(optimizer, []),
@@ -160,24 +160,25 @@ impl WaitingStates {
     }
 
     /// The state of the parameter is the one in `optimizer`, which has no other. Returns what has it leave.
-    pub(super) fn put(&mut self, id: ParamId, optimizer: ModuleOptimizer) -> Leaving {
+    pub(super) fn put(&mut self, id: ParamId, optimizer: ModuleOptimizer) -> Eviction {
         let here = Arc::new(optimizer);
         let mut all = self.all.lock();
-        let bytes = all.get(&id).and_then(Waiting::bytes);
-        all.insert(id, Waiting::Here(here.clone(), bytes));
+        let bytes = all.get(&id).and_then(OffloadedState::bytes);
+        all.insert(id, OffloadedState::OnDevice(here.clone(), bytes));
         let all = self.all.clone();
-        let leave = move || {
+        let run = move || {
             let record = recorded(&here);
             let mut all = all.lock();
             // Unless it has been stepped again.
             let state = all.get_mut(&id).filter(|state| state.is(&here));
-            let before = state.map(|state| std::mem::replace(state, Waiting::There(record)));
+            let before =
+                state.map(|state| std::mem::replace(state, OffloadedState::OnHost(record)));
             drop(all);
             drop(before);
         };
-        Leaving {
+        Eviction {
             bytes,
-            leave: Box::new(leave),
+            run: Box::new(run),
         }
     }
 }
@@ -190,7 +191,7 @@ fn recorded(optimizer: &ModuleOptimizer) -> Bytes {
 #[cfg(test)]
 thread_local! {
     /// For all that was taken on this thread, whether it was sent for before.
-    pub(crate) static SENT_FOR: std::cell::RefCell<Vec<bool>> = const { std::cell::RefCell::new(Vec::new()) };
+    pub(crate) static PREFETCHED: std::cell::RefCell<Vec<bool>> = const { std::cell::RefCell::new(Vec::new()) };
 }
 
 #[cfg(all(test, feature = "flex", feature = "ndarray"))]
@@ -225,7 +226,7 @@ mod tests {
 
     /// Steps through layers in this order, and tells which states were sent for before.
     fn step(fused: &mut Fused, order: &[usize]) -> Vec<bool> {
-        SENT_FOR.take();
+        PREFETCHED.take();
         fused
             .step(0.1, |model| {
                 let x = Tensor::<2>::ones([3, 4], &device());
@@ -233,7 +234,7 @@ mod tests {
                 order.iter().fold(x, run).mean()
             })
             .unwrap();
-        SENT_FOR.take()
+        PREFETCHED.take()
     }
 
     #[test]

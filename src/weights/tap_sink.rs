@@ -1,6 +1,6 @@
-//! The way of a gradient from a tap to the home of its parameter: a tap [receives](Arrival) one, the view adds up what has come for it
-//! ([`arrive`](View::arrive)) and, when no other is pending, reports the sum to the home
-//! ([`report_gradient`](View::report_gradient)). A gradient that is complete without a tap joins them there ([`complete`](View::complete)). What home
+//! The way of a gradient from a tap to the home of its parameter: a tap [receives](TapSink) one, the view adds up what has come for it
+//! ([`add_gradient`](LocalParam::add_gradient)) and, when no other is pending, reports the sum to the home
+//! ([`report_gradient`](LocalParam::report_gradient)). A gradient that is complete without a tap joins them there ([`complete`](LocalParam::complete)). What home
 //! does with it is in `update`.
 
 use std::sync::Arc;
@@ -9,30 +9,30 @@ use burn::backend::DispatchTensor;
 use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
 
-use super::stage::{GradientState, Held};
-use super::view::View;
+use super::gradient_state::{GradientState, HeldGradient};
+use super::local_param::LocalParam;
 use crate::device;
 use crate::error::FusedError;
-use crate::layout::Holding;
 use crate::memory::{self, Category};
 use crate::parameters::{AnyTensor, with_rank};
-use crate::pass::{self, Closure, FailedIn, Failure, Owed, Pass};
+use crate::pass::{self, Closure, FailedIn, Failure, Pass, PendingGradient};
+use crate::placement::Residency;
 use crate::policy::{Accumulation, PartialSum};
-use crate::replica::{Hold, Membership};
+use crate::replica::{HeldBytes, Membership};
 use crate::tap::{self, GradientSink, PassedGradients};
 
 /// Where the gradient of one tap of a parameter arrives.
-pub(super) struct Arrival {
-    pub(super) view: Arc<View>,
+pub(super) struct TapSink {
+    pub(super) local_param: Arc<LocalParam>,
     pub(super) pass: Arc<Pass>,
-    pub(super) owed: Owed,
+    pub(super) pending_gradient: PendingGradient,
     /// Counts a value that was gathered from its owner, as long as the graph has it.
-    pub(super) _gathered: Option<Hold>,
+    pub(super) _gathered: Option<HeldBytes>,
 }
 
-impl GradientSink for Arrival {
+impl GradientSink for TapSink {
     fn receive(&self, gradient: DispatchTensor) -> PassedGradients {
-        let path = &self.view.home.path;
+        let path = &self.local_param.master.path;
         match *self.pass.stage.lock() {
             pass::Stage::Backward | pass::Stage::Failed(_) => {}
             pass::Stage::Forward => panic!(
@@ -55,32 +55,32 @@ impl GradientSink for Arrival {
         if self.pass.is_recorded {
             memory::show(Category::Gradient, &gradient);
         }
-        self.owed.settle();
+        self.pending_gradient.resolve();
         self.pass.guarded(FailedIn::Backward, || {
-            self.view.arrive(&self.pass, gradient.into())
+            self.local_param.add_gradient(&self.pass, gradient.into())
         });
         PassedGradients::default()
     }
 }
 
-impl View {
+impl LocalParam {
     /// Adds a gradient to those that have arrived, and uses the sum if no other is pending.
-    fn arrive(self: &Arc<Self>, pass: &Arc<Pass>, gradient: AnyTensor) {
+    fn add_gradient(self: &Arc<Self>, pass: &Arc<Pass>, gradient: AnyTensor) {
         let mut state = self.state.lock();
         let GradientState::Accumulating(expecting) = &mut state.stage else {
             unreachable!("a tap is owed for until its gradient arrives")
         };
         // The tap is a second handle to the value.
         expecting.tapped = None;
-        let is_settled = expecting.debt.is_settled();
+        let is_zero = expecting.pending_count.is_zero();
         let gradient = match expecting.partial.take() {
-            None if is_settled => gradient,
+            None if is_zero => gradient,
             partial => {
                 let partial = match partial {
-                    Some(partial) => partial.with(gradient, pass.plan.accumulation),
+                    Some(partial) => partial.with(gradient, pass.pipeline.accumulation),
                     None => PartialSum::of(gradient),
                 };
-                if !is_settled {
+                if !is_zero {
                     expecting.partial = Some(Box::new(partial));
                     return;
                 }
@@ -93,17 +93,17 @@ impl View {
             return;
         }
         // All through one queue, in the order in which they arrive. A recording knows one thread at a time.
-        let placement = self.layout.placement.as_ref();
-        let queue = placement.filter(|p| !p.config.offloads_states() && !pass.is_recorded);
+        let engine = self.context.engine.as_ref();
+        let queue = engine.filter(|p| !p.config.offloads_states() && !pass.is_recorded);
         match queue {
             None => self.report_gradient(pass, Some(gradient)),
-            Some(placement) => {
-                let (view, of_queue) = (self.clone(), pass.clone());
-                placement.step_on_host(self.bytes(), move || {
+            Some(engine) => {
+                let (local_param, of_queue) = (self.clone(), pass.clone());
+                engine.step_on_host(self.bytes(), move || {
                     // What has failed elsewhere since, later gradients see.
                     if !of_queue.is_stopped() {
                         of_queue.guarded(FailedIn::Update, || {
-                            view.report_gradient(&of_queue, Some(gradient))
+                            local_param.report_gradient(&of_queue, Some(gradient))
                         });
                     }
                 });
@@ -144,9 +144,9 @@ impl View {
 
     /// Uses the gradient of a parameter that is an ordinary leaf, if it is among these.
     pub(super) fn deliver(&self, pass: &Arc<Pass>, gradients: &mut GradientsParams) {
-        let id = self.home.id;
+        let id = self.master.id;
         let gradient = with_rank!(
-            self.home.shape.num_dims(),
+            self.master.shape.num_dims(),
             D => gradients.remove::<D>(id).map(AnyTensor::from)
         );
         match gradient {
@@ -161,15 +161,15 @@ impl View {
     /// first time then, and one that fails would spoil whatever is written with its result. With offload each is checked, since
     /// memory is short there, and the host reads it anyway.
     pub(super) fn report_gradient(&self, pass: &Arc<Pass>, gradient: Option<AnyTensor>) {
-        let home = &self.home;
+        let master = &self.master;
         if let Some(gradient) = &gradient {
             if pass.is_recorded {
                 memory::note_gradient(gradient.shape().num_elements() * gradient.dtype().size());
             }
-            let is_proven = self.state.lock().proven && self.layout.placement.is_none();
+            let is_proven = self.state.lock().proven && self.context.engine.is_none();
             if !is_proven {
-                if let Err(reason) = device::check_written(&**gradient) {
-                    let path = home.path.to_string();
+                if let Err(reason) = device::check_async_errors(&**gradient) {
+                    let path = master.path.to_string();
                     let error = FusedError::GradientNotComputed { path, reason };
                     return pass.fail(FailedIn::Update, error);
                 }
@@ -177,8 +177,8 @@ impl View {
             }
         }
         // Where the home is what this rank computes with, the gradient is there.
-        if self.among.is_none() && self.given == Holding::Shared {
-            return home.apply_gradients(pass, gradient.into_iter().collect());
+        if self.among.is_none() && self.assigned == Residency::Aliased {
+            return master.apply_gradients(pass, gradient.into_iter().collect());
         }
         if let Err(error) = self.reduce(pass, gradient) {
             pass.fail(FailedIn::Update, error);
@@ -187,7 +187,7 @@ impl View {
 
     /// Sends the gradient of this rank, or its absence, to the home.
     fn reduce(&self, pass: &Arc<Pass>, gradient: Option<AnyTensor>) -> Result<(), FusedError> {
-        let home = &self.home;
+        let master = &self.master;
         let ranks = self.among.as_ref();
         if gradient.is_none() && ranks.is_some() {
             if !pass.admits() {
@@ -198,52 +198,52 @@ impl View {
         let hold = gradient
             .as_ref()
             .and(ranks)
-            .map(|member| self.count_arrival(member));
+            .map(|member| self.track_gradient(member));
         let gradient = gradient
-            .map(|gradient| self.bring_home(pass, gradient))
+            .map(|gradient| self.to_storage(pass, gradient))
             .transpose()?;
         let Some(member) = ranks else {
-            home.apply_gradients(pass, gradient.into_iter().collect());
+            master.apply_gradients(pass, gradient.into_iter().collect());
             // What the device computes with next is on its way while other gradients are computed.
-            return self.renew_copy();
+            return self.update_cached_copy();
         };
         let held = gradient.zip(hold);
-        let held = held.map(|(gradient, hold)| Held { gradient, hold });
-        if let Some(gradients) = home.answer(&self.layout, held) {
-            home.use_answers(&member.group, gradients);
+        let held = held.map(|(gradient, hold)| HeldGradient { gradient, hold });
+        if let Some(gradients) = master.add_rank_gradient(&self.context, held) {
+            master.apply_rank_gradients(&member.group, gradients);
         }
         Ok(())
     }
 
     /// A gradient where the value rests: in its float type, or in a wider one if the sum is to be rounded once.
-    fn bring_home(&self, pass: &Pass, gradient: AnyTensor) -> Result<AnyTensor, FusedError> {
-        let home = &self.home;
-        let is_wider = gradient.dtype().size() > home.dtype.size();
-        let dtype = match pass.plan.accumulation {
+    fn to_storage(&self, pass: &Pass, gradient: AnyTensor) -> Result<AnyTensor, FusedError> {
+        let master = &self.master;
+        let is_wider = gradient.dtype().size() > master.dtype.size();
+        let dtype = match pass.pipeline.accumulation {
             Accumulation::InFullPrecision if is_wider => gradient.dtype(),
-            _ => home.dtype,
+            _ => master.dtype,
         };
-        let device = &home.ground.site.device;
+        let device = &master.storage.location.device;
         let gradient = self
-            .layout
-            .carried(&self.home.path, gradient, device, dtype)?;
-        if home.ground.site.is_host
-            && let Some(placement) = &self.layout.placement
+            .context
+            .transfer(&self.master.path, gradient, device, dtype)?;
+        if master.storage.location.is_host
+            && let Some(engine) = &self.context.engine
         {
             // It is gone from the device before the update begins.
-            device::hand_over(&placement.device);
+            device::hand_over(&engine.device);
         }
         Ok(gradient)
     }
 
     /// Counts a gradient that has arrived on this rank, and is held by the owner from here on.
-    fn count_arrival(&self, member: &Membership) -> Hold {
+    fn track_gradient(&self, member: &Membership) -> HeldBytes {
         let bytes = self.bytes();
-        let owner = self.layout.owner(self.home.id);
+        let owner = self.context.owner(self.master.id);
         if member.rank != owner {
-            drop(member.group.ledger.hold(member.rank, bytes));
+            drop(member.group.memory_tracker.track(member.rank, bytes));
         }
-        member.group.ledger.hold(owner, bytes)
+        member.group.memory_tracker.track(owner, bytes)
     }
 
     /// This rank has sent a gradient more: waits while it is too far ahead of the others.
@@ -255,7 +255,7 @@ impl View {
         let waits = member
             .group
             .flow
-            .sent(member.rank, self.home.bytes(), || !tap::is_free(device));
+            .sent(member.rank, self.master.bytes(), || !tap::is_free(device));
         if waits.is_err() {
             let reason = "it waits in its backward pass for a rank that waits for it: both compute with one tracked tensor, so \
                  that Burn joins their autodiff graphs, and locks both. Detach what the closure has captured, and give \

@@ -20,7 +20,7 @@ pub(crate) fn step_one(
         // Burn asks the parameter for its autodiff state before it takes the inner value.
         let value = Tensor::from_inner(value.of_rank::<D>());
         let param = Param::initialized(id, value);
-        let stepped = optimizer.step(learning_rate, Addressed { path, param }, gradients);
+        let stepped = optimizer.step(learning_rate, NamedParam { path, param }, gradients);
         stepped.param.into_value().inner().into()
     })
 }
@@ -28,12 +28,12 @@ pub(crate) fn step_one(
 /// A single parameter that shows its path in the model to a mapper: parameter groups match by
 /// path and optimizer records store it.
 #[derive(Clone, Debug)]
-struct Addressed<'a, const D: usize> {
+struct NamedParam<'a, const D: usize> {
     path: &'a str,
     param: Param<Tensor<D>>,
 }
 
-impl<const D: usize> Module for Addressed<'_, D> {
+impl<const D: usize> Module for NamedParam<'_, D> {
     as_inner!(param);
 
     fn fork(self, device: &Device) -> Self {
