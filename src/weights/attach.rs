@@ -16,28 +16,28 @@ use crate::parameters::AnyTensor;
 use crate::pass::Session;
 use crate::placement::RankContext;
 
-/// Brings a module into fused form.
+/// Attaches handles to the trainable parameters of a module.
 pub(super) struct Attach<'a> {
     pub(super) inventory: &'a Inventory,
     pub(super) session: &'a Arc<Session>,
     pub(super) context: &'a Arc<RankContext>,
-    /// The views of another rank, with which this one shares its homes.
+    /// The parameters of another rank, which share their masters with this one.
     pub(super) beside: Option<&'a LocalParams>,
-    /// Those of bases that wait on the host, and the path of the base of each.
+    /// Adapters of offloaded bases, with the path of each base.
     pub(super) adapters: &'a HashMap<ParamId, Arc<str>>,
 }
 
-/// A module in fused form.
+/// The result of attaching: the module, its skeleton and the parameters of the rank.
 pub(super) struct AttachedParts<M> {
     pub(super) module: M,
-    /// The ordinary one, with the same placeholders.
+    /// The module with the same placeholders and without handles.
     pub(super) skeleton: M,
     pub(super) local_params: LocalParams,
 }
 
 impl Attach<'_> {
-    /// Moves the value of every parameter whose gradient is released to its home; one that is retained to the end of the
-    /// pass is a leaf of the module, which shares it with its home. All other parameters stay as they are.
+    /// Moves the value of every released parameter to its master. A retained parameter stays a leaf of the module and
+    /// shares its value with its master. All other parameters are unchanged.
     pub(super) fn attach<M: Module>(&self, module: M) -> AttachedParts<M> {
         let mut emptying = ValueExtractor {
             attach: self,
@@ -59,19 +59,19 @@ impl Attach<'_> {
     }
 }
 
-/// Takes the values in training out of a module.
+/// A mapper that moves trainable values out of a module.
 struct ValueExtractor<'a> {
     attach: &'a Attach<'a>,
-    /// A graph reads every parameter once at most, so what is deeper than as many reads is deeper than all of them.
+    /// Number of released parameters: a graph reads each at most once, so a deeper node is deeper than all taps.
     reads: usize,
     local_params: LocalParams,
-    /// Where homes are, and where the model computes: one of each for all parameters.
+    /// Storages of masters and compute devices, one of each shared by all parameters.
     storages: Vec<Arc<MasterStorage>>,
     devices: Vec<Arc<Device>>,
 }
 
 impl ValueExtractor<'_> {
-    /// The view of a parameter whose `value` has no autodiff, and rests where its role lets it.
+    /// Creates the local parameter of `value`, which has no autodiff and is stored where its role allows.
     fn local_param(
         &mut self,
         id: ParamId,
@@ -111,7 +111,7 @@ impl ValueExtractor<'_> {
     }
 }
 
-/// The one of `known` that `is` tells, or a new one.
+/// Returns the element of `known` for which `is` returns `true`, or adds a new one.
 fn one_of<T>(
     known: &mut Vec<Arc<T>>,
     is: impl Fn(&Arc<T>) -> bool,
@@ -154,7 +154,7 @@ impl ModuleMapper for ValueExtractor<'_> {
     }
 }
 
-/// Hands each placeholder the way to its view.
+/// A reparameterizer that gives each placeholder the handle of its local parameter.
 struct HandleAttacher<'a>(&'a LocalParams);
 
 impl Reparameterizer for HandleAttacher<'_> {
@@ -170,7 +170,7 @@ impl Reparameterizer for HandleAttacher<'_> {
         }
         let local_param = self.0.get(param.id).clone();
         let handle = Handle::new(local_param.clone(), &param.base());
-        // A clone that is saved holds the values; one that is loaded would hold none.
+        // A saved clone writes the values. A loaded clone would have none.
         let (_, _, saved) = param.clone().consume();
         let path = local_param.master.path.clone();
         let param = param

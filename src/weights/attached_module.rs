@@ -20,9 +20,9 @@ use crate::parameters::{map_params, take_values, with_own_statistics};
 use crate::pass::{BlockOrder, BlockPrefetch, Session};
 use crate::placement::RankContext;
 
-/// A module in fused form: its trainable values are at their homes.
+/// A module whose trainable values are held by masters.
 pub(crate) struct AttachedModule<M> {
-    /// Reads of its parameters go to the views.
+    /// The module with handles: a read of a parameter goes to its local parameter.
     pub(crate) module: M,
     /// The ordinary module, with placeholders for the trainable values.
     pub(crate) skeleton: M,
@@ -30,15 +30,15 @@ pub(crate) struct AttachedModule<M> {
     pub(crate) session: Arc<Session>,
     pub(crate) local_params: Arc<LocalParams>,
     pub(crate) context: Arc<RankContext>,
-    /// Whether copies come and go with the runs of blocks.
+    /// `true` if copies are fetched and dropped with the runs of blocks.
     pub(crate) fetches_blocks: bool,
-    /// The frozen parameters that wait on the host, and whether each carries an adapter.
+    /// The offloaded frozen parameters; `true` if one carries an adapter.
     frozen: HashMap<ParamId, bool>,
-    /// Of the last pass with blocks.
+    /// Block order of the last pass with blocks.
     block_order: Option<BlockOrder>,
 }
 
-/// `module` without the values of the parameters that are ordinary leaves.
+/// Returns `module` without the values of its ordinary leaves.
 fn without_leaves<M: Module>(module: M, local_params: &LocalParams) -> M {
     match &local_params.leaves[..] {
         [] => module,
@@ -47,7 +47,7 @@ fn without_leaves<M: Module>(module: M, local_params: &LocalParams) -> M {
 }
 
 impl<M: Module> AttachedModule<M> {
-    /// Brings `module` into fused form, or says why it can't be. A replica shares its homes with the form of another rank, `beside` it.
+    /// Attaches handles to `module`. A replica shares its masters with the module of another rank, `beside`.
     pub(crate) fn new(
         module: M,
         session: &Arc<Session>,
@@ -63,7 +63,7 @@ impl<M: Module> AttachedModule<M> {
         let module = match context.device() {
             None => module,
             Some(device) => {
-                // The homes see to the values of these.
+                // Masters place the values of these.
                 let released = |id| inventory.role(id) == Some(Role::Released);
                 let is_pinned = |id| released(id) || frozen.contains_key(&id);
                 let module = match beside {
@@ -110,8 +110,8 @@ impl<M: Module> AttachedModule<M> {
         })
     }
 
-    /// The ordinary module with these values, the current ones of which it shares with the homes, and with running statistics of
-    /// its own: in host memory if something waits there.
+    /// Returns an ordinary module with these values and running statistics of its own, in host memory if anything is
+    /// offloaded. Current values are shared with the masters.
     pub(crate) fn export(&self, value: Value) -> M {
         let skeleton = self.skeleton_with_own_statistics();
         let module = match &self.context.engine {
@@ -121,12 +121,12 @@ impl<M: Module> AttachedModule<M> {
         self.filled(module, value, ExportLocation::Ordinary)
     }
 
-    /// The hollow module, with running statistics that the training does not update.
+    /// Returns the skeleton with running statistics that the training does not update.
     fn skeleton_with_own_statistics(&self) -> M {
         with_own_statistics(self.skeleton.clone())
     }
 
-    /// The hollow module on the host, but for the placeholders.
+    /// Returns the skeleton on the host, except for its placeholders.
     fn on_host(&self, skeleton: M, host: &Device) -> M {
         let is_placeholder = |id| self.local_params.has(id);
         let host = host.clone().autodiff();
@@ -135,13 +135,14 @@ impl<M: Module> AttachedModule<M> {
         module
     }
 
-    /// The ordinary module with every value at its home, and with running statistics of its own.
+    /// Returns an ordinary module in which every value stays at the location of its master, with running statistics of
+    /// its own.
     pub(crate) fn export_in_place(&self) -> M {
         let skeleton = self.skeleton_with_own_statistics();
         self.filled(skeleton, Value::Current, ExportLocation::Stored)
     }
 
-    /// The module for inference with these values, as it computes.
+    /// Returns a module for inference with these values, in the compute type.
     pub(crate) fn valid(&self, value: Value) -> M {
         let frozen = self.frozen.keys().copied();
         let parameters: HashSet<ParamId> =
@@ -157,7 +158,7 @@ impl<M: Module> AttachedModule<M> {
             return filled();
         }
         let module = match &self.context.engine {
-            // A parameter carries an adapter, or the way to the device.
+            // A parameter carries one reparameterization: an adapter or a fetch handle.
             Some(engine) if self.frozen.values().any(|has_adapter| *has_adapter) => {
                 let merged = self.export(value).valid().materialize();
                 let device = engine.device.clone().inner();
@@ -172,7 +173,7 @@ impl<M: Module> AttachedModule<M> {
         })
     }
 
-    /// The hollow module with the values of the parameters.
+    /// Returns the skeleton filled with parameter values.
     fn filled(&self, skeleton: M, value: Value, place: ExportLocation) -> M {
         map_params(
             skeleton,
@@ -181,12 +182,12 @@ impl<M: Module> AttachedModule<M> {
         )
     }
 
-    /// Lets go of the values of its leaves: their homes are the only owners then, and step them in place.
+    /// Drops the values of the leaves: the masters then own them alone and step them in place.
     pub(crate) fn drop_leaf_values(&mut self) {
         self.module = without_leaves(self.module.clone(), &self.local_params);
     }
 
-    /// Gives its leaves the values that their homes have now.
+    /// Fills the leaves with the current values of their masters.
     pub(crate) fn restore_leaf_values(&mut self) {
         let leaves = &self.local_params.leaves;
         self.module = map_params(
@@ -196,7 +197,7 @@ impl<M: Module> AttachedModule<M> {
         );
     }
 
-    /// What sees to the copies that blocks read.
+    /// Returns the prefetcher of the copies that blocks read.
     pub(crate) fn prefetcher(&self) -> Arc<dyn BlockPrefetch> {
         let engine = self.context.engine_of_blocks().cloned();
         let block_order = self.block_order.clone().unwrap_or_default();
@@ -207,7 +208,7 @@ impl<M: Module> AttachedModule<M> {
         ))
     }
 
-    /// Learns from a pass in which order the blocks run; from the first one, which of them stay on the device.
+    /// Records the block order of a pass. The first pass also decides which blocks stay on the device.
     pub(crate) fn update_block_order(&mut self, block_order: &BlockOrder) {
         if block_order.is_empty() {
             return;
@@ -221,7 +222,7 @@ impl<M: Module> AttachedModule<M> {
         self.block_order = Some(block_order.clone());
     }
 
-    /// The path of a parameter in training.
+    /// Returns the path of a trainable parameter.
     pub(crate) fn path(&self, id: ParamId) -> &str {
         &self.local_params.get(id).master.path
     }

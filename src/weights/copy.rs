@@ -1,4 +1,4 @@
-//! Who has a copy of the value at home, and when. That is by what the rank [holds](Residency) of the parameter:
+//! Compute copies of parameters: when they are fetched and dropped, by [`Residency`].
 //!
 //! | | a copy comes | and goes |
 //! |---|---|---|
@@ -7,8 +7,8 @@
 //! | [`ForRead`](Residency::OnDemand) | with a read; that of a block from the host, before it | with the graph that has read it, or with the run of the block |
 //! | [`Gathered`](Residency::Gathered) | with a read | with the graph that has read it |
 //!
-//! A parameter on the host that is read outside of a block is in the graph of the whole pass anyway, so its copy [stays](LocalParam::pin)
-//! from then on.
+//! A parameter on the host that is read outside of a block stays in the graph of the whole pass, so its copy is
+//! [pinned](LocalParam::pin) from then on.
 
 use std::sync::Arc;
 
@@ -19,26 +19,26 @@ use crate::parameters::AnyTensor;
 use crate::pass::Graph;
 use crate::placement::Residency;
 
-/// What becomes of a copy that comes for a read.
+/// The lifetime of a copy that is fetched for a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CacheUntil {
-    /// It goes with the reader, a graph that holds it.
+    /// Dropped with the graph that has read it.
     GraphDropped,
-    /// It stays for further reads of the run of a block.
+    /// Kept for further reads in the same run of a block.
     BlockEnd,
 }
 
 impl LocalParam {
-    /// The value, as the model computes with it.
+    /// Fetches the value to the compute device, in the compute type.
     fn fetch_value(&self) -> Result<AnyTensor, FusedError> {
         self.transfer(self.master.value(), &self.device, self.dtype)
     }
 
-    /// The value as the model computes with it, or the copy of an earlier read.
+    /// Returns the value in the compute type, or the copy of an earlier read.
     ///
     /// # Panics
     ///
-    /// If it can't come over to the device.
+    /// Panics if the value can't be fetched to the device.
     pub(super) fn resident_value(&self, state: &mut State, cache_until: CacheUntil) -> AnyTensor {
         if self.assigned == Residency::Aliased {
             return self.master.value();
@@ -62,7 +62,8 @@ impl LocalParam {
         value
     }
 
-    /// Has a copy of what is at home now. Where the home's device may be lost, the one before stays until it has come.
+    /// Fetches a copy of the master's current value. If the master's device may be lost, the old copy is kept until
+    /// the new one has arrived.
     pub(super) fn fetch_copy(&self) -> Result<(), FusedError> {
         let mut state = self.state.lock();
         if self.residency() == Residency::Aliased
@@ -85,7 +86,7 @@ impl LocalParam {
         copy.is_some_and(|copy| copy.version == self.master.version())
     }
 
-    /// Whether a read in this graph, if it is recorded, finds neither a copy nor the tap of a read before.
+    /// Returns `true` if a read in this graph finds neither a copy nor the tap of an earlier read.
     pub(super) fn lacks_copy(&self, graph: Option<&Arc<Graph>>) -> bool {
         let state = self.state.lock();
         let is_tapped = match (&state.stage, graph) {
@@ -98,14 +99,14 @@ impl LocalParam {
         !self.has_copy(&state) && !is_tapped
     }
 
-    /// Brings a copy before it is read. If it fails, the read that needs it says so.
+    /// Fetches a copy before it is read. If this fails, the read that needs the copy reports the error.
     pub(super) fn prefetch(&self) {
         let _ = self.fetch_copy();
     }
 
-    /// Drops what came for a read.
+    /// Drops a copy that was fetched for a read.
     pub(super) fn drop_fetched(&self) {
-        // Whoever is at it takes the copy away itself.
+        // If another thread holds the lock, that thread drops the copy.
         if self.residency() != Residency::Cached
             && let Some(mut state) = self.state.try_lock()
         {
@@ -113,7 +114,7 @@ impl LocalParam {
         }
     }
 
-    /// Lets a rank that has kept a copy have that of after an update.
+    /// Replaces a cached copy after an update.
     pub(super) fn update_cached_copy(&self) -> Result<(), FusedError> {
         let cache_until = self.residency() == Residency::Cached && self.state.lock().copy.is_some();
         if cache_until {
@@ -123,7 +124,7 @@ impl LocalParam {
         }
     }
 
-    /// The pass is over: has what the owner has now, if this rank keeps it.
+    /// Replaces a cached copy at the end of the pass.
     pub(super) fn refresh_copy(&self) {
         let keeps_all =
             self.residency() == Residency::Cached && !self.master.storage.location.is_host;
@@ -131,14 +132,13 @@ impl LocalParam {
             true => self.fetch_copy(),
             false => self.update_cached_copy(),
         };
-        // Where it can't be had, what was there before stays, or who reads it is told why.
+        // If the fetch fails, the old copy stays, or the next read reports the error.
         if let Err(error) = brought {
             log::debug!("{error}");
         }
     }
 
-    /// Has a value that waits on the host brought by the thread that brings them ahead, so that all come from one
-    /// stream and its memory.
+    /// Fetches an offloaded value on the prefetch thread, so that all copies come from one stream and its memory.
     pub(super) fn request_prefetch(self: &Arc<Self>, graph: Option<&Arc<Graph>>) {
         if let Some(engine) = &self.context.engine
             && self.is_fetched_from_host()
@@ -150,7 +150,7 @@ impl LocalParam {
         }
     }
 
-    /// The parameter is read outside of a block: what the device computes with stays in the graph.
+    /// Pins the copy of a parameter that is read outside of a block: the graph holds it anyway.
     pub(super) fn pin(&self) {
         if !self.is_fetched_from_host() {
             return;

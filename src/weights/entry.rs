@@ -8,29 +8,29 @@ use crate::placement::{PlacementPolicy, StorageTier};
 use crate::quantized::is_placeholder;
 use crate::replica::Size;
 
-/// What becomes of a float parameter in fused form.
+/// The role of a float parameter in a training.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// Trainable: its value is at its home, and updated as its gradient completes.
+    /// Trainable: the master holds its value, and its gradient is released as soon as it is complete.
     Released,
     /// Trainable, but it carries a reparameterization already (an unfrozen LoRA base), and a
     /// parameter can carry one only: an ordinary leaf, updated at the end of the pass.
     Retained,
-    /// Frozen or a running statistic: not touched.
+    /// Frozen, or a running statistic: unchanged.
     Frozen,
 }
 
-/// What is known of a float parameter.
+/// Metadata of a float parameter.
 #[derive(Clone, Debug)]
 pub(crate) struct Entry {
     pub(crate) id: ParamId,
     pub(crate) path: Arc<str>,
     pub(crate) shape: Shape,
     pub(crate) dtype: DType,
-    /// Where its value is.
+    /// The device of the value.
     pub(crate) device: Device,
     pub(crate) role: Role,
-    /// It is tracked by autodiff, but no leaf.
+    /// `true` if autodiff tracks the value and it is no leaf.
     pub(crate) is_computed: bool,
 }
 
@@ -78,7 +78,7 @@ impl Entry {
         }
     }
 
-    /// Where it is between two steps.
+    /// Returns where the parameter is stored between two steps.
     pub(crate) fn tier(&self, policy: &PlacementPolicy) -> StorageTier {
         policy.tier(self.is_trained(), self.elements(), self.dtype)
     }

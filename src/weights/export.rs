@@ -1,4 +1,4 @@
-//! What a parameter has in an ordinary module.
+//! Values of parameters for ordinary modules.
 
 use burn::tensor::Device;
 
@@ -6,7 +6,7 @@ use super::copy::CacheUntil;
 use super::local_param::LocalParam;
 use crate::parameters::AnyTensor;
 
-/// Which of its values.
+/// The value of a parameter to export.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Value {
     Current,
@@ -14,23 +14,23 @@ pub(crate) enum Value {
     Averaged,
 }
 
-/// Where it is, and in which type.
+/// The device and type of an exported value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ExportLocation {
-    /// As it rests, and where.
+    /// The storage type, at the location of the master.
     Stored,
-    /// As it rests, on the device of this rank, or on the host if something waits there.
+    /// The storage type, on the device of this rank, or on the host if anything is offloaded.
     Ordinary,
-    /// As the model computes with it. What comes over for every use is at home.
+    /// The compute type, on the compute device. A value that is fetched on each read stays at its master.
     Computing,
 }
 
 impl LocalParam {
-    /// A value of it as an ordinary trainable parameter holds it.
+    /// Returns a value as an ordinary trainable parameter holds it.
     ///
     /// # Panics
     ///
-    /// If it can't be had.
+    /// Panics if the value can't be fetched.
     pub(super) fn leaf(&self, value: Value, place: ExportLocation) -> AnyTensor {
         let Self { device, dtype, .. } = self;
         let master = &self.master;
@@ -56,14 +56,14 @@ impl LocalParam {
         self.constant_of(found).untyped().require_grad().into()
     }
 
-    /// Where the value of an ordinary module is, without autodiff.
+    /// Returns the device of an exported value, without autodiff.
     fn export_device(&self) -> &Device {
         let engine = self.context.engine.as_ref();
         engine.map_or(&self.device, |engine| &engine.host)
     }
 
-    /// The value as it rests, where the model computes, or what says that it is gone: whatever has ended the pass is on its way,
-    /// and who reads it is told.
+    /// Returns the stored value on the compute device, or a placeholder that panics with the reason: the error that
+    /// ended the pass is reported first.
     pub(super) fn leaf_or_missing(&self) -> AnyTensor {
         let device = &self.device;
         let value = self.stored_on(device);
@@ -71,7 +71,7 @@ impl LocalParam {
         self.constant_of(value).untyped().require_grad().into()
     }
 
-    /// The value as it rests, on this device. Where it can't be had, a copy of it that is there.
+    /// Returns the stored value on `device`. If it can't be fetched, returns an existing copy.
     fn stored_on(&self, device: &Device) -> Result<AnyTensor, String> {
         let master = &self.master;
         let state = self.state.lock();

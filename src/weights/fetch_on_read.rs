@@ -9,12 +9,12 @@ use super::frozen::refuse_outside_of_a_block;
 use super::handle::FETCH_HANDLE;
 use crate::placement::RankContext;
 
-/// Lets parameters that rest elsewhere, or in another type, come over whenever they are read, for a model that computes
-/// without autodiff.
+/// A reparameterizer for inference: parameters that are stored elsewhere or in another type are fetched whenever they
+/// are read.
 pub(super) struct FetchOnRead {
     pub(super) context: Arc<RankContext>,
     pub(super) parameters: HashSet<ParamId>,
-    /// The frozen adapters of bases that wait, and the path of the base of each.
+    /// Frozen adapters of offloaded bases, with the path of each base.
     pub(super) adapters: HashMap<ParamId, Arc<str>>,
 }
 
@@ -38,14 +38,14 @@ impl Reparameterizer for FetchOnRead {
     }
 }
 
-/// The way of a parameter to where it is computed with.
+/// A handle that fetches a parameter to its compute device.
 #[derive(Clone, Debug)]
 pub(super) struct FetchHandle {
     context: Arc<RankContext>,
     path: Arc<str>,
-    /// The path of the waiting base that it adapts.
+    /// The path of the offloaded base that the parameter adapts.
     base: Option<Arc<str>>,
-    /// Where it leads instead, if its model was moved.
+    /// The target device, if the model was moved.
     device: Option<Device>,
 }
 
@@ -66,7 +66,7 @@ impl Reparameterization for FetchHandle {
     }
 }
 
-/// It has no parameters of its own.
+/// A module without parameters.
 impl Module for FetchHandle {
     fn collect_devices(&self, devices: Vec<Device>) -> Vec<Device> {
         devices

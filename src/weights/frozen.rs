@@ -1,4 +1,4 @@
-//! Frozen parameters that wait on the host, and come over when they are read.
+//! Offloaded frozen parameters, which are fetched when they are read.
 
 use std::collections::HashMap;
 
@@ -14,8 +14,8 @@ use crate::placement::RankContext;
 use crate::quantized::is_placeholder;
 use crate::tap::lift;
 
-/// The frozen parameters of `module` that wait on the host, and whether each carries an adapter, which Burn lets no other
-/// reparameterization replace. Running statistics never wait.
+/// Returns the offloaded frozen parameters of `module`, with `true` for those that carry an adapter: Burn allows one
+/// reparameterization per parameter. Running statistics are never offloaded.
 pub(super) fn offloaded<M: Module>(
     module: &M,
     inventory: &Inventory,
@@ -43,8 +43,8 @@ pub(super) fn offloaded<M: Module>(
     offloaded
 }
 
-/// Refuses to read an adapter of the parameter at `base`, which waits on the host, where nothing brings it over: Burn
-/// adds the two, and only a block is given the base on the device.
+/// Panics: an adapter of the offloaded parameter at `base` was read outside of a block. Burn adds base and adapter,
+/// and only a block gets the base on the device.
 pub(super) fn refuse_outside_of_a_block(base: &str) {
     if !Scope::current().is_some_and(|scope| scope.is_in_block()) {
         panic!(
@@ -55,7 +55,7 @@ pub(super) fn refuse_outside_of_a_block(base: &str) {
     }
 }
 
-/// `module` with these parameters on the host.
+/// Returns `module` with these parameters on the host.
 pub(super) fn on_host<M: Module>(
     module: M,
     frozen: &HashMap<ParamId, bool>,
@@ -71,7 +71,7 @@ pub(super) fn on_host<M: Module>(
     )
 }
 
-/// `module` with these parameters of another replica, which has them on the host: they are there once for all.
+/// Returns `module` with these parameters of another replica, which are on the host once for all replicas.
 pub(super) fn shared<M: Module>(module: M, frozen: &HashMap<ParamId, bool>, other: &M) -> M {
     let values = values(other, &frozen.keys().copied().collect());
     map_params(
@@ -81,8 +81,7 @@ pub(super) fn shared<M: Module>(module: M, frozen: &HashMap<ParamId, bool>, othe
     )
 }
 
-/// `module` with all that waits on the host, and is not in training, on the device, if anything does: what a block computes with
-/// in one run.
+/// Returns `module` with its offloaded frozen parameters on the device, for one run of a block.
 pub(crate) fn with_frozen<M: Module>(module: M, engine: Option<&OffloadEngine>) -> M {
     let Some(engine) = engine else {
         return module;
@@ -99,7 +98,7 @@ pub(crate) fn with_frozen<M: Module>(module: M, engine: Option<&OffloadEngine>) 
     )
 }
 
-/// What `change` makes of `value`, which is not tracked, without autodiff.
+/// Applies `change` to `value`, which is not tracked, without autodiff.
 fn constant(value: AnyTensor, change: impl FnOnce(Tensor<1>) -> Tensor<1>) -> AnyTensor {
     let strategy = value.gradient_checkpointing_strategy().unwrap_or_default();
     lift(change(value.untyped().inner()), strategy).into()

@@ -5,21 +5,21 @@ use crate::pass::{Graph, PendingCount};
 use crate::policy::PartialSum;
 use crate::replica::{HeldBytes, Membership};
 
-/// What passes have left for an update.
+/// The gradients that earlier passes have accumulated.
 #[derive(Clone, Debug, Default)]
 pub(crate) enum Accumulated {
     #[default]
     Nothing,
     /// The sum of their gradients.
     Sum(Box<AnyTensor>),
-    /// The pass under way has added to their sum, in its buffer: unless it ends well, the sum is lost.
+    /// The current pass has added to the sum in place: if the pass fails, the sum is lost.
     Overwritten,
     /// The optimizer state holds gradients of a group that has not ended.
     InOptimizerState,
 }
 
 impl Accumulated {
-    /// The sum, if there is one; it stays there unless it is `spent`.
+    /// Returns the sum, if there is one. Removes it if it is `spent`.
     pub(super) fn sum(&mut self, spent: bool) -> Option<AnyTensor> {
         match self {
             Self::Sum(sum) if !spent => Some((**sum).clone()),
@@ -40,30 +40,30 @@ pub(super) enum GradientState {
     Idle,
     /// The parameter was read: gradients will arrive from taps, and from blocks that are to be recomputed.
     Accumulating(Box<Expecting>),
-    /// The gradient that was `received`, or its absence, has been reported to the home.
+    /// The gradient that was `received`, or its absence, has been reported to the master.
     Done { received: bool },
 }
 
-/// A gradient that is not complete.
+/// An incomplete gradient.
 #[derive(Debug, Default)]
 pub(super) struct Expecting {
     /// The tap, and the graph it is in: every further read there returns it, so autodiff sums the uses.
     pub(super) tapped: Option<(Arc<Graph>, AnyTensor)>,
-    /// What is to come.
+    /// The number of gradients still expected.
     pub(super) pending_count: PendingCount,
-    /// The sum of what has come.
+    /// The sum of the gradients that have arrived.
     pub(super) partial: Option<Box<PartialSum>>,
 }
 
-/// What the ranks have said about their gradients of a parameter in a pass.
+/// The gradients of a parameter that the ranks have reported in a pass.
 #[derive(Debug, Default)]
 pub(super) struct RankGradients {
     given: usize,
-    /// By rank, where the value rests.
+    /// By rank, at the location of the master.
     gradients: Vec<Option<HeldGradient>>,
 }
 
-/// A gradient that is counted with what the owner holds.
+/// A gradient whose bytes are tracked for the owner.
 #[derive(Debug)]
 pub(super) struct HeldGradient {
     pub(super) gradient: AnyTensor,
@@ -71,7 +71,7 @@ pub(super) struct HeldGradient {
 }
 
 impl RankGradients {
-    /// Notes what a rank has, and returns what all have, by rank, when this was the last.
+    /// Sets the gradient of a rank. Returns the gradients by rank after the last rank has reported.
     pub(super) fn set(
         &mut self,
         member: &Membership,
@@ -86,38 +86,38 @@ impl RankGradients {
     }
 }
 
-/// What the home has made of the gradient of a pass.
+/// The outcome of a gradient in a pass.
 #[derive(Debug)]
 pub(super) enum Outcome {
-    /// It was added to what had been accumulated: the sum, for the end of the pass.
+    /// Added to the accumulated sum, which is committed at the end of the pass.
     Added(Box<AnyTensor>),
-    /// A hook has measured it.
+    /// Measured by a hook, and dropped.
     Measured,
-    /// The optimizer state has taken it; the parameter moves with the last of the group.
+    /// Taken into the optimizer state; the parameter is updated with the last micro-batch.
     Began,
-    /// The optimizer has stepped the parameter. `copied` says whether something else held the value, so
-    /// that it was copied; none if the backend can't tell.
+    /// Applied by the optimizer. `copied` is `true` if the value had another owner and was copied; `None` if the
+    /// backend does not detect that.
     Updated { copied: Option<bool> },
-    /// A hook kept it from being used.
+    /// Dropped by a hook.
     Vetoed,
 }
 
-/// What happened to one parameter in a pass.
+/// The report of one parameter in a pass.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ParameterReport {
-    /// A gradient arrived, or one that was accumulated was used.
+    /// A gradient arrived, or an accumulated one was applied.
     pub(crate) received: bool,
     /// The optimizer stepped the parameter.
     pub(crate) updated: bool,
-    /// Someone else held the value, so it was copied to be updated. None if the backend can't tell, or
-    /// there was no update.
+    /// The value had another owner, so the update copied it. `None` if the backend does not detect that, or without an
+    /// update.
     pub(crate) copied: Option<bool>,
-    /// A gradient arrived, and a hook kept it from being used.
+    /// A gradient arrived, and a hook vetoed it.
     pub(crate) vetoed: bool,
 }
 
 impl ParameterReport {
-    /// What happened to it on another rank, too.
+    /// Merges the report of another rank.
     pub(crate) fn add(&mut self, other: &Self) {
         self.received |= other.received;
         self.updated |= other.updated;

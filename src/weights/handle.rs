@@ -9,15 +9,15 @@ use super::placeholder::Identity;
 use crate::parameters::Parameter;
 use crate::tap::node;
 
-/// What a parameter in fused form carries: the way from every read of it to its view. It has no parameters of its own, and
-/// the view stays where it is.
+/// A reparameterization that redirects every read of a parameter to its local parameter. It has no parameters of its
+/// own, and does not move with the module.
 #[derive(Module, Debug)]
 pub(crate) struct Handle {
     #[module(skip)]
     local_param: Arc<LocalParam>,
     #[module(skip)]
     placeholder: Identity,
-    /// Of the placeholder, which is not tracked everywhere.
+    /// Autodiff node of the placeholder; `None` on untracked backends.
     #[module(skip)]
     node: Option<NodeId>,
 }
@@ -35,15 +35,15 @@ impl Handle {
     }
 }
 
-/// The name of what a parameter carries that comes over whenever it is read.
+/// The name of the reparameterization that fetches a parameter whenever it is read.
 pub(super) const FETCH_HANDLE: &str = "backburn_way";
 
-/// Whether the value of the parameter is at a home.
+/// Returns `true` if a master holds the value of the parameter.
 pub(super) fn is_attached(parameter: &Parameter) -> bool {
     parameter.reparameterization.as_deref() == Some(Handle::NAME)
 }
 
-/// The same, or it comes over whenever it is read.
+/// Returns `true` if a master holds the value, or if it is fetched whenever it is read.
 pub(super) fn carries_handle(parameter: &Parameter) -> bool {
     is_attached(parameter) || parameter.reparameterization.as_deref() == Some(FETCH_HANDLE)
 }
@@ -53,7 +53,7 @@ impl Reparameterization for Handle {
 
     /// Reads the parameter.
     ///
-    /// The placeholder tells how: whatever the user's code did to the module (`valid`, `no_grad`) it did to the placeholder.
+    /// The placeholder shows which value to return: `valid` and `no_grad` on the module also act on the placeholder.
     fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
         let local_param = &self.local_param;
         if Identity::of(&base) != self.placeholder {

@@ -21,13 +21,13 @@ use backburn_base::weight_of_codes;
 #[derive(Clone, Debug)]
 pub(crate) struct Inventory {
     entries: HashMap<ParamId, Entry>,
-    /// Bytes that leave for the host.
+    /// Bytes that are offloaded to the host.
     pub(crate) offloaded_bytes: usize,
 }
 
 impl Inventory {
-    /// Takes stock of `module` and refuses what can't be trained in fused form under `context`. Initializes lazy
-    /// parameters, in module order.
+    /// Lists the parameters of `module`, and refuses what can't be trained in `context`. Initializes lazy parameters,
+    /// in module order.
     pub(crate) fn take<M: Module>(module: &M, context: &RankContext) -> Result<Self, FusedError> {
         device::check_all_there(&module.devices())?;
         let parameters = list(module);
@@ -59,7 +59,7 @@ impl Inventory {
             });
         }
         let mut entries = HashMap::<ParamId, Entry>::new();
-        // A server is asked over the network.
+        // A check of a remote device is a network request.
         let mut checked = Vec::new();
         let mut offloaded_bytes = 0;
         for entry in found {
@@ -82,7 +82,7 @@ impl Inventory {
         })
     }
 
-    /// Refuses a trained parameter that `update` can't step where `context` puts it.
+    /// Refuses a trainable parameter that `update` can't step at its location.
     pub(super) fn check_stepped(
         &self,
         update: &Update,
@@ -110,7 +110,7 @@ impl Inventory {
         self.get(id).map(|entry| entry.role)
     }
 
-    /// The parameters that `changed` has no more, or in another shape.
+    /// Returns the parameters that `changed` lacks or has in another shape.
     pub(crate) fn removed_in(&self, changed: &Self) -> Vec<ParamId> {
         let is_there = |entry: &&Entry| {
             let changed = changed.get(entry.id);
@@ -120,7 +120,7 @@ impl Inventory {
         removed.map(|entry| entry.id).collect()
     }
 
-    /// The number of parameters with this role, and of elements in them.
+    /// Returns the number of parameters with this role, and of their elements.
     pub(crate) fn count(&self, role: Role) -> (usize, usize) {
         let sizes = self.sizes(role);
         sizes.fold((0, 0), |(parameters, elements), size| {
@@ -134,14 +134,14 @@ impl Inventory {
         trained.all(|entry| entry.dtype == dtype)
     }
 
-    /// The parameters with this role.
+    /// Returns the sizes of the parameters with this role.
     pub(crate) fn sizes(&self, role: Role) -> impl Iterator<Item = Size> {
         let entries = self.entries.values();
         let entries = entries.filter(move |entry| entry.role == role);
         entries.map(Entry::size)
     }
 
-    /// The parameters that adapt one of `bases`, and the path of the base of each.
+    /// Returns the parameters that adapt one of `bases`, with the path of each base.
     pub(crate) fn adapters(
         &self,
         bases: impl Iterator<Item = ParamId>,
@@ -159,10 +159,10 @@ impl Inventory {
     }
 }
 
-/// A parameter as it is in a module that is to be fused.
+/// Checks of a parameter before its module is attached.
 impl Entry {
-    /// Refuses it where `context` would put it, if it can't be there or be computed with. What has been `checked` is not
-    /// asked again.
+    /// Refuses a parameter that can't be stored or computed with where `context` places it. `checked` pairs of device
+    /// and type are not checked again.
     fn check(
         &self,
         context: &RankContext,
@@ -203,8 +203,8 @@ impl Entry {
         }
     }
 
-    /// The bytes that leave for the host, if `context` has it wait there. (Of several ranks the first is asked alone, before there are
-    /// others: the values are there once for all.)
+    /// Returns the bytes that are offloaded to the host. Several ranks share the offloaded values, so only the first
+    /// rank counts them.
     fn offloaded_bytes_of(&self, context: &RankContext) -> usize {
         let is_offloaded = self.role != Role::Retained
             && context.is_offloaded(self.is_trained(), self.elements(), self.dtype);
@@ -214,7 +214,7 @@ impl Entry {
         if leaves { self.bytes() } else { 0 }
     }
 
-    /// On which devices it will be when it is computed with on `device`, and in which types.
+    /// Returns the devices and types of the parameter when it is computed with on `device`.
     fn places(
         &self,
         context: &RankContext,
@@ -222,14 +222,14 @@ impl Entry {
     ) -> impl Iterator<Item = (Device, DType)> {
         let Self { dtype, role, .. } = *self;
         let here = device.clone().inner();
-        // Where it is already, a frozen one may be in any type.
+        // A frozen parameter that is not moved may have any type.
         let is_needed = role != Role::Frozen || here != self.device.clone().inner();
         let computed = is_needed.then(|| (here, context.compute_dtype(dtype)));
         let rests = (role == Role::Released)
             .then(|| context.location(self.id, self.elements(), dtype, device))
             .filter(|location| !location.is_host)
             .map(|location| (location.device, dtype));
-        // The ordinary model of a rank is on its device.
+        // The ordinary model of a rank is on the rank's device.
         let ordinary = context
             .member
             .as_ref()
@@ -238,7 +238,7 @@ impl Entry {
         [computed, rests, ordinary].into_iter().flatten()
     }
 
-    /// Returns the device that steps it.
+    /// Returns the device that steps the parameter.
     fn stepped_on(&self, context: &RankContext) -> Device {
         let device = context.device().unwrap_or(&self.device);
         let location = match self.role {
@@ -248,7 +248,7 @@ impl Entry {
         location.device
     }
 
-    /// The same on the host, where all of the ordinary model is.
+    /// Refuses a parameter whose type the host lacks: the whole ordinary model is on the host.
     fn check_on_host(&self, engine: &OffloadEngine) -> Result<(), FusedError> {
         let Self { path, dtype, .. } = self;
         let host = &engine.host;

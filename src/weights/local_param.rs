@@ -13,26 +13,26 @@ use crate::pass::Session;
 use crate::placement::{RankContext, Residency};
 use crate::replica::{HeldBytes, Membership};
 
-/// What one rank has of a parameter.
+/// The handle of one rank to a parameter, with its compute copy.
 #[derive(Debug)]
 pub(crate) struct LocalParam {
     pub(super) master: Arc<MasterParam>,
     pub(super) session: Arc<Session>,
     pub(super) context: Arc<RankContext>,
-    /// In which the model computes with it, and where, without autodiff.
+    /// Compute type and device, without autodiff.
     pub(super) dtype: DType,
     pub(super) device: Arc<Device>,
-    /// What the layout gives; by now the rank may [hold](Self::residency) more.
+    /// The residency that the context assigns; see [`residency`](Self::residency) for the current one.
     pub(super) assigned: Residency,
-    /// Whether a copy that would come for a read stays from now on.
+    /// `true` if a copy fetched on demand is cached from now on.
     is_pinned: AtomicBool,
-    /// Whether the value waits on the host.
+    /// `true` if the value is offloaded to the host.
     pub(super) is_offloaded: bool,
-    /// Which of several ranks it is that of.
+    /// The rank and its group, if there are several ranks.
     pub(super) among: Option<Membership>,
-    /// Whether it is an ordinary leaf of the module.
+    /// `true` if the parameter is an ordinary leaf of the module.
     pub(super) is_leaf: bool,
-    /// The path of the frozen parameter that this one adapts, if that waits on the host.
+    /// The path of the offloaded frozen parameter that this one adapts.
     pub(super) offloaded_base: Option<Arc<str>>,
     pub(super) state: Leveled<State>,
 }
@@ -41,7 +41,7 @@ pub(crate) struct LocalParam {
 pub(super) struct State {
     pub(super) stage: GradientState,
     pub(super) copy: Option<Box<ComputeCopy>>,
-    /// Whether the device has computed a gradient for it.
+    /// `true` if a gradient of the parameter has passed the check for asynchronous errors.
     pub(super) proven: bool,
 }
 
@@ -51,11 +51,11 @@ impl State {
     }
 }
 
-/// What the model computes with, if that is not the value at home.
+/// The compute copy, if it is not the master's value.
 #[derive(Debug)]
 pub(super) struct ComputeCopy {
     pub(super) value: AnyTensor,
-    /// Of the value at home.
+    /// The version of the master's value.
     pub(super) version: usize,
 }
 
@@ -66,7 +66,7 @@ impl ComputeCopy {
 }
 
 impl LocalParam {
-    /// That of a rank with this layout, which computes with the parameter on `device`.
+    /// Creates the parameter of a rank that computes on `device`.
     pub(super) fn new(
         master: Arc<MasterParam>,
         session: Arc<Session>,
@@ -111,7 +111,7 @@ impl LocalParam {
         self.context.owns(self.master.id)
     }
 
-    /// What this rank has of the parameter, by now.
+    /// Returns the current residency of the compute copy.
     pub(super) fn residency(&self) -> Residency {
         match self.assigned {
             Residency::OnDemand if self.is_pinned.load(Ordering::Relaxed) => Residency::Cached,
@@ -119,35 +119,35 @@ impl LocalParam {
         }
     }
 
-    /// Whether the value comes over whenever it is read.
+    /// Returns `true` if the value is fetched whenever it is read.
     pub(super) fn is_fetched_on_read(&self) -> bool {
         self.residency() == Residency::OnDemand
     }
 
-    /// The same from the host.
+    /// Returns `true` if the value is fetched from the host whenever it is read.
     pub(super) fn is_fetched_from_host(&self) -> bool {
         self.is_offloaded && self.is_fetched_on_read()
     }
 
-    /// A copy of it that would come for a read stays on the device from now on, if this rank keeps such weights.
+    /// Caches the copy on the device from now on, if this rank keeps such weights.
     pub(super) fn pin_copy(&self) {
         let is_pinned = self.context.replicates(self.master.id);
         self.is_pinned.store(is_pinned, Ordering::Relaxed);
     }
 
-    /// Bytes of the value that the model computes with.
+    /// Returns the bytes of the compute copy.
     pub(super) fn bytes(&self) -> usize {
         self.master.elements() * self.dtype.size()
     }
 
-    /// Bytes of weights that the rank holds between two passes.
+    /// Returns the bytes of weights that the rank holds between two passes.
     pub(super) fn stored_bytes(&self) -> usize {
         let is_here = self.owns() && !self.is_offloaded;
         let export_in_place = if is_here { self.master.bytes() } else { 0 };
         let replicates = self.context.replicates(self.master.id);
         let copy = match self.residency() {
             Residency::Cached => self.bytes(),
-            // Counted by rank, as if every rank had a device.
+            // Counted as if every rank had a device of its own.
             Residency::Aliased | Residency::OnDemand
                 if !is_here && !self.is_offloaded && replicates =>
             {
@@ -158,13 +158,13 @@ impl LocalParam {
         export_in_place + copy
     }
 
-    /// Counts the value as held by this one of several ranks, if it is gathered from its owner for every read.
+    /// Tracks the bytes of the value, if it is gathered from its owner for every read.
     pub(super) fn count_gathered(&self, member: &Membership) -> Option<HeldBytes> {
         let gathers = !self.context.replicates(self.master.id);
         gathers.then(|| member.group.memory_tracker.track(member.rank, self.bytes()))
     }
 
-    /// A value of it as an autodiff constant.
+    /// Returns `value` as an autodiff constant.
     pub(super) fn constant_of(&self, value: AnyTensor) -> AnyTensor {
         value.lifted(self.master.strategy)
     }
@@ -179,7 +179,7 @@ impl LocalParam {
             .transfer(&self.master.path, value, device, dtype)
     }
 
-    /// Asks whether the device has computed the value.
+    /// Adds the value and its copy to a check for asynchronous errors.
     pub(crate) fn add_to_check(&self, errors: &mut AsyncErrors) {
         if let Some(copy) = &self.state.lock().copy {
             errors.add(&self.master.path, &*copy.value);

@@ -12,19 +12,18 @@ use crate::parameters::with_rank;
 use crate::pass::{BlockOrder, Pass};
 use crate::placement::Residency;
 
-/// What one rank has of the parameters of a module.
+/// The parameters of a module on one rank.
 #[derive(Debug, Default)]
 pub(crate) struct LocalParams {
     /// In module order: hooks that draw random numbers are called in one order.
     all: Vec<Arc<LocalParam>>,
     /// Index of each parameter in `all`.
     indices: HashMap<ParamId, usize>,
-    /// The parameters that are ordinary leaves, in module order.
+    /// The ordinary leaves, in module order.
     pub(crate) leaves: Vec<ParamId>,
 }
 
 impl LocalParams {
-    /// In module order.
     pub(super) fn add(&mut self, local_param: Arc<LocalParam>) {
         let (id, is_leaf) = (local_param.master.id, local_param.is_leaf);
         self.leaves.extend(is_leaf.then_some(id));
@@ -32,17 +31,16 @@ impl LocalParams {
         self.all.push(local_param);
     }
 
-    /// The homes of the parameters, in module order.
+    /// Returns the masters, in module order.
     pub(crate) fn masters(&self) -> impl Iterator<Item = &MasterParam> {
         self.iter().map(|local_param| &*local_param.master)
     }
 
-    /// In module order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Arc<LocalParam>> + Clone {
         self.all.iter()
     }
 
-    /// The ids of the parameters, in module order.
+    /// Returns the ids, in module order.
     pub(crate) fn ids(&self) -> impl Iterator<Item = ParamId> {
         self.iter().map(|local_param| local_param.master.id)
     }
@@ -55,18 +53,18 @@ impl LocalParams {
         self.indices.get(&id).map(|index| &self.all[*index])
     }
 
-    /// Whether there is one of the parameter.
+    /// Returns `true` if the parameter is trained.
     pub(super) fn has(&self, id: ParamId) -> bool {
         self.indices.contains_key(&id)
     }
 
-    /// The same if that is no ordinary leaf.
+    /// Returns `true` if the parameter is trained and no ordinary leaf.
     pub(super) fn has_released(&self, id: ParamId) -> bool {
         self.find(id)
             .is_some_and(|local_param| !local_param.is_leaf)
     }
 
-    /// The parameters whose values come over whenever they are read.
+    /// Returns the parameters that are fetched whenever they are read.
     pub(super) fn fetched_on_read(&self) -> impl Iterator<Item = ParamId> {
         let coming = self
             .iter()
@@ -74,7 +72,7 @@ impl LocalParams {
         coming.map(|local_param| local_param.master.id)
     }
 
-    /// Bytes of all values where they rest.
+    /// Returns the bytes of all stored values.
     #[cfg(feature = "cubecl")]
     pub(crate) fn bytes(&self) -> usize {
         self.iter()
@@ -82,13 +80,13 @@ impl LocalParams {
             .sum()
     }
 
-    /// Bytes of the weights that the rank holds between two passes, without those on all ranks.
+    /// Returns the bytes of weights that the rank holds between two passes, without those on all ranks.
     pub(crate) fn stored_bytes(&self) -> usize {
         let released = self.iter().filter(|local_param| !local_param.is_leaf);
         released.map(|local_param| local_param.stored_bytes()).sum()
     }
 
-    /// Lets the device keep the weights of the blocks that don't wait on the host.
+    /// Pins the weights of the blocks that are not offloaded.
     pub(crate) fn pin_blocks(&self, block_order: &BlockOrder, offloaded: OffloadedBlocks) {
         let blocks = block_order.blocks();
         let bytes = blocks.iter().map(|reads| {
@@ -105,19 +103,20 @@ impl LocalParams {
         parameters.for_each(|id| self.get(*id).pin_copy());
     }
 
-    /// Uses what has come and what was accumulated, as far as the backward pass has not, in module order.
+    /// Reports the gradients that the backward pass has not reported, in module order.
     pub(crate) fn flush(&self, pass: &Arc<Pass>) {
         let released = self.all.iter().filter(|local_param| !local_param.is_leaf);
         released.for_each(|local_param| local_param.flush(pass));
     }
 
-    /// Delivers the gradients of the parameters that are ordinary leaves, in module order, and uses them.
+    /// Reports the gradients of the ordinary leaves, in module order.
     pub(crate) fn deliver(&self, pass: &Arc<Pass>, mut gradients: GradientsParams) {
         let leaves = self.leaves.iter().map(|id| self.get(*id));
         leaves.for_each(|local_param| local_param.deliver(pass, &mut gradients));
     }
 
-    /// Returns the path of the first parameter that has one of `gradients`, although the backward pass releases its gradient.
+    /// Returns the path of the first parameter that has a gradient in `gradients`, although the backward pass releases
+    /// it.
     pub(crate) fn released_in(&self, gradients: &GradientsParams) -> Option<&str> {
         let mut released = self.iter().filter(|local_param| !local_param.is_leaf);
         let found = released.find(|local_param| {
@@ -127,8 +126,8 @@ impl LocalParams {
         found.map(|local_param| &*local_param.master.path)
     }
 
-    /// Ends the pass, which is `committed` or rolled back, in every view and home, and drops the autodiff graph. Returns what has
-    /// happened to each parameter, in module order.
+    /// Commits the pass or rolls it back, in every master, and drops the autodiff graph. Returns a report per
+    /// parameter, in module order.
     pub(crate) fn end(&self, committed: bool) -> Vec<(ParamId, ParameterReport)> {
         let end = |local_param: &Arc<LocalParam>| {
             let shares = local_param.assigned == Residency::Aliased;
@@ -146,8 +145,8 @@ impl LocalParams {
         self.all.iter().map(end).collect()
     }
 
-    /// The path of a parameter whose sum of gradients was overwritten by a pass that has not ended well; of several,
-    /// the first by name.
+    /// Returns the path of a parameter whose accumulated sum was overwritten by a failed pass; of several, the first
+    /// by name.
     pub(crate) fn lost_accumulated(&self) -> Option<&str> {
         let lost = self.iter().filter(|local_param| {
             matches!(local_param.master.accumulated(), Accumulated::Overwritten)
@@ -155,7 +154,7 @@ impl LocalParams {
         lost.map(|local_param| &*local_param.master.path).min()
     }
 
-    /// The optimizer state stays while the model changes: so do the groups that have begun in it.
+    /// Copies which parameters have gradients in the optimizer state, which stays when the model changes.
     pub(crate) fn copy_groups(&self, from: &Self) {
         for master in self.masters() {
             let from = from

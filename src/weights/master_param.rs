@@ -1,4 +1,4 @@
-//! Where the value of a parameter rests and is stepped: once for all ranks.
+//! The master copy of a parameter: stored and stepped once for all ranks.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -19,7 +19,7 @@ use crate::pass::Session;
 use crate::placement::{ParamLocation, RankContext};
 use crate::policy::{self, AverageExtraState};
 
-/// The home of a parameter.
+/// The authoritative copy of a parameter.
 #[derive(Debug)]
 pub(crate) struct MasterParam {
     pub(super) id: ParamId,
@@ -27,24 +27,24 @@ pub(crate) struct MasterParam {
     pub(super) strategy: GradientCheckpointingStrategy,
     pub(super) storage: Arc<MasterStorage>,
     pub(super) shape: Shape,
-    /// In which the value rests.
+    /// The storage type.
     pub(super) dtype: DType,
-    /// That of the rank which owns the parameter.
+    /// The session of the owner.
     pub(super) session: OnceLock<Arc<Session>>,
-    /// How often the value may have changed.
+    /// A counter that increases whenever the value may have changed.
     pub(super) version: AtomicUsize,
     pub(super) state: Leveled<State>,
 }
 
-/// What all homes at one site have in common.
+/// The storage shared by all masters at one location.
 #[derive(Debug)]
 pub(super) struct MasterStorage {
     pub(super) location: ParamLocation,
-    /// Where the gradients of micro-batches are added up.
+    /// The device that accumulates the gradients of micro-batches.
     pub(super) sums: Device,
-    /// Who moves optimizer states that wait on the host, beside the thread that computes: those of a model alone.
+    /// Background workers for offloaded optimizer states (single device only).
     pub(super) states: Option<Arc<OffloadEngine>>,
-    /// Whether the backend can tell that a buffer has one owner.
+    /// `true` if the backend detects that a buffer has one owner.
     detects_sole_owner: bool,
 }
 
@@ -66,19 +66,19 @@ impl MasterStorage {
 
 #[derive(Debug)]
 pub(super) struct State {
-    /// Without autodiff. An update takes it out and puts it back.
+    /// The value, without autodiff. An update takes it out and puts it back.
     pub(super) value: Option<AnyTensor>,
-    /// What the passes before this one have left for an update.
+    /// The gradients that earlier passes have accumulated.
     pub(super) accumulated: Accumulated,
-    /// The average of the value, with averaging.
+    /// The average of the value, if averaging is on.
     pub(super) average: Option<Average>,
-    /// What has become of the gradient of this pass.
+    /// The outcome of the gradient in this pass.
     pub(super) outcome: Option<Outcome>,
     answers: RankGradients,
 }
 
 impl MasterParam {
-    /// The home of `value`, which has no autodiff and goes to `storage`.
+    /// Creates the master of `value`, which has no autodiff, in `storage`.
     pub(super) fn new(
         id: ParamId,
         path: Arc<str>,
@@ -114,43 +114,44 @@ impl MasterParam {
         self.shape.num_elements()
     }
 
-    /// Bytes of the value where it rests.
+    /// Returns the bytes of the stored value.
     pub(super) fn bytes(&self) -> usize {
         self.elements() * self.dtype.size()
     }
 
-    /// The value, if no optimizer has taken it along.
+    /// Returns the value, if no optimizer has dropped it in a panic.
     pub(super) fn find(&self) -> Option<AnyTensor> {
         self.state.lock().value.clone()
     }
 
-    /// The value.
+    /// Returns the value.
     ///
     /// # Panics
     ///
-    /// If it is gone.
+    /// Panics if an optimizer has dropped the value in a panic.
     pub(super) fn value(&self) -> AnyTensor {
         let value = self.state.lock().value.clone();
         value.unwrap_or_else(|| panic!("{}", self.missing_message()))
     }
 
-    /// Why there is no value.
+    /// Returns the message for a missing value.
     pub(super) fn missing_message(&self) -> String {
         missing_message(&self.path)
     }
 
-    /// What stands for a value that is gone.
+    /// Returns a placeholder for a missing value.
     pub(super) fn missing_value(&self, device: &Device) -> AnyTensor {
         let (path, shape) = (&self.path, &self.shape);
         with_rank!(shape.num_dims(), D => unreadable::<D>(missing_message, path, shape, self.dtype, device).into())
     }
 
-    /// How often the value may have changed.
+    /// Returns the version of the value.
     pub(super) fn version(&self) -> usize {
         self.version.load(Ordering::Acquire)
     }
 
-    /// Notes what a rank of a group has, and returns the gradients in the order of their sum when all have answered.
+    /// Adds the gradient of one rank, or its absence. When all ranks have reported, returns the gradients in the order
+    /// of their sum.
     pub(super) fn add_rank_gradient(
         &self,
         context: &RankContext,
@@ -162,7 +163,7 @@ impl MasterParam {
         Some(member.group.in_order(self.id, all))
     }
 
-    /// Ends the pass on all ranks: it is committed, or rolled back. Only the first call reports what has happened.
+    /// Commits the pass or rolls it back, on all ranks. Only the first call returns a report.
     ///
     /// | outcome of the pass | left after a commit | left after a rollback |
     /// |---|---|---|
@@ -199,7 +200,7 @@ impl MasterParam {
         report
     }
 
-    /// Returns the average where the value rests, in its type; without averaging, the value.
+    /// Returns the average at the location and in the type of the value; without averaging, the value.
     pub(super) fn averaged(&self) -> AnyTensor {
         let state = self.state.lock();
         let mean = state.average.as_ref().and_then(|it| it.mean(self.dtype));
@@ -207,8 +208,9 @@ impl MasterParam {
         mean.map_or_else(|| self.value(), AnyTensor::from)
     }
 
-    /// Averages the value as `config` says, and lets `optimizer`, which has a place for averages, show the average in its records.
-    /// The average continues from what the optimizer has loaded, else from the one before, else it starts as the value.
+    /// Starts averaging by `config`, and makes `optimizer`, which has extra state for averages, record the average.
+    /// The average continues from what the optimizer has loaded, otherwise from the previous average, otherwise from
+    /// the value.
     pub(crate) fn keep_average(
         &self,
         config: &WeightAveragingConfig,
@@ -224,17 +226,17 @@ impl MasterParam {
         state.average = Some(average);
     }
 
-    /// Forgets the average, which belongs to other weights.
+    /// Drops the average, which belongs to other weights.
     pub(crate) fn drop_average(&self) {
         self.state.lock().average = None;
     }
 
-    /// What the passes so far have left for an update.
+    /// Returns what earlier passes have accumulated for an update.
     pub(crate) fn accumulated(&self) -> Accumulated {
         self.state.lock().accumulated.clone()
     }
 
-    /// Forgets the sum of gradients. Those that the state of the optimizer holds stay.
+    /// Drops the sum of gradients. Gradients in the optimizer state stay.
     pub(crate) fn drop_sum(&self) {
         let accumulated = &mut self.state.lock().accumulated;
         if let Accumulated::Sum(_) | Accumulated::Overwritten = accumulated {
@@ -242,12 +244,12 @@ impl MasterParam {
         }
     }
 
-    /// From now on this is left for an update, whatever was.
+    /// Replaces what is accumulated for an update.
     pub(crate) fn leave(&self, accumulated: Accumulated) {
         self.state.lock().accumulated = accumulated;
     }
 
-    /// Whether all elements of the sum of gradients are finite, if there is one; waits for the device.
+    /// Returns `true` if all elements of the accumulated sum are finite, or if there is no sum. Waits for the device.
     pub(crate) fn sum_is_finite(&self) -> bool {
         match self.accumulated() {
             Accumulated::Sum(sum) => policy::is_finite(&**sum),
@@ -255,14 +257,14 @@ impl MasterParam {
         }
     }
 
-    /// Shows the value to a memory recorder.
+    /// Reports the value to a memory recorder.
     pub(crate) fn show(&self) {
         if let Some(value) = &self.state.lock().value {
             memory::show(Category::Parameter, &**value);
         }
     }
 
-    /// Notes whether someone else holds `value`, which is then copied instead of updated in place.
+    /// Records whether `value` has another owner: it is then copied instead of updated in place.
     pub(super) fn note_copy(&self, value: AnyTensor) -> (AnyTensor, Option<bool>) {
         if !self.storage.detects_sole_owner {
             return (value, None);

@@ -1,8 +1,9 @@
-//! The weights of a model while it is in fused form.
+//! The weights of a model while it is attached to a training.
 //!
-//! Attaching moves the value of every trainable parameter to its *home*, which all ranks share, and leaves a placeholder
-//! in the module; reading the parameter asks the *view* that the rank has of it; restoring puts the values back into an
-//! ordinary module. What rests where, and what a view holds, says the [`RankContext`](crate::placement::RankContext).
+//! Attaching moves the value of every trainable parameter to its *master*, which all ranks share, and leaves a
+//! placeholder in the module. A read of the parameter goes to the *local parameter* of the rank. Exporting puts the
+//! values into an ordinary module. The [`RankContext`](crate::placement::RankContext) decides where values are stored
+//! and how a rank computes with them.
 
 mod attach;
 mod attached_module;

@@ -10,7 +10,7 @@ use burn::tensor::{
 use super::unreadable::Nothing;
 use crate::tap::{GradientSink, PassedGradients, join, lift};
 
-/// What is wrong with a read of a placeholder of the parameter at `path`.
+/// Returns the message for a read of the placeholder of the parameter at `path`.
 fn around(path: &str) -> String {
     format!(
         "parameter `{path}` was read around `Param::val()` in a fused step: through `Deref`, `base()`, \
@@ -21,8 +21,8 @@ fn around(path: &str) -> String {
     )
 }
 
-/// A tensor that costs nothing of the size of its shape: on `flex` and `ndarray` to read it panics with what `why` says of
-/// the path, elsewhere it is one element of NaN.
+/// Creates a tensor that takes no memory. A read panics with the message `why` on `flex` and `ndarray`; elsewhere the
+/// tensor is one element of NaN.
 pub(super) fn unreadable<const D: usize>(
     why: fn(&str) -> String,
     path: &Arc<str>,
@@ -41,7 +41,7 @@ pub(super) fn unreadable<const D: usize>(
     match device.as_dispatch() {
         #[cfg(feature = "flex")]
         DispatchDevice::Flex(_) => of(Nothing::bytes),
-        // The zeros go with what is cloned.
+        // The zeros are dropped with the original.
         #[cfg(feature = "ndarray")]
         #[allow(deprecated)] // Burn 0.22 still ships ndarray.
         DispatchDevice::NdArray(_) => of(Nothing::once_cloned).clone(),
@@ -53,7 +53,7 @@ pub(super) fn unreadable<const D: usize>(
     }
 }
 
-/// Whether a tensor on `device` that can't be read says so.
+/// Returns `true` if reading an unreadable tensor on `device` panics.
 fn panics_on_read(device: &Device) -> bool {
     #[allow(unreachable_patterns, deprecated)] // What is there depends on the build.
     match device.as_dispatch() {
@@ -65,9 +65,9 @@ fn panics_on_read(device: &Device) -> bool {
     }
 }
 
-/// Stands for the value of the parameter at `path`, under autodiff. Where a read tells nobody, a backward pass through it
-/// panics with the path; it is tracked for that, and deeper than what `below` gives, which is deeper than all
-/// taps: the trap springs before any parameter is updated.
+/// Creates the placeholder of the parameter at `path`, under autodiff. On devices where a read does not panic, a
+/// backward pass through the placeholder panics with the path. For that it is tracked, deeper than `below` and thus
+/// deeper than all taps: it panics before any parameter is updated.
 pub(super) fn placeholder<const D: usize>(
     path: &Arc<str>,
     shape: &Shape,
@@ -94,14 +94,14 @@ impl GradientSink for Trap {
     }
 }
 
-/// Tells a placeholder from a tensor that has been put in its place: where its elements lie, and in which
-/// order. None where the backend does not tell, and for what `ndarray` has not copied yet: a placeholder, and what comes
-/// straight from a file.
+/// The address and strides of a tensor, which distinguish a placeholder from a tensor that has replaced it. `None` if
+/// the backend has no addresses, and for tensors that `ndarray` has not copied yet (a placeholder, or data straight
+/// from a file).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Identity(Option<(usize, Box<[isize]>)>);
 
 impl Identity {
-    /// Whether the backend tells that both are one.
+    /// Returns `true` if both are known to be the same tensor.
     pub(crate) fn is_surely(&self, other: &Self) -> bool {
         self.0.is_some() && self == other
     }

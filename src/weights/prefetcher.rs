@@ -7,14 +7,14 @@ use super::local_params::LocalParams;
 use crate::offload::OffloadEngine;
 use crate::pass::{BlockOrder, BlockPrefetch};
 
-/// Lets go of the copies that a run of a block has read. Those that wait on the host it brings over while the block
-/// before computes, in the order of the pass before, if there was one.
+/// A prefetcher of offloaded weights. While one block computes, it fetches the weights of the next, in the block order
+/// of the previous pass. It drops the copies of finished blocks.
 #[derive(Debug)]
 pub(crate) struct Prefetcher {
     local_params: Arc<LocalParams>,
     engine: Option<Arc<OffloadEngine>>,
     before: BlockOrder,
-    /// What was brought for the run under way, and what for the next.
+    /// The parameters fetched for the current run, and for the next.
     fetched: Mutex<[Vec<ParamId>; 2]>,
 }
 
@@ -32,7 +32,7 @@ impl Prefetcher {
         }
     }
 
-    /// Brings what the run of this number reads, and the one before it did not, as far as it may be under way.
+    /// Fetches what run `run` reads and the run before did not, within the limit of bytes in flight.
     fn fetch_for(&self, run: usize, engine: &OffloadEngine) -> Vec<ParamId> {
         let reads = self.before.reads_anew(run).unwrap_or_default();
         let mut left = engine.transfers.limit.prefetch();
@@ -71,16 +71,16 @@ impl BlockPrefetch for Prefetcher {
         let Some(engine) = &self.engine else {
             return;
         };
-        // A device that is behind still holds the weights of the blocks before.
+        // A device with queued work still holds the weights of earlier blocks.
         engine.sync();
         let mut fetched = self.fetched.lock();
         let [of_last, mut of_this] = std::mem::take(&mut *fetched);
         if run == 0 {
             of_this = self.fetch_for(run, engine);
         }
-        // Else the run could overtake what was sent for, and both would come over for it.
+        // Otherwise the run could overtake the prefetch, and both would fetch the same weights.
         engine.transfers.to_device.wait_idle();
-        // The run before has read what it wanted: what is left of what was brought for it would stay in the way.
+        // The previous run is over: a copy that was fetched for it and not read only takes memory.
         let in_the_way = of_last.iter().filter(|id| !of_this.contains(id));
         in_the_way.for_each(|id| self.local_params.get(*id).drop_fetched());
         *fetched = [of_this, self.fetch_for(run + 1, engine)];

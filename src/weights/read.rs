@@ -1,4 +1,4 @@
-//! What a read of a parameter gives during a pass.
+//! Reads of a parameter during a pass.
 
 use std::sync::Arc;
 
@@ -14,11 +14,11 @@ use crate::placement::Residency;
 use crate::tap::{join, lift};
 
 impl LocalParam {
-    /// The current value without autodiff, as the model computes with it.
+    /// Returns the current value without autodiff, in the compute type.
     pub(super) fn plain(&self, cache_until: CacheUntil) -> AnyTensor {
         let is_done = self.state.lock().is_done();
         if let (true, Some(engine)) = (is_done, &self.context.engine) {
-            // What is read does not depend on how far an update is.
+            // The result must not depend on the progress of an update.
             engine.transfers.to_host.wait_idle();
         }
         let mut state = self.state.lock();
@@ -36,8 +36,8 @@ impl LocalParam {
         self.resident_value(&mut state, cache_until)
     }
 
-    /// The plain value, for code that does not train the parameter. A block that reads it will do so once more in its
-    /// second run, and the parameter is not stepped before.
+    /// Returns the plain value, for code that does not train the parameter. A block that reads it reads it once more
+    /// in its recomputation, and the parameter is not stepped before.
     pub(super) fn read_untrained(&self) -> AnyTensor {
         memory::end_beyond_limit();
         if let Some(base) = &self.offloaded_base {
@@ -66,11 +66,12 @@ impl LocalParam {
         self.plain(CacheUntil::BlockEnd)
     }
 
-    /// The value as the pass under way needs it: with its gradient tapped, or as a constant where operations are not recorded.
+    /// Returns the value for the current pass: with its gradient tapped, or as a constant where operations are not
+    /// recorded.
     ///
     /// # Panics
     ///
-    /// Outside of a pass, in a hook, and after the gradient has arrived.
+    /// Panics outside of a pass, in a hook, and after the gradient has arrived.
     pub(crate) fn read(self: &Arc<Self>) -> AnyTensor {
         let pass = self.session.pass.lock().clone().unwrap_or_else(|| {
             panic!(
@@ -108,7 +109,7 @@ impl LocalParam {
                 self.note_reader(&mut self.state.lock(), &readers);
                 let gathered = self.among.as_ref().map(|it| self.count_gathered(it));
                 drop(gathered);
-                // A recurrent layer reads its parameters in every step of a long run.
+                // A recurrent layer reads its parameters once per time step.
                 pass.blocks.collect_graph(&self.device);
                 self.constant_of(self.plain(CacheUntil::BlockEnd))
             }
@@ -122,7 +123,7 @@ impl LocalParam {
         }
     }
 
-    /// The block that reads it owes it a gradient, until its second run.
+    /// Counts a pending gradient until the block that reads the parameter is recomputed.
     fn note_reader(&self, state: &mut State, readers: &Readers) {
         readers.add(
             self.master.id,
@@ -131,7 +132,7 @@ impl LocalParam {
         );
     }
 
-    /// Returns the place of a read on a thread that has no scope of this pass, maybe one of another pass.
+    /// Returns the read mode on a thread that has no scope of this pass, or one of another pass.
     fn place_elsewhere(&self, pass: &Arc<Pass>, other: Option<Scope>) -> ReadMode {
         if let (Some(scope), Some(member)) = (&other, &self.among)
             && let Some(among) = &scope.pass.among
@@ -157,11 +158,11 @@ impl LocalParam {
         ReadMode::Recorded(pass.graph.clone())
     }
 
-    /// Returns the gradients that are still to come in this pass.
+    /// Returns the pending gradients of this pass.
     ///
     /// # Panics
     ///
-    /// If the gradient has come already.
+    /// Panics if the gradient has already arrived.
     fn expecting<'a>(&self, state: &'a mut State) -> &'a mut Expecting {
         if let GradientState::Idle = state.stage {
             state.stage = GradientState::Accumulating(Box::default());

@@ -1,7 +1,7 @@
-//! The way of a gradient from a tap to the home of its parameter: a tap [receives](TapSink) one, the view adds up what has come for it
-//! ([`add_gradient`](LocalParam::add_gradient)) and, when no other is pending, reports the sum to the home
-//! ([`report_gradient`](LocalParam::report_gradient)). A gradient that is complete without a tap joins them there ([`complete`](LocalParam::complete)). What home
-//! does with it is in `update`.
+//! Transfers a gradient from a tap to the master parameter. A tap passes it to its [`TapSink`], and the local
+//! parameter sums what arrives ([`add_gradient`](LocalParam::add_gradient)). When no gradient is pending, the sum is
+//! reported to the master ([`report_gradient`](LocalParam::report_gradient)). A gradient that needs no tap enters at
+//! [`complete`](LocalParam::complete). The module `update` applies it.
 
 use std::sync::Arc;
 
@@ -21,12 +21,12 @@ use crate::policy::{Accumulation, PartialSum};
 use crate::replica::{HeldBytes, Membership};
 use crate::tap::{self, GradientSink, PassedGradients};
 
-/// Where the gradient of one tap of a parameter arrives.
+/// The sink of one tap of a parameter.
 pub(super) struct TapSink {
     pub(super) local_param: Arc<LocalParam>,
     pub(super) pass: Arc<Pass>,
     pub(super) pending_gradient: PendingGradient,
-    /// Counts a value that was gathered from its owner, as long as the graph has it.
+    /// Bytes of a value that was gathered from its owner, tracked until the graph is dropped.
     pub(super) _gathered: Option<HeldBytes>,
 }
 
@@ -64,7 +64,7 @@ impl GradientSink for TapSink {
 }
 
 impl LocalParam {
-    /// Adds a gradient to those that have arrived, and uses the sum if no other is pending.
+    /// Adds a gradient to the sum, and reports the sum if no other gradient is pending.
     fn add_gradient(self: &Arc<Self>, pass: &Arc<Pass>, gradient: AnyTensor) {
         let mut state = self.state.lock();
         let GradientState::Accumulating(expecting) = &mut state.stage else {
@@ -92,7 +92,7 @@ impl LocalParam {
         if !pass.admits() {
             return;
         }
-        // All through one queue, in the order in which they arrive. A recording knows one thread at a time.
+        // One queue keeps the order of arrival. A recording supports one thread at a time.
         let engine = self.context.engine.as_ref();
         let queue = engine.filter(|p| !p.config.offloads_states() && !pass.is_recorded);
         match queue {
@@ -100,7 +100,7 @@ impl LocalParam {
             Some(engine) => {
                 let (local_param, of_queue) = (self.clone(), pass.clone());
                 engine.step_on_host(self.bytes(), move || {
-                    // What has failed elsewhere since, later gradients see.
+                    // A failure on another thread stops the pass at the next gradient.
                     if !of_queue.is_stopped() {
                         of_queue.guarded(FailedIn::Update, || {
                             local_param.report_gradient(&of_queue, Some(gradient))
@@ -114,7 +114,7 @@ impl LocalParam {
         }
     }
 
-    /// Uses a gradient that has not come through a tap, or was not complete before the end of the pass.
+    /// Reports a gradient that arrived without a tap, or that was incomplete before the end of the pass.
     pub(super) fn complete(&self, pass: &Arc<Pass>, gradient: AnyTensor) {
         self.state.lock().stage = GradientState::Done { received: true };
         if pass.admits() {
@@ -125,11 +125,11 @@ impl LocalParam {
         }
     }
 
-    /// Uses what has come and what was accumulated, as far as the backward pass has not.
+    /// Reports the gradient, or the accumulated sum, if the backward pass has not reported it.
     pub(super) fn flush(&self, pass: &Arc<Pass>) {
         let arrived = match &mut self.state.lock().stage {
             GradientState::Done { .. } => return,
-            // A use that the loss does not depend on.
+            // The loss does not depend on this read.
             GradientState::Accumulating(expecting) => {
                 expecting.tapped = None;
                 expecting.partial.take()
@@ -142,7 +142,7 @@ impl LocalParam {
         }
     }
 
-    /// Uses the gradient of a parameter that is an ordinary leaf, if it is among these.
+    /// Reports the gradient of an ordinary leaf, if `gradients` contains it.
     pub(super) fn deliver(&self, pass: &Arc<Pass>, gradients: &mut GradientsParams) {
         let id = self.master.id;
         let gradient = with_rank!(
@@ -155,11 +155,11 @@ impl LocalParam {
         }
     }
 
-    /// Reports the gradient of this rank, or its absence, to the home. The last rank to do so has the home apply the sum.
+    /// Reports the gradient of this rank, or its absence, to the master. The last rank to report applies the sum.
     ///
-    /// The device must have computed it: the first gradient of a parameter is checked, since most kernels are launched for the
-    /// first time then, and one that fails would spoil whatever is written with its result. With offload each is checked, since
-    /// memory is short there, and the host reads it anyway.
+    /// The first gradient of a parameter is checked for asynchronous errors: most kernels are launched for the first
+    /// time then, and a failed kernel would spoil the weight. With offload every gradient is checked, because device
+    /// memory is short and the host reads the gradient anyway.
     pub(super) fn report_gradient(&self, pass: &Arc<Pass>, gradient: Option<AnyTensor>) {
         let master = &self.master;
         if let Some(gradient) = &gradient {
@@ -176,7 +176,7 @@ impl LocalParam {
                 self.state.lock().proven = true;
             }
         }
-        // Where the home is what this rank computes with, the gradient is there.
+        // The compute copy is the master's value, so the gradient is already there.
         if self.among.is_none() && self.assigned == Residency::Aliased {
             return master.apply_gradients(pass, gradient.into_iter().collect());
         }
@@ -185,7 +185,7 @@ impl LocalParam {
         }
     }
 
-    /// Sends the gradient of this rank, or its absence, to the home.
+    /// Sends the gradient of this rank, or its absence, to the master.
     fn reduce(&self, pass: &Arc<Pass>, gradient: Option<AnyTensor>) -> Result<(), FusedError> {
         let master = &self.master;
         let ranks = self.among.as_ref();
@@ -204,7 +204,7 @@ impl LocalParam {
             .transpose()?;
         let Some(member) = ranks else {
             master.apply_gradients(pass, gradient.into_iter().collect());
-            // What the device computes with next is on its way while other gradients are computed.
+            // The new copy is transferred while other gradients are computed.
             return self.update_cached_copy();
         };
         let held = gradient.zip(hold);
@@ -215,7 +215,8 @@ impl LocalParam {
         Ok(())
     }
 
-    /// A gradient where the value rests: in its float type, or in a wider one if the sum is to be rounded once.
+    /// Transfers a gradient to the location of the master: in the master's float type, or in a wider one if the sum is
+    /// rounded once.
     fn to_storage(&self, pass: &Pass, gradient: AnyTensor) -> Result<AnyTensor, FusedError> {
         let master = &self.master;
         let is_wider = gradient.dtype().size() > master.dtype.size();
@@ -230,13 +231,13 @@ impl LocalParam {
         if master.storage.location.is_host
             && let Some(engine) = &self.context.engine
         {
-            // It is gone from the device before the update begins.
+            // The gradient must leave the device before the update begins.
             device::hand_over(&engine.device);
         }
         Ok(gradient)
     }
 
-    /// Counts a gradient that has arrived on this rank, and is held by the owner from here on.
+    /// Tracks the bytes of a gradient that arrived on this rank. From here on the owner holds it.
     fn track_gradient(&self, member: &Membership) -> HeldBytes {
         let bytes = self.bytes();
         let owner = self.context.owner(self.master.id);
@@ -246,7 +247,7 @@ impl LocalParam {
         member.group.memory_tracker.track(owner, bytes)
     }
 
-    /// This rank has sent a gradient more: waits while it is too far ahead of the others.
+    /// Waits while this rank is too far ahead of the others.
     fn wait_for_others(&self, pass: &Arc<Pass>, member: &Membership) {
         if pass.is_stopped() {
             return;

@@ -1,4 +1,4 @@
-//! The parameters of a block that are trained: those in fused form, and those that stay ordinary leaves.
+//! The tracked parameters of a block: attached ones, and ordinary leaves.
 
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchTensor};
@@ -9,16 +9,15 @@ use super::handle::{carries_handle, is_attached};
 use crate::parameters::{AnyParam, list, map_params};
 use crate::tap::lift;
 
-/// Whether `module`, or a part of it, is in fused form, and not for inference.
+/// Returns `true` if `module`, or a part of it, is attached and not for inference.
 pub(crate) fn is_in_training<M: Module>(module: &M) -> bool {
     let parameters = list(module);
     let mut export_in_place = parameters.iter().filter(|parameter| is_attached(parameter));
     export_in_place.any(|parameter| parameter.param.value().is_autodiff())
 }
 
-/// The tracked values of `module`, which is in fused form, that are at no home, each with its place among the
-/// float parameters: those of parameters that stay ordinary leaves, and what the user's code has put in the
-/// place of a parameter.
+/// Returns the tracked values of the attached `module` that no master holds, each with its index among the float
+/// parameters: ordinary leaves, and tensors that the user's code has set in place of a parameter.
 pub(crate) fn tracked_outside_of_masters<M: Module>(module: &M) -> Vec<(usize, TrackedTensor)> {
     let parameters = list(module).into_iter().enumerate();
     let tracked_outside_of_masters = parameters.filter(|(_, parameter)| !carries_handle(parameter));
@@ -33,11 +32,11 @@ pub(crate) fn tracked_outside_of_masters<M: Module>(module: &M) -> Vec<(usize, T
     found.collect()
 }
 
-/// What a block is given and may not use.
+/// A tracked input that a block may leave unused.
 pub(crate) struct Unused {
-    /// What it is to the block.
+    /// Description for the log.
     pub(crate) what: String,
-    /// Makes its gradient then.
+    /// Creates the zero gradient.
     pub(crate) zeros: Box<dyn FnOnce() -> DispatchTensor + Send>,
 }
 
@@ -45,13 +44,13 @@ pub(crate) struct Unused {
 pub(crate) struct TrackedTensor {
     pub(crate) tensor: DispatchTensor,
     pub(crate) device: Device,
-    /// What its gradient is if the block does not use it. A leaf has none then, like in stock, but Burn's
-    /// backward steps need one for each tensor that they have computed.
+    /// The gradient if the block does not use the tensor. A leaf has none then, as in stock Burn. Burn's backward
+    /// steps need one for each computed tensor.
     pub(crate) unused: Option<Unused>,
 }
 
 impl TrackedTensor {
-    /// `what` says what it is to the block. The rank in the type of `tensor` doesn't matter.
+    /// Creates a tracked tensor described by `what`. The rank in the type of `tensor` is arbitrary.
     pub(crate) fn new<const D: usize>(tensor: Tensor<D>, what: impl FnOnce() -> String) -> Self {
         let (shape, dtype) = (tensor.shape(), tensor.dtype());
         let device = tensor.device();
@@ -69,16 +68,16 @@ impl TrackedTensor {
     }
 }
 
-/// `module` with the parameters at these places as leaves of a graph of their own, and what finds the
-/// gradient of each.
+/// Returns `module` with the parameters at these indices as leaves of a new graph, and a function for the gradient of
+/// each.
 pub(crate) fn with_own_leaves<M: Module>(module: M, places: &[usize]) -> (M, Vec<OwnLeaf>) {
     renewed(module, places, true)
 }
 
-/// Finds the gradient of a leaf.
+/// A function that finds the gradient of a leaf.
 pub(crate) type OwnLeaf = Box<dyn FnOnce(&Gradients) -> Option<DispatchTensor>>;
 
-/// `module` with the parameters at these places as constants.
+/// Returns `module` with the parameters at these indices as constants.
 pub(crate) fn with_constants<M: Module>(module: M, places: &[usize]) -> M {
     renewed(module, places, false).0
 }
@@ -105,7 +104,7 @@ fn renewed<M: Module>(module: M, places: &[usize], tracked: bool) -> (M, Vec<Own
     (module, leaves)
 }
 
-/// Finds the gradient of `leaf`, which has none where nothing depends on it.
+/// Returns a function that finds the gradient of `leaf`; `None` if nothing depends on it.
 pub(crate) fn own_leaf<const D: usize>(leaf: Tensor<D>) -> OwnLeaf {
     Box::new(move |gradients| leaf.grad(gradients).map(Tensor::into_dispatch))
 }

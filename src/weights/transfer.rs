@@ -11,13 +11,13 @@ use crate::quantized::{is_placeholder, moved};
 use crate::tap::lift;
 use backburn_base::with_value;
 
-/// `module` on `device`, but for the values of the parameters for which `stays` says that they stay where they are.
+/// Moves `module` to `device`, except for the parameters for which `stays` returns `true`.
 pub(super) fn move_except<M: Module>(
     module: M,
     stays: impl Fn(ParamId) -> bool,
     device: &Device,
 ) -> M {
-    // Not on a server, which would be asked for them.
+    // Not on a server: each would be a network request.
     let beside = if is_remote(device) {
         host(device).autodiff()
     } else {
@@ -27,12 +27,12 @@ pub(super) fn move_except<M: Module>(
     map_params(
         fork_quantized(module, device),
         |param| values.contains_key(&param.id()),
-        // A frozen parameter may be in several places.
+        // A module may hold a frozen parameter several times.
         |id, _nothing| values[&id].clone(),
     )
 }
 
-/// `module` on `device`, as [`Module::fork`], which makes floats of what is quantized: that stays in its codes here.
+/// Moves `module` to `device` as [`Module::fork`] does, but keeps quantized values quantized.
 pub(crate) fn fork_quantized<M: Module>(module: M, device: &Device) -> M {
     let is_quantized = |param: &dyn AnyParam| {
         param.is_initialized() && matches!(param.value().dtype(), DType::QFloat(_))
@@ -60,8 +60,8 @@ pub(crate) fn fork_quantized<M: Module>(module: M, device: &Device) -> M {
     )
 }
 
-/// Looks at the parameters of `module` that were moved to the host and are not in training: CubeCL reads when
-/// somebody does, and shows what has been written in place by then.
+/// Reads the parameters of `module` that were moved to the host and are not trained. CubeCL reads lazily, and would
+/// show later in-place writes.
 pub(super) fn force_reads<M: Module>(module: &M, inventory: &Inventory) {
     module.visit(&mut Look { inventory });
 }

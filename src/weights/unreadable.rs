@@ -4,17 +4,17 @@ use std::sync::Arc;
 use burn::tensor::Bytes;
 use burn_std::{AccessError, AccessPolicy, AllocationController, AllocationProperty};
 
-/// Bytes that can't be read: who tries is told why.
+/// Bytes that can't be read: an access returns an error with the reason.
 pub(super) struct Nothing {
     why: fn(&str) -> String,
     path: Arc<str>,
     size: usize,
-    /// What can be read until they are cloned.
+    /// Zeros that are readable until the bytes are cloned.
     zeros: Option<Bytes>,
 }
 
 impl Nothing {
-    /// In the place of so many bytes of the parameter at `path`, of which `why` says why.
+    /// Replaces `size` bytes of the parameter at `path`; `why` returns the message of an access.
     pub(super) fn new(why: fn(&str) -> String, path: Arc<str>, size: usize) -> Self {
         let zeros = None;
         Self {
@@ -31,7 +31,7 @@ impl Nothing {
         unsafe { Bytes::from_controller(Box::new(self), size) }
     }
 
-    /// Zeros whose clones are nothing, for a backend that asks where bytes lie before it takes them.
+    /// Returns zeros whose clones are unreadable, for a backend that needs the address of the bytes.
     #[cfg(feature = "ndarray")]
     pub(super) fn once_cloned(self) -> Bytes {
         let zeros = Some(Bytes::from_bytes_vec(vec![0; self.size]));

@@ -1,4 +1,4 @@
-//! What becomes of a complete gradient.
+//! Applies a complete gradient.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,7 +14,7 @@ use crate::policy::{Eviction, GradientUse};
 use crate::replica::Group;
 
 impl MasterParam {
-    /// Does with the gradients of all ranks what their pass is for. What goes wrong ends the pass of the owner.
+    /// Applies the gradients of all ranks. An error fails the pass of the owner.
     pub(super) fn apply_rank_gradients(&self, group: &Group, gradients: Vec<HeldGradient>) {
         let owner = self.session.get();
         let Some(pass) = owner.and_then(|session| session.pass.lock().clone()) else {
@@ -29,13 +29,13 @@ impl MasterParam {
         pass.guarded(FailedIn::Update, || self.apply_gradients(&pass, gradients));
         drop(holds);
         if pass.is_stopped() {
-            // No other gradient is used, whichever rank it comes from.
+            // The pass has failed on all ranks: no further gradient is applied.
             group.flow.fail(group.owner(self.id));
         }
     }
 
-    /// Does with the gradients of a parameter, in the order of their sum, what the pass is for: they go through the hooks, and
-    /// step the parameter if that is the goal. Without any, what was accumulated is used.
+    /// Passes the gradients of a parameter, in the order of their sum, through the hooks and applies them by the
+    /// gradient use of the pass. Without gradients, applies what was accumulated.
     pub(super) fn apply_gradients(&self, pass: &Arc<Pass>, gradients: Vec<AnyTensor>) {
         let gradient_use = pass.pipeline.gradient_use;
         let mut gradients = gradients.into_iter();
@@ -43,7 +43,7 @@ impl MasterParam {
             (Some(first), GradientUse::Accumulate) => return self.add(pass, first, gradients),
             (Some(first), _) => {
                 let first = match &self.state.lock().accumulated {
-                    // In the buffer of the gradient: the sum stays until the pass has ended well.
+                    // In the gradient's buffer: the sum is unchanged until the pass commits.
                     Accumulated::Sum(sum) => {
                         let sum = (**sum).clone().sent(&first.device());
                         first.in_type(sum.dtype()).added(sum)
@@ -64,7 +64,7 @@ impl MasterParam {
         let called = if hooks.is_empty() {
             Ok(Some(gradient))
         } else {
-            // Nothing is locked that a hook could wait for.
+            // No lock is held that a hook could wait for.
             let value = self.value();
             let call = || hooks.call(&self.path, self.id, &value, gradient);
             pass.call_hooks(&self.path, call)
@@ -79,8 +79,8 @@ impl MasterParam {
         }
     }
 
-    /// Returns the sum of what was accumulated, for a parameter that has no gradient in this pass. What the optimizer state holds
-    /// is applied.
+    /// Returns the accumulated sum of a parameter without a gradient in this pass. Applies what the optimizer state
+    /// holds.
     fn take_accumulated(&self, pass: &Arc<Pass>) -> Option<AnyTensor> {
         if pass.pipeline.gradient_use == GradientUse::Accumulate || !pass.admits() {
             return None;
@@ -96,15 +96,15 @@ impl MasterParam {
         sum.map(|sum| sum.sent(&self.storage.location.device))
     }
 
-    /// Adds gradients, in the order of their sum, to what has been accumulated: in its buffer, since a second one would
-    /// take the size of the parameter.
+    /// Adds gradients, in the order of their sum, to the accumulated sum, in place: a second buffer would take the
+    /// size of the parameter.
     fn add(&self, pass: &Arc<Pass>, first: AnyTensor, others: impl Iterator<Item = AnyTensor>) {
         let mut state = self.state.lock();
         let first = match &state.accumulated {
             Accumulated::Sum(sum) => first.in_type(sum.dtype()),
             _ => pass.pipeline.accumulation.begin(first.untyped()).into(),
         };
-        // The way can fail: before it, nothing is overwritten.
+        // The transfer can fail, so it precedes the first write.
         let first = first.moved(&self.storage.sums);
         let sum = match std::mem::take(&mut state.accumulated) {
             Accumulated::Sum(sum) => {
@@ -118,10 +118,10 @@ impl MasterParam {
         state.outcome = Some(Outcome::Added(sum));
     }
 
-    /// Steps the parameter, or lets the state of the optimizer take the gradient if more are to come.
+    /// Steps the parameter, or adds the gradient to the optimizer state if more micro-batches follow.
     fn step(&self, pass: &Arc<Pass>, gradient: AnyTensor) {
         let session = self.session.get().expect("a home has an owner");
-        // A recording knows one thread at a time.
+        // A recording supports one thread at a time.
         let engine = self.storage.states.as_ref().filter(|_| !pass.is_recorded);
         if let Some(engine) = engine {
             let (limit, device) = (
@@ -161,7 +161,7 @@ impl MasterParam {
             self.version.fetch_add(1, Ordering::AcqRel);
             if stepped.result.is_ok() {
                 state.outcome = Some(Outcome::Updated { copied });
-                // Last, since it can fail: the value has moved then.
+                // Last, because it can fail after the value was updated.
                 if let (Some(value), Some(average)) = (&state.value, &state.average) {
                     average.update(value);
                 }
@@ -176,7 +176,7 @@ impl MasterParam {
         }
     }
 
-    /// Has the state leave for the host: beside what this thread does, if it may.
+    /// Moves an optimizer state to the host, on a worker thread if possible.
     fn evict_state(
         &self,
         pass: &Arc<Pass>,
@@ -203,7 +203,7 @@ impl MasterParam {
         }
     }
 
-    /// Goes on with the panic of an optimizer, with the name of the parameter.
+    /// Resumes the panic of an optimizer, with the name of the parameter.
     fn resume_panic(&self, panic: Caught) -> ! {
         match panic.text() {
             Some(text) => panic!(
