@@ -1,4 +1,4 @@
-//! Where the parameters of one rank rest, and how it computes with them.
+//! Where the parameters of one rank are stored, and how the rank computes with them.
 //!
 //! | training | home | type at home | a view | type of the view |
 //! |---|---|---|---|---|
@@ -27,44 +27,45 @@ use crate::parameters::AnyTensor;
 use crate::replica::Membership;
 pub(crate) use policy::{PlacementPolicy, StorageTier};
 
-/// Where the parameters of one rank rest, and how it computes with them.
+/// Where the parameters of one rank are stored, and how the rank computes with them.
 #[derive(Debug, Default)]
 pub(crate) struct RankContext {
-    /// Where the model computes, if that is not where it is, and neither of the following says so.
+    /// The compute device, if it is not the model's device and neither `engine` nor `member` determines it.
     device: Option<Device>,
     policy: PlacementPolicy,
-    /// If something waits on the host.
+    /// The offload engine, if anything is offloaded.
     pub(crate) engine: Option<Arc<OffloadEngine>>,
-    /// Which rank it is that of, if there is a group of ranks.
+    /// The rank and its group, if there are several ranks.
     pub(crate) member: Option<Membership>,
-    /// Who moves what leaves the device for a while, if something does.
+    /// Background workers for transfers, if anything is transferred.
     pub(crate) transfers: Option<Arc<TransferWorkers>>,
 }
 
-/// Where a value rests, and is stepped.
+/// The location where a value is stored and stepped.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ParamLocation {
-    /// Without autodiff.
+    /// The device, without autodiff.
     pub(crate) device: Device,
-    /// Whether that is where things wait.
+    /// `true` if the device is the host of an offload.
     pub(crate) is_host: bool,
 }
 
-/// What a rank has of a parameter to compute with.
+/// The lifetime of the compute copy of a parameter on a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Residency {
-    /// The value at home itself.
+    /// The master's value itself.
     Aliased,
-    /// A copy that it keeps.
+    /// A copy that is kept between passes.
     Cached,
-    /// A copy for one read, or for those of one run of a block.
+    /// A copy for one read, or for the reads of one run of a block.
     OnDemand,
-    /// The same, from the device of another rank: for one read.
+    /// A copy from the device of another rank, for one read.
     Gathered,
 }
 
 impl RankContext {
-    /// Of a model on one device, which is `device` if something waits on the host; else the model says.
+    /// Creates the context of a model on one device. If anything is offloaded, that is `device`, otherwise the model's
+    /// device.
     pub(crate) fn new(policy: PlacementPolicy, device: &Device) -> Result<Self, FusedError> {
         let max = policy.max_bytes_in_flight;
         let offload = policy.offload.clone();
@@ -83,7 +84,7 @@ impl RankContext {
         })
     }
 
-    /// Of a model that goes to `device`, to be checked before it does.
+    /// Creates the context of a model that is moved to `device`, to check it before.
     pub(crate) fn on(device: &Device, compute_dtype: Option<FloatDType>) -> Self {
         Self {
             device: Some(device.clone()),
@@ -95,7 +96,7 @@ impl RankContext {
         }
     }
 
-    /// The same of one of several ranks.
+    /// Returns the context for one of several ranks.
     pub(crate) fn of_rank(self, member: Membership) -> Self {
         Self {
             member: Some(member),
@@ -103,14 +104,14 @@ impl RankContext {
         }
     }
 
-    /// Which rank it is that of, if there are others.
+    /// Returns the rank and its group, if there are other ranks.
     pub(crate) fn membership(&self) -> Option<&Membership> {
         self.member
             .as_ref()
             .filter(|member| member.group.has_several())
     }
 
-    /// The rank that owns a parameter.
+    /// Returns the rank that owns a parameter.
     pub(crate) fn owner(&self, id: ParamId) -> usize {
         self.member
             .as_ref()
@@ -122,37 +123,37 @@ impl RankContext {
         self.owner(id) == rank
     }
 
-    /// The most bytes that this rank has held in the last pass, beside the weights that rest there.
+    /// Returns the peak bytes that this rank has held in the last pass, in addition to its stored weights.
     pub(crate) fn peak_bytes(&self) -> usize {
         self.member
             .as_ref()
             .map_or(0, |member| member.group.memory_tracker.peak(member.rank))
     }
 
-    /// Whether this rank may keep a parameter between two passes.
+    /// Returns `true` if this rank may keep a parameter between two passes.
     pub(crate) fn replicates(&self, id: ParamId) -> bool {
         let group = self.member.as_ref().map(|member| &member.group);
         self.owns(id) || group.is_none_or(|group| group.replicates_weights())
     }
 
-    /// Where the model computes, with or without autodiff; none where it is.
+    /// Returns the compute device, with or without autodiff; `None` for the model's device.
     pub(crate) fn device(&self) -> Option<&Device> {
         let engine = self.engine.as_ref().map(|engine| &engine.device);
         let of_rank = self.member.as_ref().map(Membership::device);
         engine.or(of_rank).or(self.device.as_ref())
     }
 
-    /// The float type in which the model computes with a parameter of type `dtype`.
+    /// Returns the float type in which the model computes with a parameter of type `dtype`.
     pub(crate) fn compute_dtype(&self, dtype: DType) -> DType {
         self.policy.compute_dtype(dtype)
     }
 
-    /// Whether a parameter of so many elements in `dtype` waits on the host, in training or frozen.
+    /// Returns `true` if a parameter, trained or frozen, is offloaded to the host.
     pub(crate) fn is_offloaded(&self, is_trained: bool, elements: usize, dtype: DType) -> bool {
         self.policy.tier(is_trained, elements, dtype) == StorageTier::Host
     }
 
-    /// Where a parameter in training of so many elements in `dtype`, which is on `device`, rests.
+    /// Returns the location of a trained parameter on `device`.
     pub(crate) fn location(
         &self,
         id: ParamId,
@@ -170,7 +171,7 @@ impl RankContext {
         }
     }
 
-    /// The same of a parameter that is an ordinary leaf, and never waits.
+    /// Returns the location of an ordinary leaf, which is never offloaded.
     pub(crate) fn leaf_location(&self, id: ParamId, device: &Device) -> ParamLocation {
         let device = match &self.member {
             Some(member) => member.group.device(member.group.owner(id)).clone(),
@@ -182,12 +183,13 @@ impl RankContext {
         }
     }
 
-    /// Where this rank computes with a parameter that is on `device`, without autodiff.
+    /// Returns the device on which this rank computes with a parameter on `device`, without autodiff.
     pub(crate) fn compute_device(&self, device: &Device) -> Device {
         self.device().unwrap_or(device).clone().inner()
     }
 
-    /// What this rank has of a parameter that rests at `location` in `dtype`, and that it computes with on `device`.
+    /// Returns the residency of a parameter on this rank, which is stored at `location` in `dtype` and computed with
+    /// on `device`.
     pub(crate) fn residency(
         &self,
         id: ParamId,
@@ -206,19 +208,19 @@ impl RankContext {
         }
         match (location.device == *device, replicates) {
             (true, _) if self.compute_dtype(dtype) == dtype => Residency::Aliased,
-            // A copy of another type costs no transfer.
+            // A cast to another type needs no transfer.
             (true, _) => Residency::OnDemand,
             (false, true) => Residency::Cached,
             (false, false) => Residency::Gathered,
         }
     }
 
-    /// Whether copies come and go with the runs of blocks.
+    /// Returns `true` if copies are fetched and dropped with the runs of blocks.
     pub(crate) fn fetches_blocks(&self) -> bool {
         self.policy.compute_dtype.is_some() || self.engine_of_blocks().is_some()
     }
 
-    /// From where they come, if they wait on the host.
+    /// Returns the engine that fetches weights for blocks, if any are offloaded.
     pub(crate) fn engine_of_blocks(&self) -> Option<&Arc<OffloadEngine>> {
         let shards = |member: &Membership| !member.group.replicates_weights();
         let shards = self.membership().is_some_and(shards);
@@ -229,7 +231,7 @@ impl RankContext {
         self.engine.as_ref().filter(is_offloaded)
     }
 
-    /// `tensor`, of the parameter at `path` and without autodiff, on `device` in `dtype`.
+    /// Transfers `tensor`, of the parameter at `path` and without autodiff, to `device` in `dtype`.
     pub(crate) fn transfer(
         &self,
         path: &str,
@@ -239,11 +241,11 @@ impl RankContext {
     ) -> Result<AnyTensor, FusedError> {
         let travels = tensor.device() != *device;
         let ranks = self.member.as_ref().filter(|_| travels);
-        // TransferWorkers in both directions at once can block each other on some backends.
+        // Simultaneous transfers in both directions can block each other on some backends.
         let _one = ranks.map(|member| member.group.one_transfer());
         let transfer = transferred(tensor.untyped(), device, dtype);
         if ranks.is_some() {
-            // Another thread may be the one that computes with it.
+            // Another thread may compute with the result.
             hand_over(device);
         }
         transfer
@@ -254,7 +256,7 @@ impl RankContext {
             })
     }
 
-    /// A value without autodiff that waits, as the model computes with it.
+    /// Transfers an offloaded value without autodiff to the compute device and type.
     pub(crate) fn to_compute(&self, path: &str, value: AnyTensor) -> Result<AnyTensor, FusedError> {
         let (device, dtype) = (self.compute_device(&value.device()), value.dtype());
         self.transfer(path, value, &device, self.compute_dtype(dtype))

@@ -1,7 +1,7 @@
 //! A model with its optimizer fused into the backward pass.
 //!
-//! There are two doors, [`FusedOptimizer`] and [`FusedReplicas`]: they call the closures of a program. Behind both is one
-//! core, which begins a pass on all ranks, ends it, and knows all else of the training.
+//! Two front ends call the closures of a program: [`FusedOptimizer`] and [`FusedReplicas`]. Both own a core, which
+//! runs passes on all ranks and holds the state of the training.
 
 mod core;
 mod optimizer;

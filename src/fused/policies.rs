@@ -8,14 +8,14 @@ use crate::policy::{
     Hooks, LossScale, Overflow, PolicyState,
 };
 
-/// What is done with gradients: as the config says, and what no config holds.
+/// The gradient policies of a training: the config, the hooks and the adaptive state.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Policies {
     pub(crate) config: FusedConfig,
     pub(crate) hooks: Hooks,
-    /// Whether gradients go into the optimizer state when they are accumulated.
+    /// `true` if accumulated gradients are added to the optimizer state.
     pub(crate) in_state: bool,
-    /// From one step for the next.
+    /// State that is adapted from step to step.
     adaptive: PolicyState,
 }
 
@@ -33,7 +33,7 @@ pub(crate) enum StepSchedule {
 }
 
 impl Policies {
-    /// The policies of a training whose `optimizer` accumulates in its state.
+    /// Creates the policies of a training whose `optimizer` accumulates in its state.
     pub(crate) fn in_state_of(
         optimizer: Ruled<impl AccumulateInState>,
     ) -> Result<(ModuleOptimizer, Self), FusedError> {
@@ -47,8 +47,8 @@ impl Policies {
         Ok((optimizer.into(), policies))
     }
 
-    /// Returns these policies with another config, and `optimizer` with a place for their state and for averages: what it has
-    /// there is dropped.
+    /// Returns these policies with another config, and `optimizer` registered for their extra state and averages.
+    /// Extra state that it had is dropped.
     pub(crate) fn with_config(
         self,
         config: FusedConfig,
@@ -69,9 +69,9 @@ impl Policies {
         Ok((policies, optimizer))
     }
 
-    /// The state that records of the optimizer keep, if there is any.
+    /// Returns the policy state that optimizer records contain, if there is any.
     pub(crate) fn kept(&self) -> Option<&PolicyState> {
-        // Lagged clipping goes by the norm of exact clipping before it, too.
+        // Lagged clipping also uses the norm of earlier exact clipping.
         let kept = self.config.clipping.is_some() || self.config.loss_scaling.is_some();
         kept.then_some(&self.adaptive)
     }
@@ -88,7 +88,7 @@ impl Policies {
         }
     }
 
-    /// The plan of a pass; `clip` is what its gradients are multiplied by, if they are clipped.
+    /// Returns the gradient pipeline of a pass; `clip` is the clipping factor, if gradients are clipped.
     pub(crate) fn pipeline(
         &self,
         gradient_use: GradientUse,
@@ -111,7 +111,7 @@ impl Policies {
         pipeline
     }
 
-    /// Clips and scales in the `pipeline` of a step with this `schedule`.
+    /// Adds clipping and scaling to the `pipeline` of a step with this `schedule`.
     fn take_part(
         &self,
         pipeline: &mut GradientPipeline,
@@ -121,7 +121,7 @@ impl Policies {
         let waits = schedule == StepSchedule::Buffered;
         pipeline.scale = self.loss_scale().map(|it| it.scale);
         pipeline.consumes_sums = pipeline.gradient_use == GradientUse::Update && waits;
-        // To be known before gradients are used, or for the next step.
+        // The norm is needed before gradients are applied, or for the next step.
         let measures = match pipeline.gradient_use {
             GradientUse::Accumulate => false,
             GradientUse::Measure => {
@@ -143,8 +143,8 @@ impl Policies {
         }
     }
 
-    /// What gradients that were measured to be of this norm are multiplied by, if they are clipped: lagged clipping goes by the
-    /// norm before all the same.
+    /// Returns the clipping factor for gradients of this norm, if they are clipped. Lagged clipping uses the previous
+    /// norm anyway.
     pub(crate) fn coefficient(&self, norm: f64) -> Option<f64> {
         if self.clips_lagged() {
             return self.lagged_coefficient();
@@ -152,25 +152,25 @@ impl Policies {
         self.config.clipping?.coefficient(norm)
     }
 
-    /// What lagged clipping multiplies the gradients of the next pass by.
+    /// Returns the factor of lagged clipping for the next pass.
     pub(crate) fn lagged_coefficient(&self) -> Option<f64> {
         let norm = self.adaptive.lock().gradient_norm;
         self.config.clipping?.coefficient(norm?)
     }
 
-    /// Whether a smaller scale can help against an overflow.
+    /// Returns `true` if a smaller scale may avoid an overflow.
     pub(crate) fn can_back_off(&self) -> bool {
         let scaling = self.config.loss_scaling.zip(self.loss_scale());
         scaling.is_some_and(|(scaling, now)| scaling.growth_interval.is_none() || now.is_large())
     }
 
-    /// Whether a step can go on with gradients that are not finite: it leaves their parameters out, or itself, and scales
-    /// the loss down.
+    /// Returns `true` if a step handles gradients that are not finite: it skips their parameters, or itself, and
+    /// reduces the loss scale.
     pub(crate) fn bear_overflow(&self) -> bool {
         self.overflow() == Some(Overflow::SkipParameter) || self.can_back_off()
     }
 
-    /// Lets them learn from a step.
+    /// Adapts the policies after a step.
     pub(crate) fn adapt(&self, norm: Option<f64>, overflowed: bool) {
         let scale = self.loss_scale();
         let mut adaptive = self.adaptive.lock();
@@ -186,12 +186,12 @@ impl Policies {
         clipping.is_some_and(|clipping| !clipping.is_exact())
     }
 
-    /// What becomes of a step whose gradients overflow under the scale of the loss.
+    /// Returns the reaction to an overflow, with loss scaling.
     fn overflow(&self) -> Option<Overflow> {
         Some(self.config.loss_scaling?.overflow)
     }
 
-    /// The scale of the loss now.
+    /// Returns the current loss scale.
     fn loss_scale(&self) -> Option<LossScale> {
         let scaling = self.config.loss_scaling?;
         let adaptive = self.adaptive.lock().loss_scale;

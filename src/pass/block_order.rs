@@ -5,33 +5,33 @@ use burn::module::ParamId;
 
 use crate::offload::OffloadEngine;
 
-/// The course of a pass: which of its blocks runs when, and which parameters each reads. Blocks within blocks
-/// belong to the outer one.
+/// The order in which the blocks of a pass run, and the parameters that each reads. A nested block belongs to the
+/// outer one.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct BlockOrder {
-    /// The blocks by index, in the order of their runs, first and second.
+    /// The blocks by index, in the order of their runs, recomputations included.
     runs: Vec<usize>,
     reads: HashMap<usize, Vec<ParamId>>,
 }
 
 impl BlockOrder {
-    /// A block begins to run. Returns the number of the run.
+    /// Records the begin of a run, and returns its number.
     pub(super) fn begin(&mut self, block: usize) -> usize {
         self.runs.push(block);
         self.runs.len() - 1
     }
 
-    /// A block has run for the first time, and read these parameters.
+    /// Records the parameters that the first run of a block has read.
     pub(super) fn has_read(&mut self, block: usize, parameters: Vec<ParamId>) {
         self.reads.insert(block, parameters);
     }
 
-    /// Whether no block has run.
+    /// Returns `true` if no block has run.
     pub(crate) fn is_empty(&self) -> bool {
         self.runs.is_empty()
     }
 
-    /// What the run of this number reads, if it is of another block than the one before.
+    /// Returns the parameters that run `run` reads, if it is not a run of the same block as the one before.
     pub(crate) fn reads_anew(&self, run: usize) -> Option<&[ParamId]> {
         let block = self.runs.get(run)?;
         let before = run.checked_sub(1).and_then(|before| self.runs.get(before));
@@ -41,7 +41,7 @@ impl BlockOrder {
         }
     }
 
-    /// What each block reads, in the order of their first runs.
+    /// Returns the parameters that each block reads, in the order of the first runs.
     pub(crate) fn blocks(&self) -> Vec<&[ParamId]> {
         let mut blocks: Vec<_> = self.reads.iter().collect();
         blocks.sort_unstable_by_key(|(block, _)| **block);
@@ -52,14 +52,14 @@ impl BlockOrder {
     }
 }
 
-/// Is told when a block begins to run, so that what the next one needs can be brought.
+/// A prefetcher, which is notified when a block begins to run.
 pub(crate) trait BlockPrefetch: Debug + Send + Sync {
-    /// The run of this number begins, counted from zero.
+    /// Prefetches for the run after `run`, which begins. Runs are counted from zero.
     fn begin_run(&self, run: usize);
 
-    /// The first run of a block is over, which has read these parameters.
+    /// Drops copies after the first run of a block, which has read these parameters.
     fn end_first_run(&self, reads: &[ParamId]);
 
-    /// Where what it brings comes from, if anything waits on the host.
+    /// Returns the offload engine, if anything is offloaded.
     fn engine(&self) -> Option<&OffloadEngine>;
 }

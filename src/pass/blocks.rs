@@ -13,42 +13,42 @@ use crate::offload::{ActivationOffload, OffloadEngine};
 use crate::random::{self, Seeds, StepSeeds, mix};
 use crate::tap::GraphGc;
 
-/// The blocks of a pass that are under gradient checkpointing.
+/// The checkpointed blocks of a pass.
 #[derive(Debug)]
 pub(crate) struct Blocks {
     pub(super) config: Arc<GradientCheckpointingConfig>,
-    /// Who brings what they read, if it comes and goes with their runs.
+    /// Prefetches what the blocks read, if it is fetched and dropped with their runs.
     pub(super) prefetcher: Option<Arc<dyn BlockPrefetch>>,
-    /// If their inputs wait on the host.
+    /// Offloads the inputs of blocks, if that is on.
     pub(crate) saved: Option<Arc<ActivationOffload>>,
-    /// In which order they run, and what each reads.
+    /// The order of the runs, and what each reads.
     pub(crate) block_order: Mutex<BlockOrder>,
-    /// The number of blocks so far that are in no other.
+    /// The number of outermost blocks so far.
     pub(super) called: AtomicUsize,
-    /// Blocks whose first run is under way.
+    /// The number of blocks in their first run.
     pub(super) running: AtomicUsize,
-    /// Of their first runs, since the first was called.
+    /// Collects graph nodes of first runs.
     pub(super) graph_gc: OnceLock<GraphGc>,
     pub(crate) observations: Arc<Observations>,
-    /// Where the seed of this step comes from.
+    /// The source of this step's seed.
     pub(crate) seeds: Arc<StepSeeds>,
-    /// Those of the blocks.
+    /// The seeds of the blocks.
     pub(super) own_seeds: OnceLock<Seeds>,
-    /// The devices that blocks have drawn on.
+    /// The devices on which blocks draw random numbers.
     pub(super) drawn_on: Mutex<Vec<Device>>,
 }
 
-/// What becomes of a block.
+/// The run mode of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BlockMode {
-    /// It is called with random numbers of its own, as if it ran twice.
+    /// Once, with random numbers of its own, as if it were recomputed.
     KeepActivations,
-    /// It runs twice. A block that is in no other has an index.
+    /// Twice: it is recomputed in the backward pass. An outermost block has an index.
     Recompute { index: Option<usize> },
 }
 
 impl Blocks {
-    /// What becomes of the next block that is in no other.
+    /// Returns the mode of the next outermost block.
     pub(crate) fn next(&self) -> BlockMode {
         self.graph_gc.get_or_init(GraphGc::new);
         let index = self.called.fetch_add(1, Ordering::Relaxed);
@@ -58,7 +58,7 @@ impl Blocks {
         }
     }
 
-    /// A block that is in no other begins to run, for the first or for the second time.
+    /// Records the begin of a run of an outermost block, or of its recomputation.
     pub(crate) fn enter(&self, block: usize) {
         let run = self.block_order.lock().begin(block);
         if let Some(prefetcher) = &self.prefetcher {
@@ -66,7 +66,7 @@ impl Blocks {
         }
     }
 
-    /// Such a block has run for the first time.
+    /// Records the end of the first run of an outermost block.
     pub(crate) fn leave_first_run(&self, block: usize, readers: &Readers) {
         let reads = readers.reads().ids();
         if let Some(prefetcher) = &self.prefetcher {
@@ -75,30 +75,30 @@ impl Blocks {
         self.block_order.lock().has_read(block, reads);
     }
 
-    /// From where their weights come over, if any wait.
+    /// Returns the offload engine of the weights of blocks, if any are offloaded.
     pub(crate) fn engine(&self) -> Option<&OffloadEngine> {
         self.prefetcher.as_deref()?.engine()
     }
 
-    /// Does `run` as the first run of a block.
+    /// Runs `run` as the first run of a block.
     pub(crate) fn first_run<R>(&self, run: impl FnOnce() -> R) -> R {
         let _counted = CountGuard::one_in(&self.running);
         run()
     }
 
-    /// Lets autodiff let go of what first runs have left, if that is enough to be worth it.
+    /// Collects the graph nodes of first runs, if there are enough of them.
     pub(crate) fn collect_graph(&self, device: &Device) {
         self.graph_gc
             .get_or_init(GraphGc::new)
             .collect_if_due(device);
     }
 
-    /// Whether a block runs without recording, on whichever thread.
+    /// Returns `true` if a block runs without recording, on any thread.
     pub(crate) fn is_running(&self) -> bool {
         self.running.load(Ordering::Relaxed) > 0
     }
 
-    /// A block has not used `what`, a tracked tensor that it has been given.
+    /// Warns that a block has not used `what`, a tracked input.
     pub(crate) fn warn_unused(&self, block: &str, what: &str) {
         if self.observations.is_new(format!("{block} {what}")) {
             log::warn!(
@@ -109,13 +109,13 @@ impl Blocks {
         }
     }
 
-    /// The seed of the next block that is in no other, which computes on `device`.
+    /// Returns the seed of the next outermost block, which computes on `device`.
     pub(super) fn next_seed(&self, device: &Device) -> u64 {
         let first = || Seeds::from(self.seeds.next(device));
         self.own_seeds.get_or_init(first).next()
     }
 
-    /// A block draws on these devices.
+    /// Records that a block draws on these devices.
     pub(crate) fn draw_on(&self, devices: &[Device]) {
         let mut known = self.drawn_on.lock();
         for device in devices {
@@ -125,7 +125,7 @@ impl Blocks {
         }
     }
 
-    /// What the generators give next does not depend on which blocks ran twice.
+    /// Seeds the generators, so that later numbers do not depend on which blocks were recomputed.
     pub(super) fn end(&self) {
         if let Some(seeds) = self.own_seeds.get() {
             random::seed(&self.drawn_on.lock(), mix(seeds.first, u64::MAX));

@@ -1,6 +1,6 @@
 use burn::config::Config;
 
-/// How a fused step treats the blocks that its model runs under [`gradient_checkpointing`](crate::gradient_checkpointing()).
+/// Configuration of the blocks that a model runs under [`gradient_checkpointing`](crate::gradient_checkpointing()).
 ///
 /// ```
 /// use backburn::GradientCheckpointingConfig;
@@ -15,15 +15,13 @@ use burn::config::Config;
 /// activations or not.
 #[derive(Config, Debug, Default, PartialEq, Eq)]
 pub struct GradientCheckpointingConfig {
-    /// Whether the activations of a block are kept, for every block of a step in the order of the
-    /// calls. Blocks beyond the list are recomputed, and so are blocks within blocks, which are
-    /// not in it.
+    /// `true` keeps the activations of a block, for every block of a step in the order of the calls. Blocks beyond the
+    /// list and nested blocks are recomputed.
     #[config(default = "Vec::new()")]
     pub keep_activations: Vec<bool>,
-    /// Whether the float inputs of recomputed blocks wait for the second run in the memory of the
-    /// host, on CubeCL devices and on the one that computes with [offload](crate::OffloadConfig). They leave and come
-    /// back on threads of their own, the latter a block ahead, as far as
-    /// [`max_bytes_in_flight`](crate::FusedConfig::max_bytes_in_flight) allows.
+    /// Offloads the float inputs of recomputed blocks to host memory until the recomputation, on CubeCL devices and on
+    /// a device that computes with [offload](crate::OffloadConfig). Worker threads transfer them, and prefetch one
+    /// block ahead within [`max_bytes_in_flight`](crate::FusedConfig::max_bytes_in_flight).
     #[config(default = false)]
     pub offload_inputs: bool,
 }

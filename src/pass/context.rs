@@ -1,10 +1,10 @@
-//! What the code of a closure knows of its step.
+//! Context of the code in a closure.
 
 use burn::tensor::Tensor;
 
 use super::Scope;
 
-/// The place in a fused step where a thread is, to be given to another thread.
+/// The context of a thread in a fused step, which can be passed to another thread.
 ///
 /// The closure of a step may compute on several threads. Where a block under
 /// [`gradient_checkpointing`](crate::gradient_checkpointing()) is called, or a parameter of a block is
@@ -33,12 +33,12 @@ use super::Scope;
 pub struct StepContext(Scope);
 
 impl StepContext {
-    /// The context of this thread; none if it takes no part in a fused step.
+    /// Returns the context of this thread; `None` outside of a fused step.
     pub fn current() -> Option<Self> {
         Scope::current().map(Self)
     }
 
-    /// Does `work` in this context.
+    /// Runs `work` in this context.
     pub fn enter<R>(&self, work: impl FnOnce() -> R) -> R {
         let _entered = self.0.clone().enter();
         work()
@@ -48,10 +48,10 @@ impl StepContext {
 /// Multiplies a loss by the loss scale, in code that runs the backward pass itself under loss scaling: the
 /// `TrainStep::step` of a model trained by `FusedLearner`, or a closure given to
 /// [`FusedOptimizer::step_with_backward`](crate::FusedOptimizer::step_with_backward).
-/// Everywhere else it returns `loss`: what a closure given to
-/// [`FusedOptimizer::step`](crate::FusedOptimizer::step) returns is scaled afterwards.
+/// Everywhere else it returns `loss`: the step scales the loss of a closure given to
+/// [`FusedOptimizer::step`](crate::FusedOptimizer::step) itself.
 ///
-/// On another thread than the closure's it needs its [`StepContext`](crate::StepContext).
+/// On a thread other than the closure's it needs its [`StepContext`](crate::StepContext).
 ///
 /// ```ignore
 /// TrainOutput::new(self, scale_loss(output.loss.clone()).backward(), output)

@@ -1,6 +1,6 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Counts one until it is dropped.
+/// A guard that increases a counter by one until it is dropped.
 pub(super) struct CountGuard<'a>(&'a AtomicUsize);
 
 impl<'a> CountGuard<'a> {

@@ -15,7 +15,7 @@ use crate::random::{RngLock, Stream, system_seed};
 #[derive(Debug)]
 pub(super) struct Forward {
     _lock: RngLock,
-    /// The numbers since the last seed, if that is known.
+    /// The numbers since the last seed; `None` if the seed is unknown.
     numbers: Option<Stream>,
 }
 
@@ -38,11 +38,11 @@ impl Pass {
         Ok(lock)
     }
 
-    /// Takes the lock for the forward pass on `devices`, which begins with `numbers`, if it has some of its own or may draw.
-    /// What it draws is launched on the `late` ones of the devices before the lock is released.
+    /// Takes the lock for the forward pass on `devices`, which begins with `numbers`, if the pass has numbers of its
+    /// own or may draw. The numbers are launched on the `late` devices before the lock is released.
     ///
-    /// If another pass holds the lock, the numbers of the program are out of order already. So this one is seeded, which
-    /// shows if it draws: a model that draws nothing waits once.
+    /// If another pass holds the lock, the program's numbers are out of order anyway. So this pass is seeded, which
+    /// shows whether it draws: a model that draws nothing waits once.
     pub(crate) fn begin_forward(
         &self,
         numbers: Option<Stream>,
@@ -96,7 +96,7 @@ impl Pass {
         self.forward.lock().is_some()
     }
 
-    /// Ends the numbers that the forward pass draws outside of blocks. What is drawn next does not depend on them, nor on
+    /// Ends the numbers that the forward pass draws outside of blocks. Later numbers depend neither on them nor on
     /// whether they are checked.
     fn end_numbers(&self, mut numbers: Stream) {
         if self.blocks.observations.draws() != Draws::Always {
@@ -105,15 +105,15 @@ impl Pass {
         numbers.advance(3);
     }
 
-    /// The forward pass goes on with `numbers`.
+    /// Continues the forward pass with `numbers`.
     fn continue_with(&self, numbers: Stream) {
         if let Some(forward) = &mut *self.forward.lock() {
             forward.numbers = Some(numbers);
         }
     }
 
-    /// Returns `true` if a number of `numbers` has been drawn since their start, which leaves other numbers behind. CubeCL
-    /// devices would have to be waited for: after the first pass they are assumed to draw as then.
+    /// Returns `true` if `numbers` has been drawn from since its start, and replaces the numbers that follow. A CubeCL
+    /// device would have to be waited for: after the first pass it is assumed to draw as before.
     fn has_drawn(&self, numbers: &Stream) -> bool {
         let observations = &self.blocks.observations;
         if observations.knows_draws() && numbers.devices.iter().any(is_cubecl) {
@@ -127,7 +127,7 @@ impl Pass {
     }
 }
 
-/// What the first run of a block drew.
+/// The random numbers that the first run of a block drew.
 pub(crate) enum Drawn {
     Nothing,
     Numbers(Stream),
@@ -139,18 +139,18 @@ pub(crate) enum Drawn {
 pub(crate) struct RandomRun {
     pass: Arc<Pass>,
     pub(crate) numbers: Stream,
-    /// None if it must leave the generators alone.
+    /// `None` if the run must not change the generators.
     lock: Option<BlockLock>,
 }
 
-/// The locks of a run of a block: among passes, and among the threads of this one.
+/// The locks of a run of a block: between passes, and between threads of the pass.
 pub(crate) struct BlockLock {
     _among_threads: Option<RngLock>,
     _lock: RngLock,
 }
 
 impl Scope {
-    /// A block that draws on `devices` begins its first run.
+    /// Begins the first run of a block that draws on `devices`.
     ///
     /// # Errors
     ///
@@ -189,7 +189,7 @@ impl Scope {
         self.among_threads(lock.expect("it is waited for"))
     }
 
-    /// Waits for blocks on other threads of the closure; a block within another has its lock.
+    /// Waits for blocks on other threads of the closure. A nested block shares the lock of the outer one.
     fn among_threads(&self, lock: RngLock) -> Result<BlockLock, FusedError> {
         let among_threads = match self.is_in_block() {
             true => None,

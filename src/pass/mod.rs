@@ -1,7 +1,7 @@
-//! One forward and backward pass: what all who take part in it share, on whichever thread.
+//! One forward and backward pass: state that all of its threads share.
 //!
-//! A [`Session`] lasts as long as its model is fused and knows the pass under way. A [`Scope`] is
-//! where the code of a pass is, by thread; it is the only thing here that a thread keeps to itself.
+//! A [`Session`] lasts as long as its model is attached, and holds the current pass. A [`Scope`] is the position of a
+//! thread in a pass, and the only thread-local state of this module.
 
 mod block_order;
 mod blocks;
@@ -49,27 +49,27 @@ pub(crate) struct Pass {
     pub(crate) pipeline: GradientPipeline,
     /// The autodiff graph that the closure records in.
     pub(crate) graph: Arc<Graph>,
-    /// How far it is.
+    /// The stage of the pass.
     pub(crate) stage: Mutex<Stage>,
     pub(crate) closure: Closure,
-    /// Set when the loss has been scaled; none if the closure need not see to that.
+    /// `true` after the loss was scaled; `None` if the closure need not scale it.
     scaled: Option<AtomicBool>,
-    /// Hooks that are under way.
+    /// The number of running hooks.
     hooks: AtomicUsize,
-    /// The random numbers of both, if this is one of two passes of a step.
+    /// The random numbers of both passes, if this is one of two passes of a step.
     pub(crate) twice: Option<Stream>,
-    /// If there are several ranks.
+    /// The rank and its group, if there are several ranks.
     pub(crate) among: Option<Membership>,
     /// The lock of the random generators while the forward pass holds it.
     forward: Mutex<Option<Forward>>,
     /// The blocks under gradient checkpointing.
     pub(crate) blocks: Blocks,
-    /// Whether a memory recorder is to be told what happens.
+    /// `true` if a memory recorder is running.
     pub(crate) is_recorded: bool,
 }
 
 impl Pass {
-    /// Ends the pass with this failure, unless another one has. A deadlock replaces what has.
+    /// Fails the pass with `failure`, unless it has failed before. A deadlock replaces an earlier failure.
     pub(crate) fn fail(&self, part: FailedIn, failure: impl Into<Failure>) {
         let failure = failure.into();
         let mut stage = self.stage.lock();
@@ -89,8 +89,9 @@ impl Pass {
         matches!(&*self.stage.lock(), Stage::Failed(failed) if failed.in_update)
     }
 
-    /// Does `work` in this part of the pass, which a panic ends. In Burn's backward pass the panic waits for the end, so that
-    /// Burn lets go of the graph; where the closure runs the backward pass, it can't wait, since the closure goes on.
+    /// Runs `work` in this part of the pass; a panic fails the pass. In Burn's backward pass the panic is kept until
+    /// the end, so that Burn drops the graph. If the closure runs the backward pass itself, the panic is passed on
+    /// immediately.
     pub(crate) fn guarded<R: Default>(&self, part: FailedIn, work: impl FnOnce() -> R) -> R {
         let in_backward = part == FailedIn::Backward;
         if in_backward && self.closure == Closure::Backward {
@@ -107,7 +108,7 @@ impl Pass {
         })
     }
 
-    /// Whether a gradient may still be used.
+    /// Returns `true` if a gradient may still be applied.
     pub(crate) fn admits(&self) -> bool {
         let unscaled = |scaled: &AtomicBool| !scaled.load(Ordering::Relaxed);
         if self.scaled.as_ref().is_some_and(unscaled) {
@@ -120,7 +121,7 @@ impl Pass {
         matches!(*self.stage.lock(), Stage::Failed(_))
     }
 
-    /// What has ended the pass, if it has not been taken yet.
+    /// Takes the failure of the pass, if there is one.
     pub(crate) fn take_failure(&self) -> Option<Failure> {
         match &mut *self.stage.lock() {
             Stage::Failed(failed) => failed.by.take(),
@@ -128,7 +129,7 @@ impl Pass {
         }
     }
 
-    /// Calls the hooks for the parameter of this path.
+    /// Calls the hooks for the parameter at `path`.
     pub(crate) fn call_hooks<R>(self: &Arc<Self>, path: &str, call: impl FnOnce() -> R) -> R {
         lock::check_none_held("a hook is called");
         let _counted = CountGuard::one_in(&self.hooks);
@@ -136,12 +137,12 @@ impl Pass {
         call()
     }
 
-    /// Whether a hook is under way, on whichever thread.
+    /// Returns `true` if a hook is running, on any thread.
     pub(crate) fn is_in_hook(&self) -> bool {
         self.hooks.load(Ordering::Relaxed) > 0
     }
 
-    /// What the closure has to multiply its loss by, which now counts as done.
+    /// Takes the loss scale, and marks the loss as scaled.
     fn take_scale(&self) -> Option<f64> {
         self.scaled.as_ref()?.store(true, Ordering::Relaxed);
         self.pipeline.scale

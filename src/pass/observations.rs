@@ -3,36 +3,37 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
-/// What is known of the random numbers of a model.
+/// Where a model draws random numbers, as far as observed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Draws {
-    /// No pass has ended.
+    /// Unknown: no pass has ended.
     #[default]
     Unknown,
-    /// Its blocks draw nothing. The rest of the forward pass continues the numbers of the program, where draws can't be seen.
+    /// Blocks draw nothing. The rest of the forward pass continues the program's numbers, where draws can't be
+    /// observed.
     OutsideOfBlocks,
     Never,
     Always,
 }
 
-/// What the passes so far have taught of a model.
+/// Facts about a model that were observed in earlier passes.
 #[derive(Debug, Default)]
 pub(crate) struct Observations {
     reported: Mutex<HashSet<String>>,
     pub(super) draws: Mutex<Draws>,
-    /// The numbers of this forward pass began with a seed, so what it draws is seen.
+    /// The numbers of this forward pass began with a seed, so draws are observed.
     pub(super) seeded: AtomicBool,
-    /// Another pass held the generators when a run began, so whether it drew is unknown.
+    /// Another pass held the generators when a run began, so its draws are unknown.
     unlocked: AtomicBool,
 }
 
 impl Observations {
-    /// Whether this is told for the first time.
+    /// Returns `true` if this message is new.
     pub(super) fn is_new(&self, reported: String) -> bool {
         self.reported.lock().insert(reported)
     }
 
-    /// Returns what is known of the random numbers of the model.
+    /// Returns where the model draws random numbers, as far as observed.
     pub(super) fn draws(&self) -> Draws {
         *self.draws.lock()
     }
@@ -42,7 +43,7 @@ impl Observations {
         matches!(self.draws(), Draws::Unknown | Draws::Always)
     }
 
-    /// Returns `true` if this forward pass can't show more than is known of the random numbers.
+    /// Returns `true` if this forward pass can't add to what is known of the draws.
     pub(super) fn knows_draws(&self) -> bool {
         match self.draws() {
             Draws::Unknown => false,
@@ -51,7 +52,7 @@ impl Observations {
         }
     }
 
-    /// A run has begun without the lock of the generators.
+    /// Records that a run has begun without the lock of the generators.
     pub(super) fn start_unlocked(&self) {
         self.unlocked.store(true, Ordering::Relaxed);
     }
@@ -61,12 +62,12 @@ impl Observations {
         self.unlocked.swap(false, Ordering::Relaxed)
     }
 
-    /// A run has drawn random numbers.
+    /// Records that a run has drawn random numbers.
     pub(crate) fn has_drawn(&self) {
         *self.draws.lock() = Draws::Always;
     }
 
-    /// A pass of the model has ended well.
+    /// Records that a pass has succeeded.
     pub(crate) fn end_pass(&self) {
         let mut draws = self.draws.lock();
         if *draws != Draws::Always {

@@ -1,4 +1,4 @@
-//! What parameters wait for in a pass, and who owes it.
+//! Counts of the gradients that are still expected in a pass.
 
 use std::sync::Arc;
 
@@ -7,39 +7,39 @@ use parking_lot::Mutex;
 
 use super::reads::Reads;
 
-/// The gradients that a parameter still waits for: one is owed by every tap, and one by every block that
-/// has yet to run a second time. A debtor who is dropped owes nothing any more.
+/// The number of gradients that a parameter still expects: one from every tap, and one from every block that is not
+/// recomputed yet. Dropping a clone decreases the count.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PendingCount(Arc<()>);
 
 impl PendingCount {
-    /// Whether there is no debtor but this handle.
+    /// Returns `true` if no other clone exists.
     pub(crate) fn is_zero(&self) -> bool {
         Arc::strong_count(&self.0) == 1
     }
 }
 
-/// The debt of one tap.
+/// The pending gradient of one tap.
 #[derive(Clone, Debug)]
 pub(crate) struct PendingGradient(Arc<Mutex<Option<PendingCount>>>);
 
 impl PendingGradient {
-    /// The gradient is there, or will never come.
+    /// Decreases the count: the gradient has arrived, or will never arrive.
     pub(crate) fn resolve(&self) {
         self.0.lock().take();
     }
 }
 
-/// An autodiff graph. Graphs share no node: each is locked while its backward steps run, and the second
-/// run of a block happens in one of them.
+/// An autodiff graph. Graphs share no node: each is locked while its backward steps run, and a recomputation happens
+/// in one of these steps.
 #[derive(Debug, Default)]
 pub(crate) struct Graph {
-    /// What the taps in it owe.
+    /// The pending gradients of the taps in the graph.
     pending_gradient: Mutex<Vec<PendingGradient>>,
 }
 
 impl Graph {
-    /// A parameter is read in it: the next one, counted from zero, whose tap owes a gradient.
+    /// Adds a read. Returns its number, counted from zero, and its pending gradient.
     pub(crate) fn read(&self, pending_count: &PendingCount) -> (usize, PendingGradient) {
         let mut pending_gradient = self.pending_gradient.lock();
         pending_gradient.push(PendingGradient(Arc::new(Mutex::new(Some(
@@ -49,7 +49,7 @@ impl Graph {
         (read, pending_gradient[read].clone())
     }
 
-    /// No backward pass goes through it: its taps owe nothing.
+    /// Resolves all pending gradients: no backward pass will reach this graph.
     pub(crate) fn abandon(&self) {
         self.pending_gradient
             .lock()
@@ -58,7 +58,8 @@ impl Graph {
     }
 }
 
-/// The parameters that a block has read without recording, and the debt of each until the block has run a second time.
+/// The parameters that a block has read without recording, with a pending gradient for each until the block is
+/// recomputed.
 #[derive(Debug, Default)]
 pub(crate) struct Readers {
     reads: Reads,
@@ -66,7 +67,7 @@ pub(crate) struct Readers {
 }
 
 impl Readers {
-    /// Adds a parameter, if it is not there.
+    /// Adds a parameter, unless it was added before.
     pub(crate) fn add(&self, id: ParamId, path: &Arc<str>, pending_count: &PendingCount) {
         if self.reads.add(id, path) {
             self.debts.lock().push(pending_count.clone());
@@ -77,7 +78,7 @@ impl Readers {
         &self.reads
     }
 
-    /// The block has run again: it owes nothing but what its taps do.
+    /// Resolves the pending gradients of the block after its recomputation, which leaves those of its taps.
     pub(crate) fn resolve(&self) {
         self.debts.lock().clear();
     }

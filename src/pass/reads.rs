@@ -1,4 +1,4 @@
-//! Which parameters a run of a block reads.
+//! The parameters that a run of a block reads.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ struct Found {
 }
 
 impl Reads {
-    /// Adds a parameter. Returns `false` if it was there.
+    /// Adds a parameter. Returns `false` if it was added before.
     pub(crate) fn add(&self, id: ParamId, path: &Arc<str>) -> bool {
         let mut found = self.0.lock();
         let is_new = found.ids.insert(id);
@@ -44,7 +44,7 @@ impl Reads {
         beyond.map(|(_, path)| path.clone())
     }
 
-    /// The module that all of the parameters are in.
+    /// Returns the path of the innermost module that contains all of the parameters.
     pub(crate) fn place(&self) -> String {
         let found = self.0.lock();
         let mut paths = found.in_order.iter().map(|(_, path)| path.to_string());
@@ -53,7 +53,7 @@ impl Reads {
     }
 }
 
-/// The module that both paths go through.
+/// Returns the common prefix of both paths.
 fn common(a: &str, b: &str) -> String {
     let pairs = a.split('.').zip(b.split('.'));
     let names: Vec<&str> = pairs.take_while(|(a, b)| a == b).map(|(a, _)| a).collect();

@@ -6,25 +6,25 @@ use burn::tensor::Device;
 use super::{Graph, Pass, Readers, Reads};
 use crate::random::Seeds;
 
-/// Where code of a pass is: in the step itself, in a run of a block, in a hook.
+/// The position of a thread in a pass: in the step itself, in a run of a block, or in a hook.
 #[derive(Clone, Debug)]
 pub(crate) struct Scope {
     pub(crate) pass: Arc<Pass>,
     pub(crate) place: ReadMode,
-    /// Of the blocks within the one that is under way, whichever of its runs.
+    /// Seeds of the blocks nested in the current one, in both of its runs.
     seeds: Option<Arc<Seeds>>,
-    /// What the innermost recomputation has read, including the blocks within it.
+    /// The parameters that the innermost recomputation has read, including its nested blocks.
     pub(crate) recomputed_reads: Option<Arc<Reads>>,
 }
 
-/// What becomes of a parameter that is read.
+/// The mode in which a parameter is read.
 #[derive(Clone, Debug)]
 pub(crate) enum ReadMode {
-    /// It is tapped in this graph.
+    /// Tapped in this graph.
     Recorded(Arc<Graph>),
-    /// It is a constant: a block runs without recording, and notes what it reads.
+    /// A constant: a block runs without recording, and its reads are collected.
     Unrecorded(Arc<Readers>),
-    /// It must not be read: a hook is called for the parameter of this path, and the graph is locked.
+    /// Not allowed: a hook runs for the parameter at this path, and the graph is locked.
     Hook(Arc<str>),
 }
 
@@ -32,7 +32,7 @@ thread_local! {
     static CURRENT: RefCell<Option<Scope>> = const { RefCell::new(None) };
 }
 
-/// Puts the scope back that was there before, when dropped.
+/// A guard that restores the previous scope.
 pub(crate) struct ScopeGuard {
     before: Option<Scope>,
 }
@@ -44,12 +44,12 @@ impl Drop for ScopeGuard {
 }
 
 impl Scope {
-    /// The scope on this thread, if it takes part in a pass.
+    /// Returns the scope of this thread, if it takes part in a pass.
     pub(crate) fn current() -> Option<Self> {
         CURRENT.with_borrow(Clone::clone)
     }
 
-    /// This thread is here until what is returned is dropped.
+    /// Sets the scope of this thread until the guard is dropped.
     #[must_use]
     pub(crate) fn enter(self) -> ScopeGuard {
         ScopeGuard {
@@ -57,7 +57,7 @@ impl Scope {
         }
     }
 
-    /// Enters the closure of a step on this thread, until what is returned is dropped.
+    /// Enters the closure of a step on this thread, until the guard is dropped.
     #[must_use]
     pub(crate) fn enter_step(pass: &Arc<Pass>) -> ScopeGuard {
         let scope = Self {
@@ -71,7 +71,7 @@ impl Scope {
         }
     }
 
-    /// A block whose operations are not recorded. A block within it reads for it.
+    /// Returns the scope of a block whose operations are not recorded, and the reads of it and its nested blocks.
     pub(crate) fn unrecorded(&self, seed: u64) -> (Self, Arc<Readers>) {
         let readers = match &self.place {
             ReadMode::Unrecorded(readers) => readers.clone(),
@@ -83,12 +83,12 @@ impl Scope {
         )
     }
 
-    /// A block whose operations are recorded with those around it.
+    /// Returns the scope of a block whose operations are recorded in the current graph.
     pub(crate) fn kept(&self, seed: u64) -> Self {
         self.block(self.place.clone(), seed)
     }
 
-    /// The second run of a block, in a graph of its own, and what it reads.
+    /// Returns the scope of a recomputation, in a graph of its own, and its reads.
     pub(crate) fn recompute(&self, seed: u64) -> (Self, Arc<Reads>) {
         let reads = Arc::<Reads>::default();
         let scope = Self {
@@ -107,7 +107,7 @@ impl Scope {
         }
     }
 
-    /// A hook, called for the parameter of this path.
+    /// Returns the scope of a hook for the parameter at `path`.
     pub(crate) fn hook(pass: &Arc<Pass>, path: &str) -> Self {
         Self {
             pass: pass.clone(),
@@ -117,7 +117,7 @@ impl Scope {
         }
     }
 
-    /// No backward pass goes through what was recorded here.
+    /// Resolves the pending gradients of this scope: no backward pass will reach its graph.
     pub(crate) fn abandon(&self) {
         if let ReadMode::Recorded(graph) = &self.place {
             graph.abandon();
@@ -128,12 +128,12 @@ impl Scope {
         self.seeds.is_some()
     }
 
-    /// Whether operations are recorded.
+    /// Returns `true` if operations are recorded.
     pub(crate) fn records(&self) -> bool {
         matches!(self.place, ReadMode::Recorded(_))
     }
 
-    /// The seed for the next block in here, which computes on `device`.
+    /// Returns the seed of the next block in this scope, which computes on `device`.
     pub(crate) fn next_seed(&self, device: &Device) -> u64 {
         match &self.seeds {
             Some(seeds) => seeds.next(),

@@ -13,22 +13,22 @@ use crate::random::{Seeds, StepSeeds, Stream, mix, of_rank};
 use crate::replica::Membership;
 use crate::tap::Clocks;
 
-/// What a pass is to do, on every rank.
+/// The order for a pass, for every rank.
 #[derive(Clone)]
 pub(crate) struct Order {
     pub(crate) pipeline: GradientPipeline,
-    /// The random numbers of both, if it is one of two.
+    /// The random numbers of both passes, if it is one of two.
     pub(crate) twice: Option<Stream>,
     pub(crate) checkpointing: Arc<GradientCheckpointingConfig>,
 }
 
-/// What the views of a model share while it is fused, on one rank.
+/// State that the parameters of a model share on one rank while it is attached.
 pub(crate) struct Session {
-    /// If there are other ranks.
+    /// The rank and its group, if there are several ranks.
     among: Option<Membership>,
     /// The pass in flight.
     pub(crate) pass: Mutex<Option<Arc<Pass>>>,
-    /// The optimizer. The core alone changes it between two passes, since what it keeps beside states has to be taken over then.
+    /// The optimizer. Only the core changes it between two passes, because the core must then restore its extra state.
     pub(crate) update: Arc<Mutex<Update>>,
     pub(crate) clocks: Mutex<Clocks>,
     pub(crate) seeds: Arc<StepSeeds>,
@@ -40,7 +40,7 @@ impl Session {
         Self::of(None, Arc::new(Mutex::new(update)), Arc::default())
     }
 
-    /// The session of a replica, which may be `among` several, with the same optimizer.
+    /// Creates the session of a replica, with the same optimizer. `among` is its membership in a group.
     pub(crate) fn of_replica(&self, among: Option<Membership>) -> Self {
         Self::of(among, self.update.clone(), self.observations.clone())
     }
@@ -60,7 +60,7 @@ impl Session {
         }
     }
 
-    /// Begins the pass of a rank, whose closure does this; it ends when what is returned is dropped, by a panic too.
+    /// Begins the pass of a rank. It ends when the returned guard is dropped, also by a panic.
     pub(crate) fn begin(
         self: &Arc<Self>,
         order: &Order,
@@ -124,7 +124,7 @@ impl std::fmt::Debug for Session {
     }
 }
 
-/// A pass under way.
+/// A guard of the current pass.
 pub(crate) struct PassGuard {
     session: Arc<Session>,
     pub(crate) pass: Arc<Pass>,
@@ -134,13 +134,13 @@ impl Drop for PassGuard {
     fn drop(&mut self) {
         *self.pass.forward.lock() = None;
         let blocks = &self.pass.blocks;
-        // Blocks leave the generators with a seed.
+        // Blocks have changed the seed of the generators.
         if !blocks.drawn_on.lock().is_empty()
             && let Ok(Some(_lock)) = self.pass.lock_generators(&[])
         {
             blocks.end();
         }
-        // Whoever still holds the pass (a clone of the model, another thread) is told.
+        // A clone of the model or another thread may still hold the pass, and must see that it is over.
         *self.pass.stage.lock() = Stage::Over;
         *self.session.pass.lock() = None;
         if let Some(offloaded) = &mut self.session.update.lock().offloaded {

@@ -1,40 +1,40 @@
-//! How far a pass is, and what has ended it.
+//! The stage of a pass, and its failure.
 
 use burn::tensor::Device;
 
 use crate::caught::Caught;
 use crate::error::FusedError;
 
-/// What the closure of a pass does.
+/// The kind of closure that a pass runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Closure {
     /// It returns a loss.
     Loss,
     /// It runs the backward pass itself, and scales the loss for it.
     Backward,
-    /// There is none: what has been accumulated is used.
+    /// No closure: accumulated gradients are applied.
     Nothing,
 }
 
-/// How far a pass is.
+/// The stage of a pass.
 #[derive(Debug)]
 pub(crate) enum Stage {
-    /// The closure computes the loss; a backward pass inside of it is a mistake.
+    /// The closure computes the loss; a backward pass inside of it is an error.
     Forward,
     /// Gradients may arrive.
     Backward,
-    /// It has failed: gradients arrive and are dropped.
+    /// The pass has failed: gradients that arrive are dropped.
     Failed(Failed),
-    /// It is over: nothing of it may be used any more.
+    /// The pass is over: its values must not be used.
     Over,
 }
 
-/// How a pass has failed.
+/// The failure of a pass.
 #[derive(Debug, Default)]
 pub(crate) struct Failed {
     /// The first failure, until it is taken.
     pub(super) by: Option<Failure>,
-    /// Whether one was in an update: gradients that have arrived by then are not applied either.
+    /// `true` if an update has failed: gradients that have already arrived are not applied either.
     pub(super) in_update: bool,
 }
 
@@ -47,12 +47,12 @@ pub(crate) enum FailedIn {
     Update,
 }
 
-/// What has ended a pass.
+/// The reason why a pass has failed.
 #[derive(Debug)]
 pub(crate) enum Failure {
     Error(FusedError),
     Panic(Caught),
-    /// A panic for this reason that passes through Burn's backward pass, which would never end.
+    /// A deadlock in Burn's backward pass. Its panic must pass through Burn, which would never return.
     Deadlock(String),
 }
 
@@ -69,7 +69,7 @@ impl From<Caught> for Failure {
 }
 
 impl Failure {
-    /// Goes on with it.
+    /// Returns the error, or resumes the panic.
     pub(crate) fn go_on<R>(self) -> Result<R, FusedError> {
         match self {
             Self::Error(error) => Err(error),
@@ -78,7 +78,7 @@ impl Failure {
         }
     }
 
-    /// What it says.
+    /// Returns the message.
     pub(crate) fn message(&self) -> String {
         match self {
             Self::Error(error) => error.to_string(),
@@ -87,8 +87,8 @@ impl Failure {
         }
     }
 
-    /// The error of a step if this has ended the pass of a rank, which may be `repeated` if it has drawn other random
-    /// numbers than the one before.
+    /// Returns the error of a step whose rank has failed. The pass may be `repeated` if the rank has drawn other
+    /// random numbers than in the pass before.
     pub(crate) fn on_rank(self, rank: usize, device: &Device, repeated: bool) -> FusedError {
         let device = format!("{device:?}");
         match self {

@@ -2,30 +2,30 @@ use burn::tensor::{DType, FloatDType};
 
 use crate::offload::{Offload, OffloadConfig};
 
-/// What a config asks of a layout.
+/// The placement policy of a config: compute type and offload.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PlacementPolicy {
-    /// What the model computes in, if that is not the type of its parameters.
+    /// The compute type, if it is not the type of the parameters.
     pub(crate) compute_dtype: Option<FloatDType>,
-    /// What waits on the host, if anything does.
+    /// The offload config, if anything is offloaded.
     pub(crate) offload: Option<OffloadConfig>,
     pub(crate) max_bytes_in_flight: Option<usize>,
     /// Offloads the inputs of checkpointed blocks, too.
     pub(crate) offload_inputs: bool,
 }
 
-/// Where a parameter is between two steps, and its optimizer state.
+/// The storage of a parameter and its optimizer state between two steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StorageTier {
     Device,
     /// The parameter on the device, its state on the host.
     StateOnHost,
-    /// On the host, where it is stepped if it is in training.
+    /// Both on the host, where a trained parameter is stepped.
     Host,
 }
 
 impl PlacementPolicy {
-    /// Where a parameter of so many elements in `dtype` rests, in training or frozen.
+    /// Returns where a parameter, trained or frozen, is stored.
     pub(crate) fn tier(&self, is_trained: bool, elements: usize, dtype: DType) -> StorageTier {
         let Some(offload) = &self.offload else {
             return StorageTier::Device;
@@ -41,10 +41,10 @@ impl PlacementPolicy {
         }
     }
 
-    /// The float type in which the model computes with a parameter of type `dtype`.
+    /// Returns the float type in which the model computes with a parameter of type `dtype`.
     pub(crate) fn compute_dtype(&self, dtype: DType) -> DType {
         match dtype {
-            // What is quantized is computed with as its scheme says.
+            // The scheme of a quantized parameter determines its compute type.
             DType::QFloat(_) => dtype,
             _ => self.compute_dtype.map_or(dtype, FloatDType::into),
         }

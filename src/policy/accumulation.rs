@@ -2,10 +2,10 @@ use burn::tensor::{DType, FloatDType, Tensor};
 
 use crate::parameters::AnyTensor;
 
-/// The float type in which gradients are added up.
+/// The float type in which gradients are summed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Accumulation {
-    /// That of the parameter, as Burn's accumulator does.
+    /// The type of the parameter, as in Burn's accumulator.
     #[default]
     AsParameter,
     /// f32 for half types.
@@ -13,7 +13,7 @@ pub(crate) enum Accumulation {
 }
 
 impl Accumulation {
-    /// The sum of the first gradient.
+    /// Returns the sum that begins with `gradient`.
     pub(crate) fn begin<const D: usize>(self, gradient: Tensor<D>) -> Tensor<D> {
         match (self, gradient.dtype()) {
             (Self::InFullPrecision, DType::F16 | DType::BF16) => gradient.cast(FloatDType::F32),
@@ -22,11 +22,11 @@ impl Accumulation {
     }
 }
 
-/// Gradients of some uses of a parameter, added up.
+/// The sum of the gradients of some uses of a parameter.
 #[derive(Debug)]
 pub(crate) struct PartialSum {
     sum: AnyTensor,
-    /// Of each of them, and of the whole.
+    /// The type of each gradient, and of the result.
     dtype: DType,
 }
 

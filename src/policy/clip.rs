@@ -5,13 +5,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::FusedError;
 
-/// Clipping of all gradients of a step by their global norm: the root of the sum of the squares of
-/// all their elements.
+/// Clipping of all gradients of a step by their global norm, the L2 norm of all their elements.
 ///
-/// If the norm is larger than the maximum, every gradient is multiplied by the *coefficient*, the
-/// maximum over the norm ([Pascanu et al., 2013](https://arxiv.org/abs/1211.5063)). The norm is
-/// known when the last gradient is finished, and by then a fused step has used and released the
-/// others. There are three ways out:
+/// If the norm is larger than the maximum, every gradient is multiplied by the *coefficient*, the maximum divided by
+/// the norm ([Pascanu et al., 2013](https://arxiv.org/abs/1211.5063)). The norm is known when the last gradient is
+/// complete. A fused step has already applied and released the others. There are three solutions:
 ///
 /// ```
 /// use backburn::{FusedConfig, GlobalNormClippingConfig};
@@ -56,12 +54,12 @@ impl GlobalNormClippingConfig {
         }
     }
 
-    /// Whether gradients are clipped by their own norm, and not by that of the step before.
+    /// Returns `true` if gradients are clipped by their own norm, not by the norm of the previous step.
     pub(crate) fn is_exact(self) -> bool {
         !matches!(self, Self::Lagged(_))
     }
 
-    /// The largest norm that is left as it is.
+    /// Returns the largest norm that is not clipped.
     fn max_norm(self) -> f64 {
         match self {
             Self::Exact(max_norm) | Self::ExactInBuffer(max_norm) | Self::Lagged(max_norm) => {
@@ -70,8 +68,7 @@ impl GlobalNormClippingConfig {
         }
     }
 
-    /// What the gradients are multiplied by, if they are clipped. A norm that is not finite says
-    /// nothing about the next.
+    /// Returns the factor for the gradients, if they are clipped. A norm that is not finite has no factor.
     pub(crate) fn coefficient(self, norm: f64) -> Option<f64> {
         let clips = norm.is_finite() && norm > self.max_norm();
         clips.then(|| self.max_norm() / norm)
@@ -86,7 +83,7 @@ impl Display for GlobalNormClippingConfig {
     }
 }
 
-/// The form of a largest norm in a file: a number, or `"inf"`.
+/// The representation of a maximum norm in a file: a number, or `"inf"`.
 mod max_norm {
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 

@@ -6,10 +6,10 @@ use super::hook::{GradientFlow, GradientHook, HookedParameter};
 use super::norm::Squares;
 use crate::error::FusedError;
 
-/// A hook that stops the step at a gradient other than that of the first pass: other random numbers were drawn.
+/// A hook that fails the step at a gradient that differs from the first pass: other random numbers were drawn.
 #[derive(Debug)]
 pub(super) struct Compare {
-    /// The sums of squares by path, to the bit.
+    /// The exact sums of squares by path.
     pub(super) measured: HashMap<String, f64>,
 }
 

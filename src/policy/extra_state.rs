@@ -1,5 +1,5 @@
-//! What the optimizer keeps beside states of parameters: as the states of parameters that no model has. Burn's optimizers, records
-//! and checkpoints carry it along, and optimizers without it pass it over.
+//! Extra state in the optimizer: stored as the state of parameters that no model has. Burn's optimizers, records and
+//! checkpoints include it, and optimizers without it ignore it.
 
 use std::cell::RefCell;
 
@@ -12,25 +12,24 @@ use super::state::PolicyState;
 use crate::optim::AverageState;
 use crate::parameters::with_rank;
 
-/// The parameter under which a record of the optimizer holds the state of the policies. (The loss
-/// scale came first.)
+/// The parameter id under which an optimizer record holds the policy state. (The name dates from the loss scale.)
 pub(crate) const EXTRA_STATE_ID: u64 = u64::from_be_bytes(*b"lossscal");
 
 impl PolicyState {
-    /// Gives the state a place in `optimizer`: from now on, it can load it from a record.
+    /// Registers the state in `optimizer`, which can then load it from a record.
     pub(crate) fn join(&self, optimizer: ModuleOptimizer) -> ModuleOptimizer {
         let group = ParamGroup::from_ids(vec![EXTRA_STATE_ID.into()]);
         optimizer.with_group(group, self.clone(), None)
     }
 
-    /// Takes over the state that `optimizer`, which was joined, has loaded, if it has. From now on its
-    /// records show the state as it is.
+    /// Restores the state that `optimizer` has loaded, if there is one. From now on the optimizer's records contain
+    /// the live state.
     pub(crate) fn take_over(&self, optimizer: &mut ModuleOptimizer, device: &Device) {
         exchange_state(optimizer, EXTRA_STATE_ID.into(), 1, "", device);
     }
 }
 
-/// Keeps itself.
+/// An optimizer whose state is the policy state itself.
 impl Optimizer for PolicyState {
     type State<const D: usize> = Self;
 
@@ -52,37 +51,36 @@ impl Optimizer for PolicyState {
     }
 }
 
-/// The path under which a record of the optimizer holds averages.
+/// The path under which an optimizer record holds averages.
 const PATH: &str = "backburn.average";
 
-/// The id under which the optimizer holds the average of a parameter: that of no other, but by a chance of one in 2^64 /
-/// the number of parameters.
+/// Returns the id under which the optimizer holds the average of a parameter. The chance that another parameter has it
+/// is 2^-64 times the number of parameters.
 pub(crate) fn average_id(parameter: ParamId) -> ParamId {
     ParamId::from(parameter.val() ^ u64::from_be_bytes(*b"averaged"))
 }
 
-/// Whether what a record has under this path is an average.
+/// Returns `true` if a record holds an average under this path.
 pub(crate) fn is_average(path: Option<&str>) -> bool {
     path == Some(PATH)
 }
 
-/// Keeps averages.
+/// An optimizer whose states are averages of weights.
 #[derive(Clone)]
 pub(crate) struct AverageExtraState;
 
 thread_local! {
-    /// The average that is given to the optimizer.
+    /// The average that the next step stores in the optimizer.
     static GIVEN: RefCell<Option<AverageState>> = const { RefCell::new(None) };
 }
 
 impl AverageExtraState {
-    /// Gives averages a place in `optimizer`: from now on, it can load them from a record. Those that it had are gone.
+    /// Registers averages in `optimizer`, which can then load them from a record. Averages that it had are dropped.
     pub(crate) fn join(optimizer: ModuleOptimizer) -> ModuleOptimizer {
         optimizer.with_group(ParamGroup::from_path(PATH), Self, None)
     }
 
-    /// Lets `optimizer`, which was joined, hold this average of a parameter of this rank, which takes over what it has
-    /// loaded.
+    /// Stores the average of a parameter in `optimizer`, and restores what the optimizer has loaded for it.
     pub(crate) fn exchange(
         optimizer: &mut ModuleOptimizer,
         parameter: ParamId,
@@ -118,7 +116,7 @@ impl Optimizer for AverageExtraState {
     }
 }
 
-/// Lets the keeper of this id and path have the state that `optimizer` has, and give it another: only a step does.
+/// Exchanges the extra state of this id and path. Only a step of the optimizer can do that.
 fn exchange_state(
     optimizer: &mut ModuleOptimizer,
     id: ParamId,

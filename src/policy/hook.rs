@@ -6,7 +6,7 @@ use burn::tensor::{DType, Device, Shape, Tensor};
 use crate::error::FusedError;
 use crate::parameters::{AnyTensor, with_rank};
 
-/// A look at every finished gradient on its way to the update: PyTorch's
+/// A hook that receives every finished gradient before the update: PyTorch's
 /// [`register_post_accumulate_grad_hook`](https://docs.pytorch.org/docs/stable/generated/torch.Tensor.register_post_accumulate_grad_hook.html),
 /// with the gradient released afterwards.
 ///
@@ -42,11 +42,10 @@ use crate::parameters::{AnyTensor, with_rank};
 /// # Ok::<(), backburn::FusedError>(())
 /// ```
 ///
-/// Where updates or weights wait in [host memory](crate::Offload), it is called on another thread than that of the
-/// step: one gradient after the other, in the order in which they arrive.
+/// If updates or weights are offloaded to [host memory](crate::Offload), the hook runs on a worker thread: one
+/// gradient after the other, in the order of arrival.
 pub trait GradientHook: Send + Sync + 'static {
-    /// Decides what becomes of `gradient`, which has the shape, dtype and device of the parameter
-    /// and, like it, no autodiff.
+    /// Decides how `gradient` is used. It has the shape, dtype and device of the parameter and, like it, no autodiff.
     ///
     /// The model must not be read here: its autodiff graph is locked.
     fn call<const D: usize>(
@@ -69,23 +68,23 @@ pub struct HookedParameter<'a, const D: usize> {
     pub value: &'a Tensor<D>,
 }
 
-/// What becomes of a gradient, as a [`GradientHook`] decides.
+/// The decision of a [`GradientHook`] about a gradient.
 // A tensor of CubeCL's without `fusion` is large; one at a time is moved.
 #[allow(clippy::large_enum_variant)] // There is one at a time.
 #[derive(Clone, Debug)]
 pub enum GradientFlow<const D: usize> {
     /// The update uses this gradient, of the same shape, dtype and device.
     Continue(Tensor<D>),
-    /// The parameter and the state of its optimizer stay as they are in this step.
+    /// The parameter and its optimizer state are unchanged in this step.
     Veto,
-    /// The step ends with this error. The parameter stays as it is, and so do those whose gradient
-    /// has not arrived; the others have been updated.
+    /// The step fails with this error. The parameter is unchanged, and so are those whose gradient has not arrived;
+    /// the others have been updated.
     Stop(FusedError),
 }
 
-/// A hook, whatever the rank of the parameter.
+/// A hook for parameters of any rank.
 pub(crate) trait AnyHook: Send + Sync {
-    /// The gradient that the update goes on with; none if the hook vetoes it.
+    /// Returns the gradient for the update; `None` if the hook vetoes it.
     fn call_any(
         &self,
         path: &str,
@@ -125,7 +124,7 @@ impl<H: GradientHook> AnyHook for H {
     }
 }
 
-/// What a hook must not change.
+/// The properties of a gradient that a hook must not change.
 #[derive(Debug, PartialEq)]
 struct Form {
     shape: Shape,
@@ -145,7 +144,7 @@ impl Form {
     }
 }
 
-/// Hooks one after the other, each for its parameter group.
+/// A chain of hooks, each for its parameter group.
 #[derive(Clone, Default)]
 pub(crate) struct Hooks(Vec<(ParamGroup, Arc<dyn AnyHook>)>);
 
@@ -154,12 +153,12 @@ impl Hooks {
         self.0.push((group, hook));
     }
 
-    /// Before all others.
+    /// Inserts `hook` before all others.
     pub(super) fn put_first(&mut self, hook: Arc<dyn AnyHook>) {
         self.0.insert(0, (ParamGroup::all(), hook));
     }
 
-    /// `others` come after these.
+    /// Appends `others`.
     pub(crate) fn extend(&mut self, others: &Self) {
         self.0.extend_from_slice(&others.0);
     }
@@ -168,7 +167,7 @@ impl Hooks {
         self.0.is_empty()
     }
 
-    /// The gradient after all hooks; none if one of them vetoed.
+    /// Returns the gradient after all hooks; `None` if one of them vetoed it.
     pub(crate) fn call(
         &self,
         path: &str,

@@ -8,15 +8,15 @@ use super::norm::{Squares, Unread, sums};
 use crate::device::answered;
 use crate::error::FusedError;
 
-/// Measures the global norm of the gradients that pass by.
+/// A hook that measures the global norm of all gradients.
 #[derive(Debug, Default)]
 pub(crate) struct Measure {
     squares: Mutex<Vec<(String, Squares)>>,
-    /// Stops the pass at a gradient that is known not to be finite.
+    /// Fails the pass at a gradient that is known not to be finite.
     stops: bool,
 }
 
-/// The root of the sum of the squares of all gradients.
+/// The global norm of all gradients.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Norm {
     pub(crate) value: f64,
@@ -43,8 +43,8 @@ impl GradientHook for Measure {
 }
 
 impl Measure {
-    /// If it `stops`, a gradient that is not finite ends the pass before it is used, where its norm needs no wait for the
-    /// device.
+    /// Creates the hook. If it `stops`, a gradient that is not finite fails the pass before it is applied, where its
+    /// norm is known without waiting for the device.
     pub(super) fn new(stops: bool) -> Self {
         Self {
             stops,
@@ -52,10 +52,10 @@ impl Measure {
         }
     }
 
-    /// The norm of what has passed, read back from each device at once and added up in f64.
+    /// Returns the norm of the measured gradients, read once from each device and summed in f64.
     pub(super) fn norm(&self) -> Result<Norm, FusedError> {
         let mut measured = std::mem::take(&mut *self.squares.lock());
-        // In the same order every time, so that the sum is the same.
+        // A fixed order makes the sum reproducible.
         measured.sort_by(|(a, _), (b, _)| a.cmp(b));
         let all: Vec<_> = measured.iter().map(|(_, squares)| squares).collect();
         let squares = sums(&all).map_err(|Unread { index, reason }| {
@@ -75,7 +75,7 @@ impl Measure {
     }
 }
 
-/// Whether all elements are finite; waits for the device.
+/// Returns `true` if all elements are finite. Waits for the device.
 pub(crate) fn is_finite<const D: usize>(gradient: &Tensor<D>) -> bool {
     let finite = gradient.clone().is_finite().all();
     answered(&gradient.device(), || finite.into_scalar::<bool>())

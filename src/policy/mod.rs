@@ -1,8 +1,8 @@
-//! What happens to a finished gradient.
+//! Policies for finished gradients.
 //!
-//! It goes through *hooks*, one after the other: measuring, scaling and the user's own are all of one
-//! kind ([`hook`]). Then it meets the goal of the pass: it is added to a buffer, dropped, or used
-//! ([`update`]). A [`pipeline`] says all that of a pass.
+//! A gradient passes through a chain of *hooks* for measuring, scaling and the user's own code ([`hook`]). Then the
+//! pass uses it: it is added to a buffer, dropped, or applied ([`update`]). A [`pipeline`] describes this for one
+//! pass.
 
 mod accumulation;
 mod anomaly;

@@ -5,7 +5,7 @@ use burn::tensor::{Device, Tensor};
 
 use crate::parameters::{AnyTensor, as_inner, with_rank};
 
-/// The value of the parameter at `path` after a step of `optimizer`.
+/// Steps the parameter at `path` with `optimizer`, and returns its new value.
 pub(crate) fn step_one(
     optimizer: &mut ModuleOptimizer,
     learning_rate: ModuleLearningRate,
@@ -25,8 +25,8 @@ pub(crate) fn step_one(
     })
 }
 
-/// A single parameter that shows its path in the model to a mapper: parameter groups match by
-/// path and optimizer records store it.
+/// A module of one parameter that reports the parameter's path to a mapper: parameter groups match by path, and
+/// optimizer records store it.
 #[derive(Clone, Debug)]
 struct NamedParam<'a, const D: usize> {
     path: &'a str,

@@ -12,13 +12,12 @@ pub(crate) struct Squares(Sum);
 #[derive(Clone, Debug)]
 enum Sum {
     Known(f64),
-    /// Still on a device that would have to be waited for: sums of the squares of large elements, ordinary and small ones, one
-    /// after the other, as often as it takes.
+    /// Still on a device: sums of the squares of large, ordinary and small elements in turn.
     #[cfg_attr(not(feature = "cubecl"), allow(dead_code))]
     OnDevice(Box<Tensor<1>>),
 }
 
-/// A sum that can't be read: which of those asked for, and what the device says.
+/// A sum that can't be read: its index, and the error of the device.
 #[derive(Debug)]
 pub(super) struct Unread {
     pub(super) index: usize,
@@ -31,12 +30,12 @@ const NOT_LARGE: f64 = LARGE * LARGE / 4.0;
 const NOT_SMALL: f64 = 4.0 * SMALL * SMALL;
 
 impl Squares {
-    /// Half types are computed in f32.
+    /// Computes the sum of squares; half types in f32.
     pub(crate) fn of<const D: usize>(tensor: &Tensor<D>) -> Self {
         Self(Sum::of(tensor))
     }
 
-    /// The sum, where it has not to be waited for.
+    /// Returns the sum, if it is known without waiting for a device.
     pub(super) fn value(&self) -> Option<f64> {
         match self.0 {
             Sum::Known(sum) => Some(sum),
@@ -62,7 +61,7 @@ impl Sum {
 
 /// Reads the sum of the squares from the device.
 fn sum_of_squares<const D: usize>(elements: Tensor<D>) -> f64 {
-    // Most gradients need neither a second look nor a copy.
+    // Most gradients need neither a second pass nor a copy.
     let count = elements.shape().num_elements() as f64;
     let sum = elements.clone().square().sum().into_scalar::<f64>();
     if sum < NOT_LARGE && sum > NOT_SMALL * count {
@@ -78,7 +77,7 @@ fn sum_of_squares<const D: usize>(elements: Tensor<D>) -> f64 {
     scaled.square().sum().into_scalar::<f64>() / factor.powi(2)
 }
 
-/// The sums, in f64: read back from every device at once, each dtype.
+/// Returns the sums in f64, read once per device and dtype.
 pub(super) fn sums(squares: &[&Squares]) -> Result<Vec<f64>, Unread> {
     let mut sums = vec![0.0; squares.len()];
     let mut left = Vec::new();
@@ -101,12 +100,12 @@ pub(super) fn sums(squares: &[&Squares]) -> Result<Vec<f64>, Unread> {
     Ok(sums)
 }
 
-/// What can be read together.
+/// Returns the key of tensors that can be read together.
 fn kind(parts: &Tensor<1>) -> (Device, DType) {
     (parts.device(), parts.dtype())
 }
 
-/// The sums of one kind.
+/// Returns the sums of one kind.
 fn read(sums: &[(usize, &Tensor<1>)]) -> Result<Vec<f64>, Unread> {
     let parts = sums.iter().map(|(_, parts)| (*parts).clone());
     let all = parts.fold(Transaction::default(), Transaction::register);
@@ -116,7 +115,7 @@ fn read(sums: &[(usize, &Tensor<1>)]) -> Result<Vec<f64>, Unread> {
             let (index, reason) = (*index, error.to_string());
             return Err(Unread { index, reason });
         }
-        // One after the other, to find the one.
+        // One after the other, to find the one that fails.
         (Err(_), several) => {
             let each = several
                 .iter()
@@ -127,7 +126,7 @@ fn read(sums: &[(usize, &Tensor<1>)]) -> Result<Vec<f64>, Unread> {
     Ok(read.iter().map(squares::total).collect())
 }
 
-/// The tensor to compute statistics of, in f32 for half types: squares would overflow in f16.
+/// Returns the tensor in f32 for half types: squares would overflow in f16.
 pub(super) fn widened<const D: usize>(tensor: &Tensor<D>) -> Tensor<D> {
     match tensor.dtype() {
         DType::F16 | DType::BF16 => tensor.clone().cast(FloatDType::F32),

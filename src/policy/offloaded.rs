@@ -1,5 +1,5 @@
-//! Optimizer states that wait on the host. Each comes for the update of its parameter, and goes back. What is to come next is known
-//! from the pass before, so it comes ahead.
+//! Optimizer states that are offloaded to the host. Each is fetched for the update of its parameter, then evicted. The
+//! order of the previous pass determines which state to prefetch.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,28 +15,29 @@ use crate::caught::{Caught, catch};
 use crate::device::hand_over;
 use crate::optimizer_record::{compact_records, load_on};
 
-/// The states that wait on the host.
+/// The offloaded optimizer states.
 pub(crate) struct OffloadedStates {
-    /// Those of parameters of so many elements wait.
+    /// States of parameters with at least this number of elements are offloaded.
     pub(super) from: usize,
     all: Arc<Mutex<HashMap<ParamId, OffloadedState>>>,
-    /// What came after what in the last pass that had it; after nothing what came first.
+    /// The successor of each parameter in the last pass that stepped it; `None` precedes the first.
     next: HashMap<Option<ParamId>, ParamId>,
     last: Option<ParamId>,
-    /// Those that were sent for.
+    /// Prefetched states.
     in_flight: HashMap<ParamId, Receiver<Result<ModuleOptimizer, Caught>>>,
 }
 
-/// A state that waits.
+/// An offloaded state.
 #[derive(Clone)]
 pub(super) enum OffloadedState {
-    /// On the host, as a record in the form in which it is kept.
+    /// On the host, as a record in its storage format.
     OnHost(Bytes),
-    /// Where its parameter was stepped, in an optimizer of its own, until it has left. It had so many bytes as a record before.
+    /// On the device where its parameter was stepped, in an optimizer of its own, until it is evicted; with the bytes
+    /// of its previous record.
     OnDevice(Arc<ModuleOptimizer>, Option<usize>),
 }
 
-/// What has a state leave for the host, and its bytes if they are known. If that fails, the state stays.
+/// The eviction of a state to the host, with its bytes if they are known. If it fails, the state stays on the device.
 pub(crate) struct Eviction {
     pub(crate) bytes: Option<usize>,
     pub(crate) run: Box<dyn FnOnce() + Send>,
@@ -79,7 +80,7 @@ impl OffloadedStates {
         self.all.lock().is_empty()
     }
 
-    /// Whether that of a parameter of so many elements does. What has come from a record waits on, however small.
+    /// Returns `true` if this state is offloaded. A loaded state stays offloaded whatever its size.
     pub(super) fn has(&self, id: ParamId, elements: usize) -> bool {
         elements >= self.from || self.all.lock().contains_key(&id)
     }
@@ -102,14 +103,14 @@ impl OffloadedStates {
         all.into_iter().map(OffloadedState::record).collect()
     }
 
-    /// What was sent for and not used goes. It is there as it was.
+    /// Drops unused prefetches. Their records are unchanged.
     pub(crate) fn between_passes(&mut self) {
         self.last = None;
         self.in_flight.clear();
     }
 
-    /// The parameter is about to be stepped. Returns what brings the state of the next one to `device`, if that waits and has no more
-    /// than so many bytes.
+    /// Prepares the step of a parameter. Returns the prefetch of the next state to `device`, if it is offloaded and
+    /// has at most `limit` bytes.
     pub(super) fn prefetch_next(
         &mut self,
         id: ParamId,
@@ -126,7 +127,7 @@ impl OffloadedStates {
         if record.len() > limit {
             return None;
         }
-        // The states of others have one owner.
+        // Other states must keep a single owner.
         let fresh = optimizer.clone().load_record(OptimizerRecord::default());
         let (here, coming) = sync_channel(1);
         self.in_flight.insert(next, coming);
@@ -134,12 +135,13 @@ impl OffloadedStates {
         Some(move || {
             let come = catch(|| load_on(&device, || with_states(&fresh, [record])));
             hand_over(&device);
-            // Nobody waits for it any more if the order is another one.
+            // If the order has changed, nothing receives it.
             let _ = here.send(come);
         })
     }
 
-    /// `optimizer` with the state of the parameter, and no other, on `device` if its kind allows. It is there as it was until another is [`put`](Self::put).
+    /// Returns `optimizer` with only the state of the parameter, on `device` if its kind allows. The stored state is
+    /// unchanged until [`put`](Self::put).
     pub(super) fn take(
         &mut self,
         id: ParamId,
@@ -159,7 +161,7 @@ impl OffloadedStates {
         }
     }
 
-    /// The state of the parameter is the one in `optimizer`, which has no other. Returns what has it leave.
+    /// Stores the state in `optimizer`, which has no other. Returns its eviction.
     pub(super) fn put(&mut self, id: ParamId, optimizer: ModuleOptimizer) -> Eviction {
         let here = Arc::new(optimizer);
         let mut all = self.all.lock();
@@ -169,7 +171,7 @@ impl OffloadedStates {
         let run = move || {
             let record = recorded(&here);
             let mut all = all.lock();
-            // Unless it has been stepped again.
+            // If the parameter has been stepped again, a newer state is stored.
             let state = all.get_mut(&id).filter(|state| state.is(&here));
             let before =
                 state.map(|state| std::mem::replace(state, OffloadedState::OnHost(record)));
@@ -183,14 +185,14 @@ impl OffloadedStates {
     }
 }
 
-/// The state in `optimizer`, as it is kept.
+/// Returns the state in `optimizer` as a record in its storage format.
 fn recorded(optimizer: &ModuleOptimizer) -> Bytes {
     compact_records(|| written(optimizer.to_record())).shared()
 }
 
 #[cfg(test)]
 thread_local! {
-    /// For all that was taken on this thread, whether it was sent for before.
+    /// For each state taken on this thread: `true` if it was prefetched.
     pub(crate) static PREFETCHED: std::cell::RefCell<Vec<bool>> = const { std::cell::RefCell::new(Vec::new()) };
 }
 
@@ -210,7 +212,7 @@ mod tests {
         Device::ndarray().autodiff()
     }
 
-    /// Three layers, each with a weight and a bias that wait.
+    /// Three layers, each with an offloaded weight and bias.
     fn fused(limit: Option<usize>) -> Fused {
         let linear = |_| LinearConfig::new(4, 4).init(&device());
         let model: Vec<Linear> = (0..3).map(linear).collect();
@@ -224,7 +226,7 @@ mod tests {
             .unwrap()
     }
 
-    /// Steps through layers in this order, and tells which states were sent for before.
+    /// Steps through layers in this order, and returns which states were prefetched.
     fn step(fused: &mut Fused, order: &[usize]) -> Vec<bool> {
         PREFETCHED.take();
         fused
@@ -247,7 +249,7 @@ mod tests {
                 [false, true, true, true, true, true]
             );
         }
-        // Without the one in the middle: what came for it goes, and the order is another from then on.
+        // Without the middle layer: its prefetch is dropped, and the order changes.
         assert_eq!(step(&mut fused, &[0, 2]), [false, true, false, true]);
         assert_eq!(step(&mut fused, &[0, 2]), [false, true, true, true]);
     }

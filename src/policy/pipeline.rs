@@ -9,14 +9,14 @@ use super::measure::{Measure, Norm};
 use super::scaling::{Scale, SkipNotFinite};
 use crate::error::FusedError;
 
-/// What a finished gradient is used for, after the hooks.
+/// The use of a finished gradient after the hooks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum GradientUse {
     /// Add it to the parameter's accumulated gradient. There are no hooks.
     Accumulate,
     /// Drop it: a hook has measured it.
     Measure,
-    /// Let the state of the optimizer take it: more gradients follow before the parameter moves.
+    /// Add it to the optimizer state: more gradients follow before the parameter is updated.
     AccumulateInState,
     /// Step the parameter.
     #[default]
@@ -24,20 +24,20 @@ pub(crate) enum GradientUse {
 }
 
 impl GradientUse {
-    /// Whether the optimizer gets it.
+    /// Returns `true` if the optimizer receives the gradient.
     pub(crate) fn steps(self) -> bool {
         matches!(self, Self::AccumulateInState | Self::Update)
     }
 }
 
-/// What happens to the gradients of a pass: they go through the hooks, then to the goal.
+/// The processing of the gradients of a pass: hooks, then the use.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct GradientPipeline {
     pub(crate) gradient_use: GradientUse,
     pub(crate) hooks: Hooks,
-    /// What the loss is multiplied by.
+    /// The loss scale.
     pub(crate) scale: Option<f64>,
-    /// What was accumulated ends with this pass, however that ends: a sum is let go of when it is used.
+    /// `true` if accumulated sums end with this pass, even if it fails: a sum is dropped when it is used.
     pub(crate) consumes_sums: bool,
     pub(crate) accumulation: Accumulation,
     measure: Option<Arc<Measure>>,
@@ -45,26 +45,27 @@ pub(crate) struct GradientPipeline {
 }
 
 impl GradientPipeline {
-    /// Gradients are measured. If it `stops`, the pass ends at one that is known not to be finite.
+    /// Adds a hook that measures gradients. If it `stops`, the pass fails at a gradient that is known not to be
+    /// finite.
     pub(crate) fn measure(&mut self, stops: bool) {
         let measure = Arc::new(Measure::new(stops));
         self.hooks.push(ParamGroup::all(), measure.clone());
         self.measure = Some(measure);
     }
 
-    /// Gradients are multiplied by this factor.
+    /// Adds a hook that multiplies gradients by `factor`.
     pub(crate) fn multiply_by(&mut self, factor: f64) {
         self.hooks.push(ParamGroup::all(), Arc::new(Scale(factor)));
     }
 
-    /// Gradients that are not finite are not used.
+    /// Adds a hook that skips gradients that are not finite.
     pub(crate) fn skip_not_finite(&mut self) {
         let overflow = Arc::new(SkipNotFinite::default());
         self.hooks.push(ParamGroup::all(), overflow.clone());
         self.overflow = Some(overflow);
     }
 
-    /// Returns the global norm of the gradients that have passed, free of the loss scale, if measured. Waits for the device.
+    /// Returns the global norm of the gradients without the loss scale, if measured. Waits for the device.
     pub(crate) fn norm(&self) -> Result<Option<Norm>, FusedError> {
         let Some(measure) = &self.measure else {
             return Ok(None);
@@ -74,14 +75,14 @@ impl GradientPipeline {
         Ok(Some(norm))
     }
 
-    /// Returns the plan that refuses gradients other than those that `norm` was measured of.
+    /// Returns the pipeline that fails at gradients other than those of which `norm` was measured.
     pub(crate) fn comparing(mut self, norm: Norm) -> Self {
         let measured = norm.squares;
         self.hooks.put_first(Arc::new(Compare { measured }));
         self
     }
 
-    /// Whether a gradient was not finite, if the update looks for it.
+    /// Returns `true` if a gradient was found not to be finite.
     pub(crate) fn overflowed(&self) -> bool {
         self.overflow.as_ref().is_some_and(|found| found.found())
     }

@@ -3,7 +3,7 @@ use burn::tensor::{Device, Tensor};
 
 use super::state::PolicyState;
 
-/// Takes the place of the optimizer of parameters that have left the model.
+/// An optimizer without states, for parameters that were removed from the model.
 #[derive(Clone)]
 pub(super) struct Removed;
 

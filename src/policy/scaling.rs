@@ -27,24 +27,24 @@ use crate::error::FusedError;
 /// let fixed = LossScalingConfig::new().with_initial_scale(1024.0).with_growth_interval(None);
 /// ```
 ///
-/// Powers of two cost no precision. A gradient is divided in its own dtype: with parameters in f32 that
-/// the model casts to f16, it is an f32. Where the parameters themselves are f16, what was too small
-/// for f16 without the scale is so again after the division.
+/// Powers of two cost no precision. A gradient is divided in its own dtype: with f32 parameters that the model casts
+/// to f16, it is an f32. If the parameters themselves are f16, a value that is too small for f16 without the scale is
+/// too small again after the division.
 #[derive(Config, Copy, Debug, PartialEq)]
 pub struct LossScalingConfig {
-    /// The scale of the first step: positive, and a number of f32 as its inverse is.
+    /// The scale of the first step: a positive finite f32 with a finite reciprocal.
     #[config(default = 65536.0)]
     pub initial_scale: f64,
-    /// The number of good steps in a row after which the scale doubles; none for a static scale,
-    /// which does not halve either.
+    /// The number of good steps in a row after which the scale doubles; `None` for a static scale, which does not
+    /// halve either.
     #[config(default = "Some(2000)")]
     pub growth_interval: Option<usize>,
-    /// What becomes of a step whose gradients overflow.
+    /// The reaction to gradients that overflow.
     #[config(default = "Overflow::SkipStep")]
     pub overflow: Overflow,
 }
 
-/// What becomes of a step whose gradients overflow (one of them is infinite or not a number), for a [`LossScalingConfig`].
+/// The reaction of a [`LossScalingConfig`] to gradients that overflow (one of them is infinite or not a number).
 #[derive(Config, Copy, Debug, PartialEq)]
 pub enum Overflow {
     /// Nothing is updated, as with PyTorch's `GradScaler`. Overflow is known when the last gradient is
@@ -52,13 +52,13 @@ pub enum Overflow {
     /// [exact clipping](crate::GlobalNormClippingConfig::Exact): the first time every gradient is measured
     /// and released.
     SkipStep,
-    /// One pass: parameters whose own gradient is not finite stay as they are, the others are
-    /// updated. An approximation; each gradient is waited for, which costs time on a GPU.
+    /// One pass: parameters whose own gradient is not finite are unchanged, the others are updated. This is an
+    /// approximation. It waits for each gradient, which costs time on a GPU.
     SkipParameter,
 }
 
 impl LossScalingConfig {
-    /// The scale of the first step.
+    /// Returns the scale of the first step.
     pub(crate) fn initial(self) -> LossScale {
         LossScale {
             scale: self.initial_scale,
@@ -68,7 +68,7 @@ impl LossScalingConfig {
 
     pub(crate) fn check(self) -> Result<(), FusedError> {
         let scale = self.initial_scale;
-        // Gradients are divided by it, in f32.
+        // Gradients are multiplied by the reciprocal, in f32.
         let is_normal = |scale: f64| (scale as f32).is_normal();
         if scale <= 0.0 || !is_normal(scale) || !is_normal(1.0 / scale) {
             return Err(FusedError::LossScale { scale });
@@ -80,7 +80,7 @@ impl LossScalingConfig {
     }
 }
 
-/// Multiplies every gradient: clips it, frees it from the loss scale, or both at once.
+/// A hook that multiplies every gradient, for clipping and unscaling.
 ///
 /// Half types are multiplied in f32: a factor may be too small for f16.
 #[derive(Debug)]
@@ -103,14 +103,14 @@ impl GradientHook for Scale {
     }
 }
 
-/// Leaves parameters alone whose gradient is not finite.
+/// A hook that skips parameters whose gradient is not finite.
 #[derive(Debug, Default)]
 pub(super) struct SkipNotFinite {
     found: AtomicBool,
 }
 
 impl SkipNotFinite {
-    /// Whether there was one.
+    /// Returns `true` if a gradient was not finite.
     pub(super) fn found(&self) -> bool {
         self.found.load(Ordering::Relaxed)
     }

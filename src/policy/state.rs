@@ -4,16 +4,15 @@ use burn::optim::{RecordState, StateSink, StateSource};
 use burn::tensor::Device;
 use parking_lot::{Mutex, MutexGuard};
 
-/// What the policies learn from one step for the next. All handles share it, so that a record shows
-/// it as it is.
+/// State that policies adapt from step to step. All handles share it, so that a record contains the live state.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PolicyState(Arc<Mutex<AdaptiveState>>);
 
-/// What they have learned so far.
+/// The adaptive state of all policies.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct AdaptiveState {
     pub(crate) loss_scale: Option<LossScale>,
-    /// The global norm of the last update's gradients.
+    /// The global norm of the gradients of the last update.
     pub(crate) gradient_norm: Option<f64>,
 }
 
@@ -25,16 +24,17 @@ pub(crate) struct LossScale {
     pub(super) good_steps: usize,
 }
 
-/// A scale that halved to this finds gradients that are not finite without its doing.
+/// If the scale has been halved to this, an overflow is not caused by the scale.
 const SMALLEST: f64 = 1.0 / 65536.0;
 
 impl LossScale {
-    /// Whether a smaller one can help against an overflow.
+    /// Returns `true` if a smaller scale may avoid an overflow.
     pub(crate) fn is_large(self) -> bool {
         self.scale > SMALLEST
     }
 
-    /// That of the step after this one, whose gradients `overflowed` or not. It grows after so many good steps.
+    /// Returns the scale of the next step, by whether the gradients `overflowed`. It grows after `interval` good
+    /// steps.
     pub(crate) fn after(self, interval: usize, overflowed: bool) -> Self {
         let (scale, good_steps) = match self.good_steps + 1 {
             _ if overflowed => (self.scale / 2.0, 0),
@@ -50,8 +50,7 @@ impl PolicyState {
         self.0.lock()
     }
 
-    /// Takes over what `loaded` has. A record from before the first step has no norm, and then there
-    /// is none.
+    /// Restores `loaded`. A record from before the first step has no norm.
     pub(super) fn restore(&self, loaded: &Self) {
         let loaded = *loaded.0.lock();
         let mut state = self.0.lock();

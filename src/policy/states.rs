@@ -1,4 +1,4 @@
-//! The states in optimizer records: apart, and together. Burn reads what it writes itself.
+//! Splits and joins the states in optimizer records, in Burn's format.
 
 use std::collections::HashMap;
 
@@ -9,12 +9,12 @@ use burn::tensor::Bytes;
 use super::extra_state::{EXTRA_STATE_ID, is_average};
 use crate::optimizer_record::{self as record, RecordedState};
 
-/// The states of all records.
+/// Returns a record with the states of all records.
 pub(super) fn joined(records: impl IntoIterator<Item = Bytes>) -> OptimizerRecord {
     let mut records = records.into_iter();
     let record = match (records.next(), records.next()) {
         (None, _) => return OptimizerRecord::default(),
-        // As it is, in a copy: its tensors have memory of their own then, and need not be copied to be written.
+        // A copy owns its memory, so its tensors need not be copied when they are written.
         (Some(record), None) => Bytes::from_bytes_vec(record.to_vec()),
         (first, second) => {
             let all = first.into_iter().chain(second).chain(records);
@@ -24,7 +24,7 @@ pub(super) fn joined(records: impl IntoIterator<Item = Bytes>) -> OptimizerRecor
     OptimizerRecord::from_bytes(record).expect("Burn reads what it has written")
 }
 
-/// `optimizer` with the states of these records, and no other.
+/// Returns `optimizer` with only the states of these records.
 pub(super) fn with_states(
     optimizer: &ModuleOptimizer,
     records: impl IntoIterator<Item = Bytes>,
@@ -32,7 +32,7 @@ pub(super) fn with_states(
     optimizer.clone().load_record(joined(records))
 }
 
-/// A record of each state in `record`, and one of all that are no states of a parameter.
+/// Returns a record of each parameter's state in `record`, and one of all other states.
 pub(super) fn split(record: OptimizerRecord) -> (HashMap<ParamId, Bytes>, Bytes) {
     let states = record::read(written(record)).expect("Burn reads its own record");
     let is_others =
@@ -48,12 +48,12 @@ pub(super) fn split(record: OptimizerRecord) -> (HashMap<ParamId, Bytes>, Bytes)
     )
 }
 
-/// Whether there are states in codes in a record.
+/// Returns `true` if the record contains quantized states.
 pub(super) fn holds_codes(record: &Bytes) -> bool {
     read(record.clone()).any(|state| state.is_compact())
 }
 
-/// A record as bytes.
+/// Returns a record as bytes.
 pub(super) fn written(record: OptimizerRecord) -> Bytes {
     record::to_bytes(record).expect("Burn writes its own record")
 }

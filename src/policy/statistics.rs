@@ -9,8 +9,8 @@ use super::norm::{Squares, sums, widened};
 
 /// A hook that keeps statistics of the last gradient of every parameter.
 ///
-/// Clones share what they see: one goes into the optimizer, the other is read. The numbers stay on
-/// the device until then.
+/// Clones share their statistics: one goes into the optimizer, the other is read. The numbers stay on the device until
+/// they are read.
 ///
 /// ```
 /// use backburn::{FusedOptimizer, GradientStatistics};
@@ -35,7 +35,7 @@ pub struct GradientStatistics {
     found: Arc<Mutex<BTreeMap<String, Found>>>,
 }
 
-/// What is still on the device.
+/// Statistics that are still on the device.
 #[derive(Debug)]
 struct Found {
     squares: Squares,
@@ -43,7 +43,7 @@ struct Found {
     numbers: Tensor<1>,
 }
 
-/// What [`GradientStatistics`] tells of the gradient of one parameter; all are zero if it has no elements.
+/// Statistics of the gradient of one parameter, from [`GradientStatistics`]; all are zero if it has no elements.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct GradientStatistic {
@@ -58,12 +58,12 @@ pub struct GradientStatistic {
 }
 
 impl GradientStatistics {
-    /// A hook that has seen nothing.
+    /// Creates a hook without statistics.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The statistics by path of what was seen since the last call; waits for the device.
+    /// Takes the statistics by path since the last call. Waits for the device.
     pub fn take(&self) -> BTreeMap<String, GradientStatistic> {
         let found = std::mem::take(&mut *self.found.lock());
         let read = |found: Found| {
@@ -98,7 +98,7 @@ impl GradientHook for GradientStatistics {
     }
 }
 
-/// Mean, largest, fraction of zeros. Nothing has no largest.
+/// Returns mean, largest magnitude and fraction of zeros; zeros for an empty tensor.
 fn numbers<const D: usize>(gradient: &Tensor<D>) -> Tensor<1> {
     let wide = widened(gradient);
     let dtype = FloatDType::from(wide.dtype());

@@ -4,30 +4,30 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::lock;
 
-/// So long a rank waits before it looks what the others do.
+/// Interval at which a waiting rank checks the phases of the others.
 const CHECK_INTERVAL: Duration = Duration::from_secs(5);
-/// So long it waits for one of which it does not know what it does.
+/// Timeout for a rank whose phase is unknown.
 const UNKNOWN_PHASE_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// A rank waits for one that waits for it.
+/// A deadlock: a rank waits for one that waits for it.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Deadlock;
 
-/// How far one rank may run ahead of another in a backward pass.
+/// Flow control between ranks: the limit how far one rank may run ahead of another in a backward pass.
 ///
-/// A gradient that has arrived waits at the owner for those of the other ranks. So a rank that has sent more bytes of
-/// gradients than the slowest, and than the limit beyond, waits for it, however long that takes. The slowest never waits:
-/// ranks that compute their gradients in opposed orders come through, and so does a gradient larger than the limit.
+/// A gradient that has arrived waits at the owner for the gradients of the other ranks. A rank waits if it has sent
+/// more bytes than the slowest rank plus the limit, without a timeout. The slowest rank never waits. So ranks that
+/// compute their gradients in opposite orders make progress, and a gradient may be larger than the limit.
 ///
-/// A rank waits in Burn's backward pass, which locks its autodiff graph, and that may be the graph of the slowest, too,
-/// where both compute with one tracked tensor. So all wait for the last forward pass before the first backward pass
-/// begins, and one that has asked for its backward pass and gets no step of it done is stuck, as is one that is stuck in
-/// a block. Only of a closure that runs the backward pass itself nobody knows how far it is before its first gradient.
+/// A rank waits inside Burn's backward pass, which locks its autodiff graph. If both ranks compute with one tracked
+/// tensor, that is also the graph of the slowest rank. So the first backward pass begins after the last forward pass.
+/// A rank that has requested its backward pass and makes no progress is deadlocked, and so is one that is deadlocked
+/// in a block. If the closure runs the backward pass itself, progress is unknown until its first gradient arrives.
 #[derive(Debug)]
 pub(crate) struct Flow {
-    /// Bytes that one may have sent more than another.
+    /// Maximum difference of the bytes sent by two ranks.
     limit: usize,
-    /// Of all gradients of a pass.
+    /// Bytes of all gradients of a pass.
     bytes: usize,
     look_after: Duration,
     unknown_phase_timeout: Duration,
@@ -38,27 +38,27 @@ pub(crate) struct Flow {
 #[derive(Debug, Default)]
 struct Ranks {
     phases: Vec<RankPhase>,
-    /// The first that has failed.
+    /// The first rank that has failed.
     failed: Option<usize>,
-    /// Whether a rank has waited in vain: nobody waits any more in this pass.
+    /// `true` after a rank has timed out: no rank waits any more in this pass.
     is_free: bool,
 }
 
-/// How far a rank is in a pass.
+/// The phase of a rank in a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RankPhase {
     /// In its closure.
     Forward,
-    /// It has asked for its backward pass.
+    /// The backward pass is requested.
     Ready(Instant),
-    /// In its backward pass, it has sent so many bytes.
+    /// In its backward pass, with the bytes sent.
     Backward(usize),
-    /// It sends no more.
+    /// All gradients are sent.
     Done,
 }
 
 impl Ranks {
-    /// The fewest bytes that one has sent of which some are to come.
+    /// Returns the fewest bytes sent by a rank that is not done.
     fn least(&self) -> Option<usize> {
         let sent = self.phases.iter().filter_map(|phases| match phases {
             RankPhase::Forward | RankPhase::Ready(_) => Some(0),
@@ -74,7 +74,7 @@ impl Ranks {
 }
 
 impl Flow {
-    /// Of ranks that send gradients of so many `bytes` in a pass, at most.
+    /// Creates the flow control of ranks that send at most `bytes` of gradients in a pass.
     pub(super) fn new(ranks: usize, limit: usize, bytes: usize) -> Self {
         Self {
             limit,
@@ -89,7 +89,7 @@ impl Flow {
         }
     }
 
-    /// A pass begins, in which the ranks for which `takes_part` says so send gradients.
+    /// Begins a pass; `takes_part` says which ranks send gradients.
     pub(super) fn begin(&self, takes_part: &[bool]) {
         let of = |takes_part: &bool| match takes_part {
             true => RankPhase::Forward,
@@ -101,13 +101,13 @@ impl Flow {
         };
     }
 
-    /// The rank is about to begin its backward pass; waits until all others are.
+    /// Records that the rank is about to begin its backward pass; waits until all others are.
     pub(crate) fn ready(&self, rank: usize) {
         lock::check_none_held("other ranks are waited for");
         let mut ranks = self.ranks.lock();
         ranks.phases[rank] = RankPhase::Ready(Instant::now());
         self.changed.notify_all();
-        // One that can't be too far ahead has nothing to wait for, later either.
+        // A rank that can't exceed the limit never waits.
         while self.limit < self.bytes
             && ranks.failed.is_none()
             && ranks.any(|phases| *phases == RankPhase::Forward)
@@ -117,13 +117,13 @@ impl Flow {
         ranks.phases[rank] = RankPhase::Ready(Instant::now());
     }
 
-    /// The backward pass of the rank has begun.
+    /// Records that the backward pass of the rank has begun.
     pub(crate) fn begun(&self, rank: usize) {
         self.ranks.lock().phases[rank] = RankPhase::Backward(0);
     }
 
-    /// The rank has sent a gradient of so many `bytes`; waits while it is too far ahead. An error if `is_deadlocked` says that
-    /// waiting is in vain.
+    /// Records that the rank has sent a gradient of `bytes`; waits while it is too far ahead. Returns an error if
+    /// `is_stuck` reports a deadlock.
     pub(crate) fn sent(
         &self,
         rank: usize,
@@ -173,7 +173,7 @@ impl Flow {
         Ok(())
     }
 
-    /// The rank has failed: nobody waits for it.
+    /// Records that the rank has failed: no rank waits for it.
     pub(crate) fn fail(&self, rank: usize) {
         self.ranks.lock().failed.get_or_insert(rank);
         self.changed.notify_all();
@@ -192,8 +192,8 @@ impl Flow {
     }
 }
 
-/// The part of a rank in a pass. Dropped before it has ended [well](Self::well), it has failed, and nobody waits for
-/// it.
+/// A guard of the part of a rank in a pass. If it is dropped before [`well`](Self::well), the rank has failed, and no
+/// rank waits for it.
 #[must_use]
 pub(crate) struct RankGuard<'a> {
     flow: &'a Flow,

@@ -13,18 +13,18 @@ use crate::in_flight::InFlightLimit;
 /// The ranks that train a model together.
 #[derive(Debug)]
 pub(crate) struct Group {
-    /// One a rank, without autodiff.
+    /// One device per rank, without autodiff.
     devices: Vec<Device>,
     sharding: Sharding,
     owners: HashMap<ParamId, usize>,
-    /// How far the ranks are in a pass.
+    /// Flow control between the ranks.
     pub(crate) flow: Flow,
     wire: Mutex<()>,
-    /// What each holds beside what rests there.
+    /// Bytes that each rank holds in addition to its stored weights.
     pub(crate) memory_tracker: MemoryTracker,
 }
 
-/// One of the ranks of a group.
+/// A rank and its group.
 #[derive(Clone, Debug)]
 pub(crate) struct Membership {
     pub(crate) group: Arc<Group>,
@@ -32,7 +32,7 @@ pub(crate) struct Membership {
 }
 
 impl Group {
-    /// Of parameters that are given with their paths and sizes.
+    /// Creates a group for parameters of these sizes.
     pub(crate) fn new(
         devices: Vec<Device>,
         sharding: Sharding,
@@ -59,17 +59,17 @@ impl Group {
         self.devices.len()
     }
 
-    /// Whether there are several: one alone has nobody to wait for.
+    /// Returns `true` if there are several ranks: a single rank never waits.
     pub(crate) fn has_several(&self) -> bool {
         self.ranks() > 1
     }
 
-    /// The rank that owns a parameter.
+    /// Returns the rank that owns a parameter.
     pub(crate) fn owner(&self, id: ParamId) -> usize {
         self.owners.get(&id).copied().unwrap_or_default()
     }
 
-    /// The devices of the ranks, without autodiff.
+    /// Returns the devices of the ranks, without autodiff.
     pub(crate) fn devices(&self) -> &[Device] {
         &self.devices
     }
@@ -78,24 +78,24 @@ impl Group {
         &self.devices[rank]
     }
 
-    /// Whether ranks hold the parameters of others between steps.
+    /// Returns `true` if ranks keep the parameters of other ranks between steps.
     pub(crate) fn replicates_weights(&self) -> bool {
         self.sharding == Sharding::State
     }
 
-    /// A pass begins, in which these ranks send gradients.
+    /// Begins a pass in which these ranks send gradients.
     pub(crate) fn begin(&self, takes_part: &[bool]) {
         self.flow.begin(takes_part);
         self.memory_tracker.begin();
     }
 
-    /// Nothing else travels between its devices until what is returned is dropped.
+    /// Locks transfers between the devices of the group until the guard is dropped.
     pub(crate) fn one_transfer(&self) -> MutexGuard<'_, ()> {
         self.wire.lock()
     }
 
-    /// Gradients of a parameter by rank, as Burn adds them up: the first that there is from the owner on, then the
-    /// others in the order of the ranks (`MultiGradientsParams::remove`).
+    /// Orders the gradients of a parameter as Burn sums them: the first one from the owner on, then the others by rank
+    /// (`MultiGradientsParams::remove`).
     pub(crate) fn in_order<T>(&self, id: ParamId, mut by_rank: Vec<Option<T>>) -> Vec<T> {
         let owner = self.owner(id);
         let ranks = by_rank.len();
@@ -110,7 +110,7 @@ impl Group {
 }
 
 impl Membership {
-    /// The device of the rank, without autodiff.
+    /// Returns the device of the rank, without autodiff.
     pub(crate) fn device(&self) -> &Device {
         self.group.device(self.rank)
     }

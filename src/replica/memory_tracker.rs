@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-/// The bytes of weights and gradients that each rank holds beside what rests there.
+/// The bytes of weights and gradients that each rank holds in addition to its stored weights.
 #[derive(Clone, Debug)]
 pub(crate) struct MemoryTracker(Arc<Vec<Mutex<Account>>>);
 
@@ -17,7 +17,7 @@ impl MemoryTracker {
         Self(Arc::new((0..ranks).map(|_| Mutex::default()).collect()))
     }
 
-    /// Counts bytes as held by `rank` until what is returned is dropped.
+    /// Counts bytes as held by `rank` until the guard is dropped.
     pub(crate) fn track(&self, rank: usize, bytes: usize) -> HeldBytes {
         let mut account = self.0[rank].lock();
         account.now += bytes;
@@ -29,7 +29,7 @@ impl MemoryTracker {
         }
     }
 
-    /// Forgets what was before.
+    /// Resets the peaks.
     pub(super) fn begin(&self) {
         for account in self.0.iter() {
             let mut account = account.lock();
@@ -37,13 +37,13 @@ impl MemoryTracker {
         }
     }
 
-    /// The most that `rank` has held at once in the last pass.
+    /// Returns the peak bytes of `rank` in the last pass.
     pub(crate) fn peak(&self, rank: usize) -> usize {
         self.0[rank].lock().peak
     }
 }
 
-/// Bytes that a rank holds.
+/// A guard of bytes that a rank holds.
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct HeldBytes {

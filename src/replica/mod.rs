@@ -1,8 +1,8 @@
 //! A model on several devices, each of which computes with a batch of its own.
 //!
-//! A *rank* is one device with its replica of the model; every parameter has an *owner* among them, where the
-//! gradients of all ranks are added up and the optimizer state lives. Which rank that is says the
-//! [`Ownership`], what the others keep the [`Sharding`]. Nothing here knows of weights, passes or modules.
+//! A *rank* is one device with its replica of the model. Every parameter has an *owner* among the ranks: it sums the
+//! gradients of all ranks and holds the optimizer state. [`Ownership`] chooses the owner, [`Sharding`] what the other
+//! ranks keep. This module does not depend on weights, passes or modules.
 
 mod flow;
 mod group;

@@ -5,23 +5,23 @@ use std::sync::Arc;
 use burn::config::Config;
 use burn::module::ParamId;
 
-/// What a rank of [`FusedReplicas`](crate::FusedReplicas) keeps of the parameters that it does not own.
+/// The parameters that a rank of [`FusedReplicas`](crate::FusedReplicas) keeps without owning them.
 ///
 /// With N ranks and Adam, a rank holds 1 + 2/N times the bytes of the parameters between steps with `State`, and
 /// 3/N times with `Full`. The stages are those of ZeRO
 /// ([Rajbhandari et al., 2020](https://arxiv.org/abs/1910.02054)).
 #[derive(Config, Copy, Debug, PartialEq, Eq)]
 pub enum Sharding {
-    /// All weights. Optimizer states are with the owner, and gradients go there when they arrive: ZeRO 1 and 2.
+    /// All weights. Optimizer states are with the owner, and gradients are sent there when they arrive: ZeRO 1 and 2.
     State,
-    /// Nothing: a weight is fetched from its owner whenever it is read, and is gone when nothing computes with it any
-    /// more, in a block under [`gradient_checkpointing`](crate::gradient_checkpointing()) with the run of the
-    /// block: ZeRO 3.
+    /// Nothing: a weight is fetched from its owner for every read, and dropped when nothing computes with it any more;
+    /// in a block under [`gradient_checkpointing`](crate::gradient_checkpointing()), with the run of the block: ZeRO
+    /// 3.
     Full,
 }
 
-/// Which rank of [`FusedReplicas`](crate::FusedReplicas) owns a parameter: its gradients are added up there, its
-/// optimizer state lives there, and it is stepped there.
+/// The rule that assigns each parameter an owner among the ranks of [`FusedReplicas`](crate::FusedReplicas). The owner
+/// sums its gradients, holds its optimizer state and steps it.
 ///
 /// The gradient of the owner comes first in the sum, those of the other ranks follow in their order.
 #[derive(Config, Copy, Debug, PartialEq, Eq)]
@@ -35,7 +35,7 @@ pub enum Ownership {
     MainDevice,
 }
 
-/// How large a parameter is.
+/// The size of a parameter.
 #[derive(Clone, Debug)]
 pub(crate) struct Size {
     pub(crate) id: ParamId,
@@ -45,10 +45,10 @@ pub(crate) struct Size {
 }
 
 impl Ownership {
-    /// The owners among `ranks` of parameters of these sizes.
+    /// Assigns parameters of these sizes to `ranks`.
     pub(crate) fn assign(self, mut parameters: Vec<Size>, ranks: usize) -> HashMap<ParamId, usize> {
         let mut elements_of = vec![0; ranks];
-        // Of equal ones the first by path, so that the owners are the same in every run.
+        // Equal sizes are ordered by path, so that the owners are the same in every run.
         let key = |size: &Size| (Reverse(size.elements), size.path.clone());
         parameters.sort_by_cached_key(key);
         let owner = |Size { id, elements, .. }: Size| {

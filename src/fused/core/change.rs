@@ -1,4 +1,4 @@
-//! What changes between two steps: the model, or all of the training from records.
+//! Changes between two steps: of the model, or of the whole training from records.
 
 use std::path::Path;
 
@@ -16,18 +16,18 @@ use crate::record;
 use crate::tap::collect_graph;
 use crate::weights::{Accumulated, MasterParam};
 
-/// Why a training can't go on with records.
+/// The reason why a training can't resume from records.
 pub(crate) enum ResumeError {
-    /// The record of the model is that of another.
+    /// The model record belongs to another model.
     Model(RecordError),
-    /// The record of the optimizer is that of another, or of another model.
+    /// The optimizer record belongs to another optimizer or model.
     Optimizer(FusedError),
     /// The model can't be fused.
     Fused(FusedError),
 }
 
 impl<M: Module> Core<M> {
-    /// Goes on with what `change` makes of the model. Nothing has changed if that can't be.
+    /// Replaces the model by the result of `change`. After an error nothing has changed.
     pub(in crate::fused) fn change_model(
         &mut self,
         change: impl FnOnce(M) -> M,
@@ -37,15 +37,15 @@ impl<M: Module> Core<M> {
         Ok(())
     }
 
-    /// Goes on with the model in `file`, or with its trained parameters only, and this optimizer state. Nothing has changed after an
-    /// error.
+    /// Resumes from the model in `file`, or only its trained parameters, and this optimizer state. After an error
+    /// nothing has changed.
     pub(crate) fn resume(
         &mut self,
         file: &Path,
         trained_only: bool,
         optimizer: OptimizerRecord,
     ) -> Result<(), ResumeError> {
-        // Straight to where the parameters rest, so that no device has to hold all.
+        // Loads directly to the location of the masters, so that no device has to hold the whole model.
         let model = self.ranks.attached().export_in_place();
         let trained = trained_only.then(|| self.trained_in(&model));
         let model = load_same(model, file, trained.as_ref()).map_err(ResumeError::Model)?;
@@ -54,12 +54,12 @@ impl<M: Module> Core<M> {
         let ranks = self.ranks.with_model(model, &self.policies.config);
         self.enter(ranks.map_err(ResumeError::Fused)?);
         self.begin_from(|update| update.start_over(optimizer));
-        // What autodiff has noted of the parameters that were there.
+        // Removes the graph nodes of the previous parameters.
         collect_graph(&self.ranks.device());
         Ok(())
     }
 
-    /// Goes on with the ranks of a changed model.
+    /// Replaces the ranks by those of a changed model.
     fn enter(&mut self, ranks: Ranks<M>) {
         let before = std::mem::replace(&mut self.ranks, ranks);
         let (before, local_params) = (before.attached(), self.ranks.local_params().clone());

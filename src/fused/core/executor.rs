@@ -1,4 +1,4 @@
-//! How the ranks run the closure of a step: [`Inline`], or on threads of their own in `replicas`.
+//! Executors of the closure of a step: [`Inline`] for one rank; `replicas` has one with threads.
 
 use burn::module::Module;
 use burn::optim::GradientsParams;
@@ -8,7 +8,7 @@ use crate::error::FusedError;
 use crate::pass::Closure;
 use crate::weights::AttachedModule;
 
-/// The output of the closure of a rank, with the gradients of the parameters that are ordinary leaves.
+/// The output of the closure of a rank, with the gradients of its ordinary leaves.
 pub(in crate::fused) type RankOutput<R> = Result<(R, GradientsParams), FusedError>;
 
 /// The outputs of all ranks, with the gradients of each.
@@ -19,10 +19,10 @@ pub(in crate::fused) trait RankExecutor<M: Module> {
     /// The outputs of the closures.
     type Output;
 
-    /// Returns what the closure of each rank does.
+    /// Returns the kind of closure of each rank.
     fn closures(&self) -> &[Closure];
 
-    /// Runs the part of every rank in a pass, each with the module of its form.
+    /// Runs the part of every rank in a pass, each with its attached module.
     fn run(
         &mut self,
         ranks: &[RankPass],
@@ -30,7 +30,7 @@ pub(in crate::fused) trait RankExecutor<M: Module> {
     ) -> RankOutputs<Self::Output>;
 }
 
-/// Runs the closure of the only rank on the calling thread.
+/// An executor that runs the closure of the only rank on the calling thread.
 pub(in crate::fused) struct Inline<F> {
     pub(in crate::fused) closure: Closure,
     /// Runs the closure with the module, and the backward pass.
@@ -60,7 +60,7 @@ where
     }
 }
 
-/// Runs no closures: every rank uses what has been accumulated.
+/// An executor without closures: every rank applies its accumulated gradients.
 pub(super) struct WithoutClosures(pub(super) Vec<Closure>);
 
 impl<M: Module> RankExecutor<M> for WithoutClosures {

@@ -1,4 +1,5 @@
-//! What is behind every door: a model on its ranks, its optimizer, and what is done with gradients. A door calls the closures.
+//! The core of a training: a model on its ranks, its optimizer and its gradient policies. A [`Trainer`] calls the
+//! closures.
 
 mod change;
 mod executor;
@@ -39,27 +40,28 @@ pub(in crate::fused) use rank_pass::RankPass;
 pub(super) use ranks::Ranks;
 use run::Reports;
 
-/// A training, whoever calls its closures.
+/// A training of a model.
 pub struct Core<M: Module> {
     pub(super) ranks: Ranks<M>,
     pub(super) policies: Policies,
     reports: Reports,
 }
 
-/// What has a training behind it.
+/// A front end that owns a training [`Core`].
 pub trait Trainer {
-    /// What it trains.
+    /// The model.
     type Model: Module;
 
-    /// What is behind it.
+    /// Returns the core.
     fn core(&self) -> &Core<Self::Model>;
 
-    /// The same, to be changed.
+    /// Returns the core for changes.
     fn core_mut(&mut self) -> &mut Core<Self::Model>;
 }
 
 impl<M: Module> Core<M> {
-    /// A training of `model` on `device`, by default where it is. `optimizer` has the places of the policies.
+    /// Creates a training of `model` on `device`, by default where it is. `optimizer` is registered for the extra
+    /// state of the policies.
     pub(super) fn on_one_device(
         mut model: M,
         optimizer: ModuleOptimizer,
@@ -83,7 +85,7 @@ impl<M: Module> Core<M> {
         let moves =
             !is_offloaded && device.is_some() && devices.iter().any(|it| *it != compute_device);
         if is_offloaded || moves {
-            // A statistic that moves loses its pending update.
+            // Moving a statistic loses its pending update.
             merge_pending(&model);
         }
         if is_offloaded {
@@ -103,7 +105,8 @@ impl<M: Module> Core<M> {
         Ok(core)
     }
 
-    /// A training of replicas of `model`, one on each of these devices. `optimizer` has the places of the policies.
+    /// Creates a training of replicas of `model`, one on each device. `optimizer` is registered for the extra state of
+    /// the policies.
     pub(super) fn on_devices(
         model: M,
         optimizer: ModuleOptimizer,
@@ -133,7 +136,7 @@ impl<M: Module> Core<M> {
         self.ranks.check_connected()
     }
 
-    /// Makes the training again with another config, on `device` or where it computes.
+    /// Creates the training again with another config, on `device` or on its current device.
     pub(super) fn with_config(
         self,
         config: FusedConfig,
@@ -142,11 +145,11 @@ impl<M: Module> Core<M> {
         let ranks = &self.ranks;
         let device = device.or(ranks.attached().context.device()).cloned();
         let named = ranks.named.clone();
-        // From owner to owner, so that no device has to hold all weights.
+        // Values move from owner to owner, so that no device has to hold all weights.
         let model = ranks.attached().export_in_place();
         let optimizer = self.optimizer();
         let (policies, optimizer) = self.policies.with_config(config, optimizer)?;
-        // The model is the only owner of its values then.
+        // Afterwards the model is the only owner of its values.
         drop(self.ranks);
         match named {
             None => Self::on_one_device(model, optimizer, policies, device.as_ref()),
@@ -156,29 +159,29 @@ impl<M: Module> Core<M> {
 }
 
 impl<M: Module> Core<M> {
-    /// An ordinary Burn model with the current values.
+    /// Returns an ordinary Burn model with the current values.
     pub(crate) fn model(&self) -> M {
         self.and_collect(self.ranks.attached().export(Value::Current))
     }
 
-    /// Returns `made`, which lifted the values of parameters, after what autodiff has noted of earlier ones is collected.
+    /// Returns `made`, which lifted the values of parameters, after the graph nodes of earlier lifts are collected.
     pub(in crate::fused) fn and_collect<R>(&self, made: R) -> R {
-        // Autodiff has one collection for all devices, and this one computes at once.
+        // Autodiff has one collector for all devices, and the host computes synchronously.
         collect_graph_if_due(&host(&self.ranks.device()));
         made
     }
 
-    /// The same with the averages of its weights.
+    /// Returns an ordinary Burn model with the averages of its weights.
     pub(super) fn averaged(&self) -> M {
         self.and_collect(self.ranks.attached().export(Value::Averaged))
     }
 
-    /// The current model for inference, where it computes.
+    /// Returns the current model for inference, on its compute device.
     pub(super) fn valid(&self) -> M {
         self.and_collect(self.ranks.attached().valid(Value::Current))
     }
 
-    /// The model for validation: with the averages of its weights, if the config says so.
+    /// Returns the model for validation: with the averages of its weights, if the config says so.
     #[cfg(feature = "train")]
     pub(crate) fn validated(&self) -> M {
         let averaging = self.policies.config.averaging;
@@ -188,28 +191,28 @@ impl<M: Module> Core<M> {
         }
     }
 
-    /// The structure of the model, without the values of its trainable parameters.
+    /// Returns the structure of the model, without the values of its trainable parameters.
     #[cfg(feature = "train")]
     pub(crate) fn skeleton(&self) -> M {
         self.ranks.attached().skeleton.clone()
     }
 
-    /// What the last pass did, on all ranks together.
+    /// Returns the report of the last pass, on all ranks together.
     pub(crate) fn last_step(&self) -> &StepReport {
         &self.reports.last
     }
 
-    /// The number of parameters with this role, and of elements in them.
+    /// Returns the number of parameters with this role, and of their elements.
     pub(super) fn count(&self, role: Role) -> (usize, usize) {
         self.ranks.attached().inventory.count(role)
     }
 
     pub(super) fn into_parts(self) -> (M, ModuleOptimizer) {
-        // The views and the pass go with `self`, so what is returned ends up as the only owner.
+        // Dropping `self` drops all other handles, so the result is the only owner.
         (self.model(), self.optimizer())
     }
 
-    /// Returns the optimizer without averages, which no other training goes on with.
+    /// Returns the optimizer without averages, which belong to this training.
     fn optimizer(&self) -> ModuleOptimizer {
         let optimizer = self.ranks.session().update.lock().optimizer();
         match self.policies.config.averaging {
@@ -218,18 +221,18 @@ impl<M: Module> Core<M> {
         }
     }
 
-    /// Chooses the blocks that keep their activations.
+    /// Sets the blocks that keep their activations.
     pub(crate) fn keep_activations(&mut self, keep: Vec<bool>) {
         self.policies.config.gradient_checkpointing.keep_activations = keep;
     }
 
-    /// Whether what leaves the devices is read when somebody looks, and shows what was written in place by then.
+    /// Returns `true` if the devices read lazily: a transferred tensor may show later in-place writes.
     pub(crate) fn is_read_late(&self) -> bool {
         self.ranks.read_late
     }
 
-    /// The model, or only what is trained of it, every parameter where it rests: what is on a CubeCL device is read when the record is
-    /// saved, which has to be before the next step.
+    /// Returns a record of the model, or only of its trained parameters, each at its location. Tensors on a CubeCL
+    /// device are read when the record is saved, which must happen before the next step.
     pub(crate) fn model_record(&self, trained_only: bool) -> ModuleRecord {
         let model = self.ranks.attached().export_in_place();
         if !trained_only {
@@ -239,19 +242,19 @@ impl<M: Module> Core<M> {
         self.and_collect(model.into_record_group(ParamGroup::from_ids(trained)))
     }
 
-    /// Returns the parameters in training and the running statistics of `model`.
+    /// Returns the trained parameters and the running statistics of `model`.
     fn trained_in(&self, model: &M) -> HashSet<ParamId> {
         let mut trained = running_statistics(model);
         trained.extend(self.ranks.local_params().ids());
         trained
     }
 
-    /// The state of the optimizer, which is read likewise.
+    /// Returns the optimizer state, which is also read lazily.
     pub(crate) fn optimizer_record(&self) -> OptimizerRecord {
         self.ranks.session().update.lock().to_record()
     }
 
-    /// The state of the optimizer as it is now.
+    /// Returns the current optimizer state.
     pub(super) fn to_record(&self) -> OptimizerRecord {
         let record = self.optimizer_record();
         match self.is_read_late() {
@@ -260,7 +263,7 @@ impl<M: Module> Core<M> {
         }
     }
 
-    /// Loads the state of the optimizer, or leaves it as it is.
+    /// Loads the optimizer state. After an error it is unchanged.
     pub(super) fn load_record(&mut self, record: OptimizerRecord) -> Result<(), FusedError> {
         let optimizer = self.ranks.session().update.lock().optimizer();
         let loaded = record::load(record, &optimizer, &self.ranks.attached().module)?;
@@ -269,15 +272,15 @@ impl<M: Module> Core<M> {
         Ok(())
     }
 
-    /// Puts another optimizer in, state and all, and returns the one before.
+    /// Replaces the optimizer and its state, and returns the previous one.
     #[cfg(feature = "train")]
     pub(crate) fn replace_optimizer(&mut self, optimizer: ModuleOptimizer) -> ModuleOptimizer {
         self.change_optimizer(|update| update.replace(optimizer))
     }
 
-    /// Goes on from the optimizer state that `change` brings.
+    /// Applies `change`, which loads another optimizer state.
     pub(super) fn begin_from(&mut self, change: impl FnOnce(&mut Update)) {
-        // What there is belongs to other weights.
+        // The current averages belong to other weights.
         let masters = self.ranks.local_params().masters();
         masters.for_each(|master| master.drop_average());
         self.change_optimizer(change);
@@ -287,11 +290,11 @@ impl<M: Module> Core<M> {
             );
         }
         let masters = self.ranks.local_params().masters();
-        // The optimizer has another state, without what was accumulated there.
+        // The new state does not contain the accumulated gradients.
         masters.for_each(|master| master.leave(Accumulated::Nothing));
     }
 
-    /// Whether a step has gradients to use before its pass.
+    /// Returns `true` if gradients were accumulated before the next step.
     pub(crate) fn has_accumulated(&self) -> bool {
         let mut masters = self.ranks.local_params().masters();
         masters.any(|master| !matches!(master.accumulated(), Accumulated::Nothing))
@@ -303,11 +306,11 @@ impl<M: Module> Core<M> {
         masters.for_each(|master| master.drop_sum());
     }
 
-    /// Drops accumulated gradients that no step can use, since they are not finite.
+    /// Drops accumulated gradients if they are not finite: no step can apply them.
     pub(super) fn drop_accumulated_if_not_finite(&mut self) {
         let local_params = self.ranks.local_params();
         let are_finite = caught(|| local_params.masters().all(|master| master.sum_is_finite()));
-        // Of a device that is lost nobody knows.
+        // If the device is lost, finiteness is unknown: keep the sums.
         if are_finite == Ok(false) {
             log::warn!(
                 "the accumulated gradients are not finite, so no step can use them: they are dropped"
@@ -316,16 +319,16 @@ impl<M: Module> Core<M> {
         }
     }
 
-    /// Changes the optimizer, its states, or the places that it has for what it keeps beside them: by no other way, since after
-    /// each change what it keeps is taken over, and shown by its records again.
+    /// Changes the optimizer, its states or its extra state. Every change must use this function, because it restores
+    /// the extra state afterwards.
     pub(super) fn change_optimizer<R>(&mut self, change: impl FnOnce(&mut Update) -> R) -> R {
         let changed = change(&mut self.ranks.session().update.lock());
         self.restore_kept();
         changed
     }
 
-    /// Lets records of the optimizer show the state of the policies and the averages that the config asks for, which take over
-    /// what it has loaded.
+    /// Connects the optimizer's records to the policy state and to the averages that the config requires, after
+    /// restoring what the optimizer has loaded.
     fn restore_kept(&mut self) {
         let device = self.ranks.device().inner();
         self.ranks.session().update.lock().change(|mut optimizer| {

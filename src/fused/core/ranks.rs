@@ -1,4 +1,4 @@
-//! The ranks of a training: a device each, with its form of the model, or one where the model is.
+//! The ranks of a training: one device each, with an attached module, or a single rank where the model is.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -17,26 +17,26 @@ use crate::placement::RankContext;
 use crate::replica::{Group, Membership};
 use crate::weights::{AttachedModule, Inventory, LocalParams, Role};
 
-/// All ranks; their homes, and what rests there, are one.
+/// All ranks. Masters are shared between them.
 pub(in crate::fused) struct Ranks<M> {
-    /// What each has of the model.
+    /// The attached module of each rank.
     pub(in crate::fused) attached_modules: Vec<AttachedModule<M>>,
-    /// Where they compute, if they were given devices: with autodiff, and the gradient checkpointing strategy of the model.
+    /// The devices that the ranks were given, if any: with autodiff, and the model's gradient checkpointing strategy.
     pub(in crate::fused) named: Option<Vec<Device>>,
-    /// Where they compute.
+    /// The compute devices.
     pub(in crate::fused) devices: Vec<Device>,
-    /// Whether what leaves these is read when somebody looks, and shows what was written in place by then.
+    /// `true` if these devices read lazily: a transferred tensor may show later in-place writes.
     pub(in crate::fused) read_late: bool,
-    /// Whether one of these is behind a server.
+    /// `true` if one of these is remote.
     pub(in crate::fused) remote: bool,
-    /// How several share the model.
+    /// The group, if there are several ranks.
     pub(in crate::fused) group: Option<Arc<Group>>,
-    /// The running statistics, of which every rank has its own.
+    /// The running statistics. Every rank has its own.
     pub(in crate::fused) statistics: HashSet<ParamId>,
 }
 
 impl<M: Module> Ranks<M> {
-    /// One rank, with `model` where its layout says.
+    /// Creates one rank, with `model` placed by its context.
     pub(in crate::fused) fn on_one_device(
         model: M,
         session: &Arc<Session>,
@@ -46,7 +46,7 @@ impl<M: Module> Ranks<M> {
         Ok(Self::of(vec![attached], None))
     }
 
-    /// Replicas of `model` on `devices`, which share it as `config` says, and whose optimizer is that of `session`.
+    /// Creates replicas of `model` on `devices`, which share it as `config` says. The optimizer is that of `session`.
     pub(in crate::fused) fn on_devices(
         model: M,
         devices: &[Device],
@@ -70,7 +70,7 @@ impl<M: Module> Ranks<M> {
             let made = host_allocation(&model, &session.update.lock().fresh(), config);
             check_offload_fits(inventory.offloaded_bytes.saturating_add(made))?;
         }
-        // The latter only for the order of their sums: they are on all ranks.
+        // Retained parameters only have an owner for the order of their sums: they are on all ranks.
         let released = inventory.sizes(Role::Released);
         let parameters = released.chain(inventory.sizes(Role::Retained)).collect();
         let group = Arc::new(Group::new(
@@ -80,8 +80,8 @@ impl<M: Module> Ranks<M> {
             config.max_bytes_in_flight,
             parameters,
         ));
-        // A home is ready when its owner has a view of it, so all have before the first pass. The first rank comes last:
-        // its running statistics are those of `model`, and go where it goes.
+        // A master is complete when its owner has a local parameter, so all are complete before the first pass. The
+        // first rank is created last: its running statistics are those of `model`, and move with it.
         let mut attached_modules = Vec::<AttachedModule<M>>::new();
         for rank in (0..group.ranks()).rev() {
             let replica = match rank {
@@ -97,7 +97,7 @@ impl<M: Module> Ranks<M> {
             attached_modules.push(attached);
         }
         attached_modules.reverse();
-        // The ranks compute on threads of their own.
+        // The ranks compute on other threads.
         group.devices().iter().for_each(hand_over);
         Ok(Self::of(attached_modules, Some(devices)))
     }
@@ -123,7 +123,7 @@ impl<M: Module> Ranks<M> {
         }
     }
 
-    /// The same ranks with another model, which several share as `config` says.
+    /// Returns the same ranks with another model, shared as `config` says.
     pub(in crate::fused) fn with_model(
         &self,
         model: M,
@@ -135,22 +135,22 @@ impl<M: Module> Ranks<M> {
         }
     }
 
-    /// The form of the first.
+    /// Returns the attached module of the first rank.
     pub(in crate::fused) fn attached(&self) -> &AttachedModule<M> {
         &self.attached_modules[0]
     }
 
-    /// The session of the first, whose optimizer is that of all.
+    /// Returns the session of the first rank. Its optimizer is that of all ranks.
     pub(in crate::fused) fn session(&self) -> &Arc<Session> {
         &self.attached_modules[0].session
     }
 
-    /// What the first has of the parameters.
+    /// Returns the parameters of the first rank.
     pub(in crate::fused) fn local_params(&self) -> &Arc<LocalParams> {
         &self.attached().local_params
     }
 
-    /// Where the first computes.
+    /// Returns the compute device of the first rank.
     pub(in crate::fused) fn device(&self) -> Device {
         self.devices.first().cloned().unwrap_or_default()
     }

@@ -17,7 +17,7 @@ use crate::report::StepReport;
 use crate::weights::{AttachedModule, ParameterReport};
 
 impl<M: Module> Ranks<M> {
-    /// Begins a pass in which the closure of each rank does what `closures` says.
+    /// Begins a pass; `closures` has the kind of closure of each rank.
     pub(super) fn begin(&mut self, order: &Order, closures: &[Closure]) -> PassTransaction<'_, M> {
         let running = self
             .attached_modules
@@ -66,7 +66,7 @@ impl<M: Module> Ranks<M> {
         check_connected(|| self.devices.clone())
     }
 
-    /// Refuses values that their device has not computed.
+    /// Returns an error if a device has failed to compute a value.
     pub(super) fn check_async_errors(&self) -> Result<(), FusedError> {
         let mut errors = AsyncErrors::new();
         let local_params = self
@@ -78,8 +78,8 @@ impl<M: Module> Ranks<M> {
     }
 }
 
-/// A pass in flight. It commits on all ranks or on none: a drop rolls back what has been accumulated to what it was before,
-/// but for sums that were overwritten, which are lost. (What the optimizer state has taken stays.)
+/// A pass in flight. It commits on all ranks or on none: a drop rolls back accumulated gradients, except sums that
+/// were overwritten, which are lost. (Gradients in the optimizer state stay.)
 pub(super) struct PassTransaction<'a, M: Module> {
     pub(super) attached_modules: &'a mut [AttachedModule<M>],
     pub(super) ranks: Vec<RankPass>,
@@ -89,7 +89,7 @@ pub(super) struct PassTransaction<'a, M: Module> {
 }
 
 impl<M: Module> PassTransaction<'_, M> {
-    /// Returns the failure of the pass, if there is one: of several ranks that of the first to fail.
+    /// Returns the failure of the pass, if there is one; of several ranks, that of the first to fail.
     pub(super) fn check(&self) -> Result<(), FusedError> {
         let failures = self
             .running
@@ -110,7 +110,7 @@ impl<M: Module> PassTransaction<'_, M> {
         }
     }
 
-    /// Applies the gradients of the parameters that are ordinary leaves, of every rank in its pass.
+    /// Applies the gradients of the ordinary leaves, of every rank in its pass.
     pub(super) fn apply_after_backward(
         &mut self,
         gradient_use: GradientUse,
@@ -137,7 +137,7 @@ impl<M: Module> PassTransaction<'_, M> {
         self.check()
     }
 
-    /// Commits the pass. Returns what has happened to each parameter, on all ranks together, in module order.
+    /// Commits the pass. Returns a report per parameter, over all ranks, in module order.
     pub(super) fn commit(mut self, computed: bool) -> Vec<(ParamId, ParameterReport)> {
         let reports = self.end(true);
         for (attached, running) in self.attached_modules.iter_mut().zip(&self.running) {
@@ -157,7 +157,7 @@ impl<M: Module> PassTransaction<'_, M> {
         reports
     }
 
-    /// The leaves of the modules have the values that their homes have then.
+    /// Ends the pass on all ranks, and restores the values of the leaves.
     fn end(&mut self, well: bool) -> Vec<(ParamId, ParameterReport)> {
         let mut ranks = self
             .attached_modules
@@ -187,19 +187,19 @@ impl<M: Module> Drop for PassTransaction<'_, M> {
     }
 }
 
-/// What is told of passes.
+/// Per-pass statistics for `last_step` and the log.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Reports {
-    /// What the last one did.
+    /// The report of the last pass.
     pub(super) last: StepReport,
-    /// How many parameters it was made with.
+    /// The number of trained parameters.
     pub(super) parameters: usize,
-    /// The parameters that the log has named for having got no gradient.
+    /// The parameters that the log has reported as having no gradient.
     reported: HashSet<ParamId>,
 }
 
 impl Reports {
-    /// Tells of a pass in which this has happened to the parameters.
+    /// Records the report of a pass, and logs parameters without a gradient.
     pub(super) fn report<M: Module>(
         &mut self,
         attached: &AttachedModule<M>,

@@ -1,4 +1,4 @@
-//! Running statistics of the ranks in a pass: each rank updates its own, and all have their mean after it.
+//! Running statistics of the ranks in a pass: each rank updates its own, and afterwards all get the mean.
 
 use std::collections::HashMap;
 
@@ -21,7 +21,7 @@ impl<M: Module> Ranks<M> {
             .collect()
     }
 
-    /// Gives all ranks the mean of the statistics of those that updated them since `before`.
+    /// Sets the statistics of all ranks to the mean over the ranks that have updated them since `before`.
     pub(super) fn average_statistics(
         &self,
         before: &[StatisticsGuard<M>],
@@ -34,9 +34,9 @@ impl<M: Module> Ranks<M> {
         })
     }
 
-    /// Sums in the order of the ranks, as Burn does where threads share statistics.
+    /// Averages in the order of the ranks, as Burn does where threads share statistics.
     fn average(&self, before: &[StatisticsGuard<M>]) {
-        // Each on the device of the first rank that has updated it, and how many have.
+        // Each sum on the device of the first rank that has updated it, with the number of such ranks.
         let mut sums = HashMap::<ParamId, (AnyTensor, usize)>::new();
         for (attached, guard) in self.attached_modules.iter().zip(before) {
             merge_pending(&attached.skeleton);
@@ -70,8 +70,8 @@ impl<M: Module> Ranks<M> {
     }
 }
 
-/// Returns `true` if `after` is the tensor `before`, not another one of the same value. A mapper makes another node of what it
-/// leaves as it is, and not all backends tell where elements are.
+/// Returns `true` if `after` is the same tensor as `before`, not only equal. A mapper creates new nodes for unchanged
+/// tensors, and not all backends expose addresses.
 fn is_same(before: &AnyTensor, after: &AnyTensor) -> bool {
     let of_both = node(before).zip(node(after));
     of_both.is_some_and(|(before, after)| before == after)

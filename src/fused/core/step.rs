@@ -18,7 +18,7 @@ use crate::random::Stream;
 use crate::report::StepReport;
 
 impl<M: Module> Core<M> {
-    /// Makes a step, or without a learning rate adds up the gradients of a micro-batch.
+    /// Runs a step, or without a learning rate accumulates the gradients of a micro-batch.
     pub(in crate::fused) fn step<E: RankExecutor<M>>(
         &mut self,
         learning_rate: Option<ModuleLearningRate>,
@@ -57,7 +57,7 @@ impl<M: Module> Core<M> {
                 self.drop_accumulated_if_not_finite();
             }
             if schedule == StepSchedule::Buffered {
-                // Some have been used.
+                // Some gradients have been applied.
                 self.drop_accumulated();
             }
             failure.go_on()
@@ -76,7 +76,7 @@ impl<M: Module> Core<M> {
         self.step(Some(learning_rate), &mut WithoutClosures(closures))
     }
 
-    /// Forward and backward that change nothing.
+    /// Runs forward and backward without any change.
     pub(in crate::fused) fn dry_run<E: RankExecutor<M>>(
         &mut self,
         executor: &mut E,
@@ -88,13 +88,13 @@ impl<M: Module> Core<M> {
         Ok(output)
     }
 
-    /// The error of a step that has not begun.
+    /// Returns `error` for a step that has not begun.
     pub(in crate::fused) fn refuse<R>(&mut self, error: FusedError) -> Result<R, FusedError> {
         self.reports.last = StepReport::default();
         Err(error)
     }
 
-    /// Refuses a pass whose loss has reached no parameter, and that had nothing else to use.
+    /// Returns an error if the loss has reached no parameter and nothing else was applied.
     pub(in crate::fused) fn check_reached(&self) -> Result<(), FusedError> {
         let parameters = self.reports.parameters;
         match self.reports.last.without_gradient < parameters {
@@ -103,7 +103,8 @@ impl<M: Module> Core<M> {
         }
     }
 
-    /// Adds up the gradients of one pass. If it fails after it has overwritten a sum, all that was accumulated is dropped.
+    /// Accumulates the gradients of one pass. If it fails after a sum was overwritten, all accumulated gradients are
+    /// dropped.
     fn accumulate<E: RankExecutor<M>>(
         &mut self,
         schedule: StepSchedule,
@@ -132,7 +133,7 @@ impl<M: Module> Core<M> {
         Err(FusedError::AccumulatedLost { path, reason })
     }
 
-    /// Does `work`, whose panic is caught. It is an error if a device is lost: who reads from it first is the first to notice.
+    /// Runs `work` and catches its panic. A lost device is an error: the first read from the device reports it.
     fn attempt<R>(
         &mut self,
         work: impl FnOnce(&mut Self) -> Result<R, FusedError>,
@@ -171,8 +172,8 @@ impl<M: Module> Core<M> {
         Ok(output)
     }
 
-    /// Runs a pass: begin, forward and backward, finish, commit. If it fails or only measures, the running statistics are
-    /// restored.
+    /// Runs a pass: begin, forward and backward, finish, commit. If it fails or only measures, the running statistics
+    /// are restored.
     pub(super) fn pass<E: RankExecutor<M>>(
         &mut self,
         pipeline: GradientPipeline,
@@ -206,7 +207,7 @@ impl<M: Module> Core<M> {
         self.reports
             .report(&self.ranks.attached_modules[0], reports);
 
-        // Other ranks may have sent gradients to a rank after its part, and devices report late that an update failed.
+        // Other ranks may have sent gradients to a rank after its part, and remote devices report failures late.
         if self.ranks.remote {
             self.ranks.check_connected()?;
         }
@@ -228,7 +229,7 @@ impl<M: Module> Core<M> {
         Ok(output)
     }
 
-    /// Reports what the policies did, and lets them learn from it.
+    /// Reports the effect of the policies, and adapts them.
     pub(super) fn adapt(
         &mut self,
         pipeline: &GradientPipeline,

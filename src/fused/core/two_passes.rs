@@ -1,4 +1,4 @@
-//! A step in two passes, for what must know all gradients before the first is used.
+//! A step in two passes, for policies that need all gradients before the first is applied.
 
 use burn::module::Module;
 
@@ -10,7 +10,7 @@ use crate::policy::{GradientPipeline, GradientUse, Norm};
 use crate::random::{RngLock, Stream, system_seed};
 
 impl<M: Module> Core<M> {
-    /// First all gradients are measured, then they are used.
+    /// Runs a pass that measures all gradients, then a pass that applies them.
     pub(super) fn two_passes<E: RankExecutor<M>>(
         &mut self,
         executor: &mut E,
@@ -21,7 +21,7 @@ impl<M: Module> Core<M> {
         let reads = !devices.iter().any(is_cubecl);
         let twice = {
             let lock = RngLock::take(&*session, &devices, observations.may_draw())?;
-            // Without the lock a seed would be missing where another pass draws.
+            // Without the lock, a draw of another pass would lack a seed.
             Stream::new(devices, |device| match &lock {
                 Some(_) => session.seeds.next(device),
                 None => system_seed(),
@@ -40,7 +40,7 @@ impl<M: Module> Core<M> {
         }
         let output = self.pass(pipeline.clone(), Some(twice), executor);
         if let Err(FusedError::RandomNumbers { .. }) = output {
-            // A model that began to draw without the lock waits for it from now on.
+            // A model that has drawn without the lock waits for it from now on.
             observations.has_drawn();
         }
         let output = output?;
@@ -64,7 +64,7 @@ impl<M: Module> Core<M> {
         Ok(output)
     }
 
-    /// The norm that a pass has measured, and what the gradients are multiplied by for it. None if the step is skipped for an
+    /// Returns the norm that a pass has measured, and the clipping factor. `None` if the step is skipped after an
     /// overflow.
     fn norm_to_use(
         &mut self,

@@ -1,4 +1,4 @@
-//! On which device a model is trained.
+//! Training on another device than the model's.
 
 use burn::module::Module;
 use burn::tensor::Device;

@@ -9,15 +9,15 @@ use crate::optimizer_record::{read, to_bytes};
 use crate::parameters::map_params;
 
 impl<M: Module> FusedOptimizer<M> {
-    /// The current model in f32, with the low bits of its weights
-    /// ([`WeightFormat`](crate::optim::WeightFormat)) put back: to save, to export, to go on from with other formats.
+    /// Returns the current model in f32, with the low bits of its weights
+    /// ([`WeightFormat`](crate::optim::WeightFormat)) restored: to save, to export, or to continue with other formats.
     ///
-    /// Beside the model that it makes, it holds one parameter and its state at a time.
+    /// In addition to the returned model, it holds one parameter and its state at a time.
     pub fn full_precision_model(&self) -> M {
         let session = self.core.ranks.session();
         let joined = map_params(
             self.model(),
-            // Low bits are those of bf16; somebody may have cast it since.
+            // Only bf16 weights have low bits; the weight may have been cast.
             |param| param.is_initialized() && param.value().dtype() == DType::BF16,
             |id, high| {
                 let record = session.update.lock().record_of(id);

@@ -1,4 +1,4 @@
-//! A training where the model is, or on one device.
+//! A training on one device.
 
 mod device;
 mod full_precision;
@@ -75,8 +75,8 @@ impl<M: Module> FusedOptimizer<M> {
         Self::with_policies(model, optimizer, Policies::default(), None)
     }
 
-    /// A fused optimizer whose [`accumulate`](Self::accumulate) puts the gradients of micro-batches
-    /// straight into the state of `optimizer`, and releases them: accumulation without a buffer.
+    /// Creates a fused optimizer whose [`accumulate`](Self::accumulate) adds the gradients of micro-batches directly
+    /// to the state of `optimizer`, and releases them: accumulation without a buffer.
     ///
     /// For [`Sgd`](crate::optim::Sgd) the result is that of stepping with the sum of the gradients,
     /// but for rounding. For [`Adam`](crate::optim::Adam) and [`AdamW`](crate::optim::AdamW) it is an
@@ -121,7 +121,7 @@ impl<M: Module> FusedOptimizer<M> {
         Self::with_policies(model, optimizer, policies, None)
     }
 
-    /// A fused optimizer with policies that were put together elsewhere, whose state has a place in the optimizer.
+    /// Creates a fused optimizer with these policies, whose extra state is registered in the optimizer.
     pub(crate) fn with_policies(
         model: M,
         optimizer: ModuleOptimizer,
@@ -138,18 +138,18 @@ impl<M: Module> FusedOptimizer<M> {
         Ok(fused)
     }
 
-    /// The number of parameters stepped during the backward pass.
+    /// Returns the number of parameters stepped during the backward pass.
     pub fn num_released(&self) -> usize {
         self.core.count(Role::Released).0
     }
 
-    /// The number of parameters stepped at the end of the pass, from an ordinary gradient: the
-    /// trainable ones that carry a reparameterization, such as an unfrozen LoRA base.
+    /// Returns the number of parameters stepped at the end of the pass, from an ordinary gradient: the trainable ones
+    /// that carry a reparameterization, such as an unfrozen LoRA base.
     pub fn num_retained(&self) -> usize {
         self.core.count(Role::Retained).0
     }
 
-    /// The number of parameters that are not trained: frozen ones and running statistics.
+    /// Returns the number of parameters that are not trained: frozen ones and running statistics.
     pub fn num_frozen(&self) -> usize {
         self.core.count(Role::Frozen).0
     }

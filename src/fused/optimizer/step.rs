@@ -1,4 +1,4 @@
-//! The steps of a model alone.
+//! Steps on one device.
 
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::Module;
@@ -12,7 +12,7 @@ use crate::loss::Loss;
 use crate::pass::Closure;
 
 impl<M: Module> FusedOptimizer<M> {
-    /// One training step: forward, backward, update.
+    /// Runs one training step: forward, backward, update.
     ///
     /// `forward` computes the loss, a tensor of any rank, or the loss and anything else as a tuple.
     /// The backward pass runs after it has returned, and each parameter is stepped with
@@ -80,8 +80,8 @@ impl<M: Module> FusedOptimizer<M> {
         self.with_loss(Some(learning_rate.into()), forward)
     }
 
-    /// Forward and backward without an update: the gradients are added to those accumulated since
-    /// the last [`step`](Self::step), which uses them up.
+    /// Runs forward and backward without an update: the gradients are added to those accumulated since the last
+    /// [`step`](Self::step), which applies them.
     ///
     /// Equal to Burn's [`GradientsAccumulator`](burn::optim::GradientsAccumulator). The accumulated
     /// gradients take the memory of the parameters, as they do in Burn; those of an optimizer that
@@ -150,7 +150,7 @@ impl<M: Module> FusedOptimizer<M> {
         Ok(output)
     }
 
-    /// A step, or without a learning rate an accumulation, which may reach no parameter.
+    /// Runs a step, or without a learning rate an accumulation, which may reach no parameter.
     pub(crate) fn with_backward<R>(
         &mut self,
         learning_rate: Option<ModuleLearningRate>,
@@ -180,7 +180,7 @@ impl<M: Module> FusedOptimizer<M> {
         self.core.dry_run(&mut Inline { closure, work })
     }
 
-    /// A step, or without a learning rate an accumulation, of a closure that returns a loss.
+    /// Runs a step, or without a learning rate an accumulation, of a closure that returns a loss.
     fn with_loss<L: Loss>(
         &mut self,
         learning_rate: Option<ModuleLearningRate>,

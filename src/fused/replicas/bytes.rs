@@ -9,9 +9,10 @@ use crate::weights::{AttachedModule, Role};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RankBytes {
-    /// Of the parameters that the rank owns: so large is its part of an optimizer state as large as the parameters.
+    /// Bytes of the parameters that the rank owns. An optimizer state as large as the parameters has this share on the
+    /// rank.
     pub owned: usize,
-    /// Of the weights that it holds between steps.
+    /// Bytes of the weights that the rank holds between steps.
     pub at_rest: usize,
     /// The most bytes at once in the last pass: `at_rest`, the weights that were gathered, and the gradients that had
     /// arrived. A gradient counts on the rank where it arrives, and then with the owner until it is used.

@@ -113,8 +113,9 @@ impl<M: Module + 'static> FusedReplicas<M> {
         Self::with_policies(model, optimizer, policies, devices.into_iter().collect())
     }
 
-    /// Replicas for which [`accumulate`](Self::accumulate) puts the gradients of a micro-batch straight into the state
-    /// of `optimizer`, as [`FusedOptimizer::accumulating_in_state`](crate::FusedOptimizer::accumulating_in_state).
+    /// Creates replicas for which [`accumulate`](Self::accumulate) adds the gradients of a micro-batch directly to the
+    /// state of `optimizer`, as
+    /// [`FusedOptimizer::accumulating_in_state`](crate::FusedOptimizer::accumulating_in_state) does.
     ///
     /// # Errors
     ///
@@ -128,7 +129,7 @@ impl<M: Module + 'static> FusedReplicas<M> {
         Self::with_policies(model, optimizer, policies, devices.into_iter().collect())
     }
 
-    /// Replicas with policies that were put together elsewhere, whose state has a place in the optimizer.
+    /// Creates replicas with these policies, whose extra state is registered in the optimizer.
     pub(crate) fn with_policies(
         model: M,
         optimizer: ModuleOptimizer,
@@ -156,13 +157,13 @@ impl<M: Module + 'static> FusedReplicas<M> {
             .collect()
     }
 
-    /// Returns the devices of the ranks, for what they compute with: with autodiff, and the gradient checkpointing strategy of the
-    /// model, whichever the devices had that were named.
+    /// Returns the devices of the ranks, for their inputs: with autodiff, and the model's gradient checkpointing
+    /// strategy, whatever strategy the given devices had.
     pub fn devices(&self) -> &[Device] {
         self.core.ranks.named.as_deref().unwrap_or_default()
     }
 
-    /// The rank that owns the parameter of this path; none if there is no such parameter in training.
+    /// Returns the rank that owns the parameter at `path`; `None` if no such parameter is trained.
     pub fn owner(&self, path: &str) -> Option<usize> {
         let attached = self.core.ranks.attached();
         let trained = [Role::Released, Role::Retained];

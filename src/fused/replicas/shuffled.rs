@@ -19,7 +19,7 @@ use crate::{
 
 type Model = Vec<Linear>;
 
-/// The replicas of a step, and the values that they began it with.
+/// The replicas of a step, and their values before it.
 type Begun = Arc<Mutex<(Vec<Model>, Vec<TensorData>)>>;
 
 fn values(model: &Model) -> Vec<TensorData> {
@@ -27,7 +27,7 @@ fn values(model: &Model) -> Vec<TensorData> {
     layers.map(|layer| layer.weight.val().into_data()).collect()
 }
 
-/// Reads all replicas for inference: each gives the value of before the step, or refuses it by name.
+/// A hook that reads all replicas for inference: each returns the value of before the step, or panics with its path.
 struct Reading(Begun);
 
 impl GradientHook for Reading {
@@ -54,7 +54,7 @@ impl GradientHook for Reading {
     }
 }
 
-/// The weights after some steps, in the schedule of this number.
+/// Returns the weights after some steps, in the schedule of this number.
 fn trained(model: Model, config: FusedConfig, schedule: Option<u64>) -> Vec<TensorData> {
     let _shuffled = schedule.map(schedule::shuffle);
     #[allow(deprecated)] // Burn 0.22 still ships ndarray.

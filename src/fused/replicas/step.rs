@@ -1,4 +1,4 @@
-//! The steps of replicas.
+//! Steps of replicas.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::loss::Loss;
 use crate::pass::Closure;
 
 impl<M: Module + 'static> FusedReplicas<M> {
-    /// One training step on all ranks: forward, backward, update.
+    /// Runs one training step on all ranks: forward, backward, update.
     ///
     /// The first batch is that of the first rank, and so on; ranks without one stand by. `forward` computes the loss
     /// of a rank from its batch, as in [`FusedOptimizer::step`](crate::FusedOptimizer::step); what it returns comes back in the order of the
@@ -55,11 +55,12 @@ impl<M: Module + 'static> FusedReplicas<M> {
         self.pass_of_loss(Some(learning_rate.into()), || batches.clone(), forward)
     }
 
-    /// Forward and backward on all ranks without an update, as [`FusedOptimizer::accumulate`](crate::FusedOptimizer::accumulate).
+    /// Runs forward and backward on all ranks without an update, as
+    /// [`FusedOptimizer::accumulate`](crate::FusedOptimizer::accumulate).
     ///
-    /// The gradients of all ranks are added to the sum that the owner of a parameter keeps, one after the other: so does
-    /// Burn's `OptimMainDevice`. (`OptimSharded` keeps a sum on every rank, and adds those up at the end: equal but for
-    /// the order of the sums.)
+    /// The gradients of all ranks are added to one sum, which the owner of the parameter keeps, as in Burn's
+    /// `OptimMainDevice`. (`OptimSharded` keeps a sum on every rank, and adds those at the end: equal except for the
+    /// order of the sums.)
     ///
     /// # Errors
     ///
@@ -93,8 +94,8 @@ impl<M: Module + 'static> FusedReplicas<M> {
         Ok(output)
     }
 
-    /// A step, or without a learning rate an accumulation, which may reach no parameter. `batches` has one by rank
-    /// for every pass.
+    /// Runs a step, or without a learning rate an accumulation, which may reach no parameter. `batches` returns one
+    /// batch per rank for every pass.
     pub(crate) fn with_backward<B: Send + 'static, R: Send + 'static>(
         &mut self,
         learning_rate: Option<ModuleLearningRate>,
@@ -137,7 +138,7 @@ impl<M: Module + 'static> FusedReplicas<M> {
         core.step(learning_rate, &mut executor)
     }
 
-    /// The batches by rank.
+    /// Returns the batches by rank.
     fn dealt<B>(
         &mut self,
         batches: impl IntoIterator<Item = B>,

@@ -19,7 +19,7 @@ use crate::worker::Worker;
 /// The forward and backward pass of a rank with its batch.
 pub(super) type Work<M, B, R> = Arc<dyn Fn(&M, &RankPass, B) -> RankOutput<R> + Send + Sync>;
 
-/// One thread a rank. They stay: CubeCL keeps a stream for each.
+/// One thread per rank, for the whole training: CubeCL keeps a stream for each thread.
 pub(super) struct RankThreads(Vec<Worker>);
 
 impl RankThreads {
@@ -33,13 +33,14 @@ impl RankThreads {
     }
 }
 
-/// Runs the closures of the ranks that have a batch, each on its thread. The other ranks use what has been accumulated.
+/// An executor that runs the closures of the ranks with a batch, each on its thread. The other ranks apply accumulated
+/// gradients.
 pub(super) struct Threads<'a, M, B, R, N> {
     pub(super) threads: &'a RankThreads,
     pub(super) closures: Vec<Closure>,
     /// The batches of the first pass, by rank.
     pub(super) first: Option<Vec<Option<B>>>,
-    /// Returns those of a further pass.
+    /// Returns the batches of a further pass.
     pub(super) next: N,
     pub(super) work: Work<M, B, R>,
 }
@@ -57,7 +58,7 @@ where
         &self.closures
     }
 
-    /// Returns the outputs in the order of the ranks. The failure of a rank ends its pass.
+    /// Returns the outputs in the order of the ranks. The failure of a rank fails its pass.
     fn run(
         &mut self,
         ranks: &[RankPass],
@@ -69,7 +70,7 @@ where
         let takes_part: Vec<bool> = batches.iter().map(Option::is_some).collect();
         let numbers = numbers(first, &group)?;
         group.begin(&takes_part);
-        // The batches come from this thread.
+        // The batches were computed on this thread.
         group.devices().iter().for_each(hand_over);
 
         let (sender, computed) = channel();
@@ -86,7 +87,7 @@ where
             let numbers = numbers.map(|numbers| numbers.of_rank(rank, group.device(rank)));
             self.threads.0[rank].submit(0, usize::MAX, move || {
                 let output = take_part(&part, numbers, || work(&model, &part, batch));
-                // What it has of the training is gone before anybody goes on.
+                // All handles to the training are dropped before the caller continues.
                 drop((model, work, part));
                 let _ = sender.send((rank, output));
             });
@@ -103,7 +104,7 @@ where
             silent.pass.fail(FailedIn::Backward, Caught::saying(reason));
         }
         if let Some(numbers) = numbers {
-            // What is drawn next does not depend on how many numbers the ranks have drawn.
+            // Later numbers do not depend on how many numbers the ranks have drawn.
             let locked = lock(first, &group)?;
             if locked.is_some() {
                 numbers.end();
@@ -118,7 +119,7 @@ where
     }
 }
 
-/// Does the part of a rank on its thread: none if that has failed.
+/// Runs the part of a rank on its thread; `None` if it has failed.
 fn take_part<R>(
     part: &RankPass,
     numbers: Option<Stream>,
@@ -128,7 +129,7 @@ fn take_part<R>(
     let taken = group.flow.take_part(*rank);
     let done = catch(|| {
         let output = part.run(numbers, work)?;
-        // Updates on behalf of others, too: where they fail, the step does.
+        // Includes updates for other ranks: a failed update fails the step.
         group.devices().iter().for_each(hand_over);
         check_connected(|| vec![group.device(*rank).clone()])?;
         Ok(output)

@@ -3,7 +3,7 @@ use std::thread;
 
 use super::*;
 
-/// One whose ranks soon look what the others do.
+/// Creates a flow control whose ranks check the others often.
 fn impatient(ranks: usize, limit: usize) -> Flow {
     Flow {
         look_after: Duration::from_millis(50),
@@ -26,7 +26,7 @@ fn no_rank_is_further_ahead_than_the_limit() {
                     thread::sleep(Duration::from_micros(100 * rank as u64));
                     assert_eq!(flow.sent(rank, 1, || false), Ok(()));
                     let mine = sent[rank].fetch_add(1, Ordering::SeqCst) + 1;
-                    // What has been sent is counted before.
+                    // `report_sent` counts the bytes first.
                     let least = sent
                         .iter()
                         .map(|sent| sent.load(Ordering::SeqCst) + 1)
@@ -40,7 +40,7 @@ fn no_rank_is_further_ahead_than_the_limit() {
     assert_eq!(flow.failed(), None);
 }
 
-/// Not in its forward pass, and not in its backward pass.
+/// Neither in its forward pass nor in its backward pass.
 #[test]
 fn a_slow_rank_does_not_lift_the_limit() {
     let flow = impatient(2, 2);
@@ -74,7 +74,7 @@ fn a_slow_rank_does_not_lift_the_limit() {
     assert_eq!(flow.failed(), None);
 }
 
-/// It waits for the graph of the one that waits for it.
+/// Each rank waits for the graph of the other.
 #[test]
 fn a_rank_whose_backward_pass_does_not_begin_is_stuck() {
     let flow = impatient(2, 0);
@@ -88,7 +88,7 @@ fn a_rank_whose_backward_pass_does_not_begin_is_stuck() {
     });
 }
 
-/// Its closure runs the backward pass itself.
+/// The closure runs the backward pass itself.
 #[test]
 fn nobody_waits_for_ever_for_a_rank_of_which_nothing_is_known() {
     let flow = impatient(2, 0);
