@@ -1,17 +1,17 @@
 //! Where the parameters of one rank are stored, and how the rank computes with them.
 //!
-//! | training | home | type at home | a view | type of the view |
+//! | training | location of the master | storage type | residency | compute type |
 //! |---|---|---|---|---|
-//! | one device | that device | the model's | shares it | same |
-//! | bf16 computed in f32 | that device | bf16, low bits in the state | for a read | f32 |
-//! | master weights | that device | f32 | for a read | bf16, f16 |
-//! | states on the host | device; the states wait as records | the model's | shares it, or for a read | any |
-//! | updates on the host | host | the model's | kept | any |
-//! | weights on the host | host | the model's | for a read, in a block | any |
-//! | `Sharding::State` (ZeRO 1 and 2) | the owner's device | the model's | kept | any |
-//! | `Sharding::Full` (ZeRO 3) | the owner's device | the model's | for a read | any |
+//! | one device | that device | the model's | aliased | same |
+//! | bf16 computed in f32 | that device | bf16, low bits in the state | on demand | f32 |
+//! | master weights | that device | f32 | on demand | bf16, f16 |
+//! | offloaded states | that device; the states on the host as records | the model's | aliased, or on demand | any |
+//! | offloaded updates | host | the model's | cached | any |
+//! | offloaded weights | host | the model's | on demand, in a block | any |
+//! | `Sharding::State` (ZeRO 1 and 2) | the owner's device | the model's | cached | any |
+//! | `Sharding::Full` (ZeRO 3) | the owner's device | the model's | gathered | any |
 //! | both, with offload (ZeRO-Infinity) | host, or the owner's device | the model's | as above | any |
-//! | frozen weights on the host | host | the model's | for a read, in a block | same |
+//! | offloaded frozen weights | host | the model's | on demand, in a block | same |
 
 mod policy;
 
@@ -27,7 +27,7 @@ use crate::parameters::AnyTensor;
 use crate::replica::Membership;
 pub(crate) use policy::{PlacementPolicy, StorageTier};
 
-/// Where the parameters of one rank are stored, and how the rank computes with them.
+/// The context of one rank: its placement policy, device, group and worker threads.
 #[derive(Debug, Default)]
 pub(crate) struct RankContext {
     /// The compute device, if it is not the model's device and neither `engine` nor `member` determines it.

@@ -10,16 +10,16 @@ use super::caught;
 use super::is_cubecl;
 use crate::error::FusedError;
 
-/// Asks whether tensors hold what was to be computed into them, or whether a kernel has failed.
+/// A check for asynchronous errors: whether a kernel that writes one of the tensors has failed.
 ///
-/// That is known when a kernel has been launched: what is waited for is the thread of the device, not the
-/// device. Tensors on CPU backends are not asked.
+/// This is known when the kernel has been launched, so the check waits for the device's thread, not for the device.
+/// Tensors on CPU backends are skipped.
 #[derive(Debug, Default)]
 pub(crate) struct AsyncErrors {
     devices: Vec<DeviceTensors>,
 }
 
-/// What is asked of one device.
+/// The tensors to check on one device.
 #[derive(Debug)]
 struct DeviceTensors {
     device: Device,
@@ -27,8 +27,8 @@ struct DeviceTensors {
     launched: Launched,
 }
 
-/// What tensors turn out to be when the operations before them have been launched, with their place among those
-/// asked for. What can't be launched does not come here.
+/// The tensors after the operations before them were launched, with their indices. A tensor whose operation can't be
+/// launched is missing.
 #[derive(Clone, Debug, Default)]
 struct Launched(Arc<Mutex<Vec<(usize, CubeTensor)>>>);
 
@@ -37,7 +37,7 @@ impl AsyncErrors {
         Self::default()
     }
 
-    /// Asks for a tensor of the parameter of this path.
+    /// Adds a tensor of the parameter at `path`.
     pub(crate) fn add<const D: usize>(&mut self, path: &str, tensor: &Tensor<D>) {
         let device = tensor.device();
         if !is_cubecl(&device) {
@@ -58,7 +58,7 @@ impl AsyncErrors {
         asked.paths.push(path.to_string());
     }
 
-    /// The error that names the first parameter which was not computed.
+    /// Returns an error that names the first parameter that was not computed.
     pub(crate) fn finish(self) -> Result<(), FusedError> {
         self.devices.into_iter().try_for_each(DeviceTensors::finish)
     }
@@ -70,7 +70,7 @@ impl DeviceTensors {
             path: self.paths[place].clone(),
             reason,
         };
-        // Launches what `fusion` has gathered. (A flush would do more, and can wait for the device.)
+        // Launches the operations that `fusion` has queued. (A flush could wait for the device.)
         let handed_over = caught(|| self.device.memory_pool_usage());
         let launched = std::mem::take(&mut *self.launched.0.lock());
         let is_missing = |place: &usize| launched.iter().all(|(launched, _)| launched != place);
@@ -79,7 +79,7 @@ impl DeviceTensors {
             let reason = || "an operation that it depends on has failed".to_string();
             return Err(fault(place, panic.unwrap_or_else(reason)));
         }
-        // All at once, and only if something is wrong one after the other, for its name.
+        // All at once; one after the other only after an error, to find the parameter.
         let all = launched.iter().map(|(_, tensor)| &tensor.handle);
         if launched[0].1.client.check(all).is_ok() {
             return Ok(());
@@ -91,10 +91,10 @@ impl DeviceTensors {
     }
 }
 
-/// The question as an operation of a backend, which comes to its turn as any other.
+/// The check as a backend operation, which runs in order with all others.
 #[backend_extension(Cube, Fusion: cfg(feature = "fusion"))]
 trait AsyncErrorBackend: Backend {
-    /// Returns `value`, and notes what it is in `launched`.
+    /// Returns `value`, and records its tensor in `launched`.
     #[fusion(dtype = value, shape = value)]
     fn written(value: FloatTensor<Self>, launched: Launched, place: usize) -> FloatTensor<Self>;
 }

@@ -2,7 +2,7 @@ use burn::tensor::Tensor;
 
 use crate::error::FusedError;
 
-/// What is asked of CubeCL's devices: on a CPU backend an operation that fails panics where it is called.
+/// A no-op stub of the check for asynchronous errors: on a CPU backend a failing operation panics where it is called.
 #[derive(Debug)]
 pub(crate) struct AsyncErrors;
 

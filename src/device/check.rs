@@ -8,17 +8,16 @@ use super::self_test;
 use super::{answers, caught, is_cubecl, is_remote};
 use crate::error::FusedError;
 
-/// The devices and types that have passed: kernels are compiled once a process.
+/// The devices and types that have passed: kernels are compiled once per process.
 static PASSED: Mutex<Vec<(Device, DType)>> = Mutex::new(Vec::new());
 
-/// Whether `device` is there and computes in `dtype` what it should, by Burn's kernels and by those of
-/// [`backburn::optim`](crate::optim): to be called first in `main`, before a model is created there.
+/// Checks that `device` is available and computes correctly in `dtype`, with Burn's kernels and with those of
+/// [`backburn::optim`](crate::optim). Call it first in `main`, before a model is created there.
 ///
-/// [`FusedOptimizer::new`](crate::FusedOptimizer::new) asks the same of every device and float type of a
-/// model's parameters, but a model can need its device before, and Burn panics where that is not there. CPU
-/// backends are there, and compute; so does a server, or it was not started: both are only asked for the type (`ndarray` has no f16 and
-/// no bf16, `flex` has both). With the environment variable `BACKBURN_TRUST_DEVICES=1` nothing is computed, for devices
-/// that only pretend to.
+/// [`FusedOptimizer::new`](crate::FusedOptimizer::new) checks every device and float type of a model's parameters. But
+/// a model can need its device earlier, and Burn panics if the device is unavailable. CPU backends and remote devices
+/// are only checked for the type (`ndarray` has no f16 and no bf16, `flex` has both). With the environment variable
+/// `BACKBURN_TRUST_DEVICES=1` nothing is computed, for simulated devices.
 ///
 /// ```
 /// # use burn::tensor::{Device, FloatDType};
@@ -29,14 +28,15 @@ static PASSED: Mutex<Vec<(Device, DType)>> = Mutex::new(Vec::new());
 ///
 /// # Errors
 ///
-/// - [`FusedError::DeviceUnavailable`]: the device is not there, or its driver is not, or is too old, or its server does not answer.
-/// - [`FusedError::FloatTypeNotSupported`]: it can't compute in `dtype`.
-/// - [`FusedError::WrongResults`]: it does not compute what it should, or nothing at all.
+/// - [`FusedError::DeviceUnavailable`]: the device or its driver is missing, the driver is too old, or the server does
+///   not answer.
+/// - [`FusedError::FloatTypeNotSupported`]: the device can't compute in `dtype`.
+/// - [`FusedError::WrongResults`]: the device computes wrong results, or none.
 pub fn check_device(device: &Device, dtype: FloatDType) -> Result<(), FusedError> {
     check(device, dtype.into())
 }
 
-/// The fallible side of the first use of `devices`.
+/// Opens `devices`, or returns an error.
 pub(crate) fn check_all_there(devices: &[Device]) -> Result<(), FusedError> {
     let mut devices = devices.iter().filter(|device| is_cubecl(device));
     devices.try_for_each(|device| is_there(&device.clone().inner()))
@@ -65,7 +65,7 @@ pub(crate) fn check(device: &Device, dtype: DType) -> Result<(), FusedError> {
     Ok(())
 }
 
-/// Whether `device` has a type, by its own word: for all computations, or to keep what is quantized.
+/// Returns `true` if `device` reports support of a type: for all computations, or to store quantized values.
 pub(crate) fn has(device: &Device, dtype: DType) -> bool {
     match dtype {
         DType::QFloat(_) => {
@@ -89,7 +89,7 @@ pub(crate) fn check_has(device: &Device, dtype: DType) -> Result<(), FusedError>
     }
 }
 
-/// Whether the word of a device is taken for what it can do.
+/// Returns `true` if devices are trusted without a self-test.
 fn is_trusted() -> bool {
     std::env::var("BACKBURN_TRUST_DEVICES").as_deref() == Ok("1")
 }
@@ -121,7 +121,7 @@ fn is_there(device: &Device) -> Result<(), FusedError> {
     Ok(())
 }
 
-/// The devices of the same kind that are on this machine, where they are named by number.
+/// Returns the devices of the same kind on this machine, if they have numbers.
 fn listed(device: &Device) -> Option<Vec<Device>> {
     #![allow(unreachable_patterns, unused_variables)] // What is there depends on the build.
     let list = |kind: DeviceType| Some(Device::enumerate(kind).iter().cloned().collect::<Vec<_>>());

@@ -3,8 +3,8 @@ use burn::tensor::Device;
 use super::{answers, is_remote};
 use crate::error::FusedError;
 
-/// Returns an error if the server of one of the `devices` has not done all operations, or doesn't answer in time. Nothing else
-/// reports an operation that got lost on its way.
+/// Returns an error if the server of one of the `devices` has not done all operations, or doesn't answer in time.
+/// Nothing else reports a lost operation.
 pub fn check_connected(devices: impl FnOnce() -> Vec<Device>) -> Result<(), FusedError> {
     if cfg!(not(feature = "remote")) {
         return Ok(());

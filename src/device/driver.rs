@@ -1,19 +1,19 @@
-//! Whether NVIDIA's driver loads what CubeCL's compiler writes. The compiler ends the whole process where it does
-//! not, so this is asked before the first kernel.
+//! Check that NVIDIA's driver loads the output of CubeCL's compiler. The compiler aborts the process otherwise, so the
+//! check precedes the first kernel.
 
 use burn::tensor::Device;
 
 /// The kernel module's version, on Linux.
 const VERSION: &str = "/sys/module/nvidia/version";
 
-/// What is wrong with the driver of `device`, if it is known.
+/// Returns the problem of `device`'s driver, if one is known.
 pub(super) fn fault(device: &Device) -> Option<String> {
     let identity = device.identity()?;
     let version = std::fs::read_to_string(VERSION).ok()?;
     too_old(version.trim(), &identity.fingerprint)
 }
 
-/// For kernels of this `fingerprint`, which ends with the compute capability (`ptx_sm90`).
+/// Returns the problem with kernels of this `fingerprint`, which ends with the compute capability (`ptx_sm90`).
 fn too_old(version: &str, fingerprint: &str) -> Option<String> {
     let capability: u32 = fingerprint.strip_prefix("ptx_sm")?.parse().ok()?;
     let branch: u32 = version.split('.').next()?.parse().ok()?;

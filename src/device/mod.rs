@@ -1,11 +1,10 @@
-//! What devices are asked, and how tensors go from one to another.
+//! Checks of devices, and transfers between them.
 //!
-//! Not everything that goes wrong on a device of CubeCL's is told, so it is asked whether it is there and computes, before
-//! training, and whether it has computed the parameters, after a step.
-//! CubeCL compiles a kernel when it is first launched. Where that fails with an error, all that the kernel was to
-//! write counts as lost, and a read of it says why ([`AsyncErrors`] asks for it). Where the compiler panics, on the
-//! thread of the device, the buffers stay as they are, and nothing says so: only a result that is known
-//! beforehand tells ([`check`]).
+//! A CubeCL device does not report every failure. So it is checked for availability and correct results before
+//! training, and for asynchronous errors in parameters after a step. CubeCL compiles a kernel at its first launch. If
+//! that fails with an error, the output of the kernel is marked as lost, and reading it returns the error
+//! ([`AsyncErrors`] checks the marks). If the compiler panics on the device's thread, the buffers are unchanged and
+//! nothing is reported: only a known result reveals that ([`check`]).
 
 #[cfg(feature = "cubecl")]
 mod async_errors;
@@ -40,8 +39,8 @@ pub(crate) use threads::warm_threads;
 
 use crate::error::FusedError;
 
-/// What the device says if it has failed to compute `tensor`, which has no autodiff. The device is not waited for,
-/// only its thread.
+/// Returns the device's error if it has failed to compute `tensor`, which has no autodiff. Waits for the device's
+/// thread only, not for the device.
 pub(crate) fn check_async_errors<const D: usize>(tensor: &Tensor<D>) -> Result<(), String> {
     let mut errors = AsyncErrors::new();
     errors.add("", tensor);

@@ -4,9 +4,9 @@ use crate::optim;
 #[cfg(feature = "cubecl")]
 use crate::squares;
 
-/// Tiny computations whose results are known, read back and compared.
+/// Runs small computations with known results, and compares the results.
 ///
-/// Returns what was found where it is another.
+/// Returns a description of the first wrong result.
 pub(super) fn run(device: &Device, dtype: FloatDType) -> Result<(), String> {
     by_burn(device, dtype)?;
     optim::try_kernels(device, dtype)?;
@@ -15,7 +15,7 @@ pub(super) fn run(device: &Device, dtype: FloatDType) -> Result<(), String> {
     Ok(())
 }
 
-/// By kernels of Burn. The numbers are such that every float type has them and their results.
+/// Tests Burn's kernels, with numbers and results that every float type represents exactly.
 fn by_burn(device: &Device, dtype: FloatDType) -> Result<(), String> {
     let options = || (device, DType::from(dtype));
     let x = Tensor::<1>::from_data([0.5, -1.0, 2.0, 0.25], options());

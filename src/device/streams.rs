@@ -1,10 +1,10 @@
-//! The streams of CubeCL's devices: one for each thread, until there are as many as `max_streams` says.
+//! The streams of CubeCL devices: one for each thread, up to `max_streams`.
 
 use burn::tensor::Device;
 use burn_cubecl::cubecl::config::{CubeClRuntimeConfig, RuntimeConfig};
 
-/// Warns if so many threads that work beside each other share the streams of `device`: what one asks for waits for
-/// what another has asked for then.
+/// Warns if `threads` concurrent threads share the streams of `device`: an operation of one then waits for the
+/// operations of another.
 pub(crate) fn check_streams(device: &Device, threads: usize) {
     if super::is_cubecl(device)
         && let Some(warning) = shared(CubeClRuntimeConfig::get().streaming.max_streams, threads)

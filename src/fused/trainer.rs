@@ -4,7 +4,7 @@
 macro_rules! trainer {
     ($trainer:ident) => {
         impl<M: burn::module::Module> $trainer<M> {
-            /// Trains as `config` says, on the same devices.
+            /// Sets the config of the training, on the same devices.
             ///
             /// A training that has begun is made again from its model, optimizer state and hooks: sums of gradients, averages, the
             /// scale of the loss and the norm of lagged clipping are dropped.
@@ -29,8 +29,9 @@ macro_rules! trainer {
                 &self.core.policies.config
             }
 
-            /// Calls `hook` with every finished gradient of the parameters in `group`, after the hooks before
-            /// it. Of several devices it gets the sum of their gradients, on the thread of one of them, with the value where it rests.
+            /// Calls `hook` with every finished gradient of the parameters in `group`, after earlier hooks. With
+            /// several devices it receives the sum of their gradients, on the thread of one of them, with the stored
+            /// value.
             #[must_use]
             pub fn with_hook(
                 mut self,
@@ -44,8 +45,8 @@ macro_rules! trainer {
                 self
             }
 
-            /// Changes the model between two steps: freeze or thaw parameters, load other weights, remove a layer. What is changed
-            /// is an ordinary [`model`](Self::model).
+            /// Changes the model between two steps: freeze or unfreeze parameters, load other weights, remove a layer.
+            /// `change` receives an ordinary [`model`](Self::model).
             ///
             /// ```
             /// # use backburn::FusedOptimizer;
@@ -56,9 +57,9 @@ macro_rules! trainer {
             /// # Ok::<(), backburn::FusedError>(())
             /// ```
             ///
-            /// The optimizer keeps the state of every parameter, frozen ones too; the states of those that are gone from the
-            /// model, or have another shape, are dropped. Accumulated gradients are dropped, but for those in the optimizer
-            /// state.
+            /// The optimizer keeps the state of every parameter, including frozen ones. The states of parameters that
+            /// are removed or have another shape are dropped. Accumulated gradients are dropped, except those in the
+            /// optimizer state.
             ///
             /// Updates of running statistics that Burn keeps pending are merged. So a batch normalization that is frozen here
             /// computes with the last update, which a stock loop misses until `valid` is called.
@@ -93,8 +94,7 @@ macro_rules! trainer {
 
             /// Drops the gradients that [`accumulate`](Self::accumulate) has added up since the last step.
             ///
-            /// Those that are in the optimizer state already
-            /// ([`accumulating_in_state`](Self::accumulating_in_state)) stay there.
+            /// Gradients in the optimizer state ([`accumulating_in_state`](Self::accumulating_in_state)) stay there.
             pub fn drop_accumulated(&mut self) {
                 self.core.drop_accumulated();
             }
@@ -103,9 +103,9 @@ macro_rules! trainer {
             /// first of several devices, or on the host if something waits there; with [`Sharding::Full`](crate::Sharding::Full) all weights
             /// come to that device for it.
             ///
-            /// The tensors are shared, not copied. If the model is kept across steps, each parameter is
-            /// copied once when it is next updated, and the model keeps the old values. It also keeps its running statistics, which
-            /// include the last update of every thread.
+            /// The tensors are shared, not copied. If the model is kept across steps, the next update copies each
+            /// parameter once, and the model keeps the old values. It also keeps its running statistics, which include
+            /// the last update of every thread.
             pub fn model(&self) -> M {
                 self.core.model()
             }
@@ -131,9 +131,9 @@ macro_rules! trainer {
                 self.core.averaged()
             }
 
-            /// Takes the fusion apart into an ordinary model and Burn's optimizer with its state.
+            /// Returns an ordinary model and Burn's optimizer with its state.
             ///
-            /// Gradients that were accumulated and not used are dropped, and so are averages.
+            /// Accumulated gradients and averages are dropped.
             pub fn into_parts(self) -> (M, burn::optim::ModuleOptimizer) {
                 self.core.into_parts()
             }
@@ -148,7 +148,7 @@ macro_rules! trainer {
                 self.core.to_record()
             }
 
-            /// Loads the state of the optimizer.
+            /// Loads the optimizer state.
             ///
             /// # Errors
             ///

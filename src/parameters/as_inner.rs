@@ -1,6 +1,6 @@
-//! Modules around one other.
+//! Delegation for modules that wrap one other module.
 
-/// What a module around the one in this field does as that does.
+/// Implements the methods that a wrapper delegates to the module in this field.
 macro_rules! as_inner {
     ($inner:ident) => {
         fn collect_devices(&self, devices: Vec<burn::tensor::Device>) -> Vec<burn::tensor::Device> {

@@ -1,4 +1,4 @@
-//! Modules that something is loaded into.
+//! Wrapper modules that load parameters one after the other.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt::Debug;
@@ -13,17 +13,18 @@ use crate::device::in_memory;
 use crate::error::listed;
 use backburn_base::with_value;
 
-/// A module whose parameters are taken over one after the other, as they are loaded. Records and stores load into any module, and
-/// map it: so this is one that passes on all else.
+/// A module whose parameters are loaded one after the other. Records and stores load into any module by mapping it, so
+/// this module forwards everything else.
 #[derive(Clone, Debug)]
 pub(crate) struct Loading<M, T> {
     pub(crate) module: M,
     pub(crate) takes: T,
 }
 
-/// How a parameter is taken over.
+/// A conversion of loaded parameters.
 pub(crate) trait TakeOver: Clone + Debug + Send {
-    /// The parameter at `path` with what `load` makes of one [without a value](empty), or as it is, if that has got none.
+    /// Returns the parameter at `path` with the value that `load` puts into one [without a value](empty); unchanged if
+    /// there is none.
     fn take_over<const D: usize>(
         &mut self,
         path: &str,
@@ -32,18 +33,18 @@ pub(crate) trait TakeOver: Clone + Debug + Send {
     ) -> Param<Tensor<D>>;
 }
 
-/// A parameter of this id and shape, without a value.
+/// Returns a parameter of this id and shape, without a value.
 pub(crate) fn empty<const D: usize>(id: ParamId, shape: Shape, device: Device) -> Param<Tensor<D>> {
     let of = shape.clone();
     let zeros = move |device: &Device, _: bool| Tensor::zeros(of, device);
     Param::uninitialized(id, zeros, device, false, shape)
 }
 
-/// Returns `module` with the values and ids in `file`, in the types that it has. If there are `trained` parameters, the file has only
-/// these, and the others stay as they are. Nothing is lazy: another file may soon have this path.
+/// Returns `module` with the values and ids in `file`, in the types of the file. With `trained` parameters the file
+/// has only these, and the others are unchanged. Nothing is lazy, because another file may soon have this path.
 ///
-/// Burn compares the shape of a recorded parameter with the one that a parameter with a value has in memory, and a linear layer
-/// in columns is recorded in another. So the record is loaded into parameters without values.
+/// Burn compares the recorded shape with the shape in memory, and a linear layer in column order is recorded in
+/// another shape. So the record is loaded into parameters without values.
 ///
 /// # Errors
 ///
@@ -145,7 +146,7 @@ impl ModuleVisitor for Recorded {
     }
 }
 
-/// Takes over what is recorded.
+/// A conversion that keeps what is recorded.
 #[derive(Clone, Debug)]
 struct Same;
 
@@ -191,7 +192,7 @@ impl<M: Module, T: TakeOver> Module for Loading<M, T> {
     as_inner!(module);
 }
 
-/// Maps parameters as `mapper` does.
+/// A mapper that applies `mapper` through the conversion.
 struct Load<'a, Mapper, T> {
     mapper: &'a mut Mapper,
     names: Vec<String>,

@@ -7,8 +7,8 @@ use burn::tensor::{Device, FloatDType, Shape, Tensor};
 
 use super::{AnyParam, AnyTensor};
 
-/// `module` with what `change` makes of the values of the parameters that `which` tells, one after the other. Nothing here
-/// owns a value beside `change`.
+/// Maps the values of the parameters for which `which` returns `true` with `change`, one after the other. `change` is
+/// the only owner of each value.
 pub(crate) fn map_params<M: Module>(
     module: M,
     which: impl FnMut(&dyn AnyParam) -> bool,
@@ -36,8 +36,8 @@ where
     }
 }
 
-/// `module` without the values of the parameters that `which` tells, and these values. One element stays in the place of
-/// each, on the device that `beside` gives for that of the value.
+/// Takes the values of the parameters for which `which` returns `true` out of `module`. One element replaces each, on
+/// the device that `beside` returns for the device of the value.
 pub(crate) fn take_values<M: Module>(
     module: M,
     which: impl Fn(ParamId) -> bool,
@@ -45,7 +45,7 @@ pub(crate) fn take_values<M: Module>(
 ) -> (M, HashMap<ParamId, AnyTensor>) {
     let mut taken = HashMap::new();
     let take = |id, value: AnyTensor| {
-        // In a type that every device has.
+        // In a type that every device supports.
         let one = Shape::from(vec![1_usize; value.shape().num_dims()]);
         let device = beside(value.device());
         let nothing = Dispatch::float_empty(one, device.as_dispatch(), FloatDType::F32);

@@ -1,4 +1,4 @@
-//! The float parameters of a module, whatever their ranks: what there is, and other values in their places.
+//! The float parameters of a module, of any rank: listing, mapping, loading, and running statistics.
 
 mod as_inner;
 mod load;

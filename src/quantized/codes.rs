@@ -1,19 +1,19 @@
-//! Weights to rows of bytes and back: the scale of a group, and its codes.
+//! Quantization of weights to rows of bytes: the scale of a group, and its quantized values.
 
 use rayon::prelude::*;
 
 use super::format::{BaseFormat, GROUP, LEVELS, SCALE};
 
-/// Tried for a group in 4 bits, relative to the one that reaches its largest weight.
+/// Candidate scales for a group in 4 bits, relative to the one that reaches its largest weight.
 const SCALES: [f32; 8] = [1.0, 0.96, 0.92, 0.88, 0.84, 0.8, 0.76, 0.72];
 
-/// Groups that are worth a thread.
+/// Minimum number of groups per thread.
 const GRAIN: usize = 512;
 
-/// Burn puts the scale of a tensor behind its bytes, and would move them all where there is no room for it.
+/// Burn appends the scale of a tensor to its bytes, and would reallocate without spare capacity.
 const ROOM: usize = 64;
 
-/// The rows of all groups of `values`, which are finite; the last group is filled up with zeros.
+/// Quantizes `values`, which are finite, to rows; the last group is padded with zeros.
 pub(super) fn encoded(values: &[f32], format: BaseFormat) -> Vec<u8> {
     let bytes = values.len().div_ceil(GROUP) * format.row();
     let mut rows = Vec::with_capacity(bytes + ROOM);
@@ -76,14 +76,14 @@ fn add_group(row: &[u8], format: BaseFormat, scale: f32, values: &mut [f32]) {
     }
 }
 
-/// The scale of a group that reaches its largest weight `top` levels away from zero; nothing for one that no device can
-/// tell from it.
+/// Returns the scale that maps the largest weight of a group to `top` levels from zero; `None` for a group that
+/// devices can't distinguish from zero.
 fn reaching(group: &[f32; GROUP], top: f32) -> Option<f32> {
     let largest = group
         .iter()
         .fold(0.0_f32, |largest, value| largest.max(value.abs()));
     let scale = largest / top;
-    // What is as large as a number can be is not rounded beyond it.
+    // The largest numbers must not be rounded beyond the range.
     let scale = match (scale * top).is_finite() {
         true => scale,
         false => scale.next_down(),
@@ -91,10 +91,10 @@ fn reaching(group: &[f32; GROUP], top: f32) -> Option<f32> {
     Some(scale).filter(|scale| *scale > SMALLEST)
 }
 
-/// Scales have to be normal numbers on devices that take smaller ones for zero, and so must what makes one of its bytes there.
+/// Smallest scale: devices may flush subnormal numbers to zero, also when they compute the scale from its bytes.
 const SMALLEST: f32 = 1e-30;
 
-/// Codes in even levels.
+/// Quantizes a group in even levels.
 fn even(group: &[f32; GROUP]) -> (f32, [u8; GROUP]) {
     let Some(scale) = reaching(group, 127.0) else {
         return (0.0, [0; GROUP]);
@@ -103,7 +103,7 @@ fn even(group: &[f32; GROUP]) -> (f32, [u8; GROUP]) {
     (scale, group.map(code))
 }
 
-/// Codes in the levels that leave the smaller error; those of a negative scale are even.
+/// Quantizes a group in the levels with the smaller error; a negative scale means even levels.
 fn normal_or_even(group: &[f32; GROUP]) -> (f32, [u8; GROUP]) {
     let Some(largest) = reaching(group, 1.0) else {
         return (0.0, [nearest(&HALFWAY[0], 0.0); GROUP]);
@@ -127,7 +127,7 @@ fn normal_or_even(group: &[f32; GROUP]) -> (f32, [u8; GROUP]) {
     (best.1, best.2)
 }
 
-/// Halfway from each level to the next.
+/// Midpoints between neighbouring levels.
 const HALFWAY: [[f32; 15]; 2] = [between(&LEVELS[0]), between(&LEVELS[1])];
 
 const fn between(levels: &[f32; 16]) -> [f32; 15] {
@@ -140,7 +140,7 @@ const fn between(levels: &[f32; 16]) -> [f32; 15] {
     halfway
 }
 
-/// The code of the level nearest to `value`, of levels with these between them.
+/// Returns the index of the level nearest to `value`; `halfway` has the midpoints.
 fn nearest(halfway: &[f32; 15], value: f32) -> u8 {
     let mut code = 0;
     for halfway in halfway {
@@ -188,7 +188,7 @@ mod tests {
                 for (values, decoded) in values.chunks(GROUP).zip(decoded.chunks(GROUP)) {
                     let largest = values.iter().fold(0.0_f32, |largest, value| largest.max(value.abs()));
                     let errors = || values.iter().zip(decoded).map(|(value, decoded)| (value - decoded).abs());
-                    // A smaller scale is only taken if the group as a whole is the better for it.
+                    // A smaller scale is chosen only if it reduces the error of the whole group.
                     let bound = largest * gap * 0.500_01;
                     let sum: f32 = errors().map(|error| error * error).sum();
                     prop_assert!(sum <= bound * bound * values.len() as f32);

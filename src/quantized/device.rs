@@ -1,13 +1,13 @@
-//! Weights out of rows of bytes by operations of tensors, on devices that have no memory to read in.
+//! Dequantization by tensor operations, for devices whose memory can't be read directly.
 
 use burn::tensor::{FloatDType, Tensor};
 
 use super::format::{BaseFormat, GROUP, LEVELS, SCALE};
 
-/// The weights in `rows`, one after the other, in f32: the numbers that [`super::codes::add`] adds.
+/// Returns the weights in `rows`, in order, in f32: the numbers that [`super::codes::add`] adds.
 pub(super) fn decoded(rows: Tensor<2>, format: BaseFormat) -> Tensor<1> {
     let [groups, row] = rows.dims();
-    // Its scale is one, so what it holds are the bytes, as numbers with a sign.
+    // The scale is one, so the values are the signed bytes.
     let bytes = rows.dequantize().cast(FloatDType::F32);
     let codes = bytes.clone().slice([0..groups, SCALE..row]);
     let (is_even, scale) = scale(unsigned(bytes.slice([0..groups, 0..SCALE])));
@@ -27,14 +27,14 @@ pub(super) fn decoded(rows: Tensor<2>, format: BaseFormat) -> Tensor<1> {
     (levels * scale).reshape([groups * GROUP])
 }
 
-/// Bytes without a sign.
+/// Converts signed to unsigned bytes.
 fn unsigned(bytes: Tensor<2>) -> Tensor<2> {
     let is_negative = bytes.clone().lower_elem(0.0).float();
     bytes + is_negative.mul_scalar(256.0)
 }
 
-/// The signs (one for a negative number) and magnitudes of numbers in f32 out of their four bytes: what is computed on the way are whole numbers
-/// below 2^24, and powers of two.
+/// Returns the signs (one for a negative number) and magnitudes of f32 numbers from their four bytes. Intermediate
+/// results are integers below 2^24, and powers of two.
 fn scale(bytes: Tensor<2>) -> (Tensor<2>, Tensor<2>) {
     let [groups, _] = bytes.dims();
     let byte = |place| bytes.clone().slice([0..groups, place..place + 1]);

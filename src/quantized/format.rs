@@ -1,6 +1,6 @@
-/// How many bits a code of the frozen weight under an adapter has.
+/// The number of bits per quantized value of a frozen weight under an adapter.
 ///
-/// Weights are coded in groups of 64, in the order in which they lie. Each group has a scale in f32.
+/// Weights are quantized in groups of 64, in memory order. Each group has a scale in f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum BaseFormat {
     /// Even levels from -127 to 127: 1.0625 bytes a weight.
@@ -10,13 +10,13 @@ pub enum BaseFormat {
     Bits4,
 }
 
-/// Weights that have a scale in common.
+/// The number of weights that share a scale.
 pub(super) const GROUP: usize = 64;
 /// Bytes of a scale, which come before the codes of its group.
 pub(super) const SCALE: usize = size_of::<f32>();
 
-/// The levels of a code of 4 bits, from -1 to 1: those of NF4, quantiles of the normal distribution with zero among them, and even
-/// ones. Which of the two a group has, its scale says by its sign.
+/// The levels of a 4-bit value, from -1 to 1: those of NF4, quantiles of the normal distribution including zero, and
+/// even ones. The sign of a group's scale selects one of the two.
 pub(super) const LEVELS: [[f32; 16]; 2] = [
     [
         -1.0,
@@ -50,14 +50,14 @@ const fn even() -> [f32; 16] {
 }
 
 impl BaseFormat {
-    /// That of rows of so many bytes.
+    /// Returns the format with rows of this number of bytes.
     pub(super) fn of_row(bytes: usize) -> Option<Self> {
         [Self::Bits8, Self::Bits4]
             .into_iter()
             .find(|format| format.row() == bytes)
     }
 
-    /// Bytes of a group.
+    /// Returns the bytes of a group.
     pub(super) fn row(self) -> usize {
         SCALE
             + match self {

@@ -1,4 +1,4 @@
-//! A weight that the tape makes again where it needs it.
+//! A weight that the tape rematerializes where it needs it.
 
 #![allow(deprecated)] // `NdArray`: Burn 0.22 still ships it, and its users train on it.
 
@@ -22,10 +22,10 @@ use burn::tensor::Tensor;
 use super::weight::ComposedWeight;
 use crate::tap::{lift, primitive};
 
-/// The weight of factors that may be in training.
+/// Composes a weight from factors that may be trained.
 ///
-/// What needs it in the backward pass has it made again, and nothing of its size rests on the tape. Its gradient goes as soon as
-/// those of the factors are made of it.
+/// The backward pass rematerializes the weight, and the tape holds nothing of its size. Its gradient is dropped as
+/// soon as those of the factors are computed.
 pub(super) fn remade(weight: ComposedWeight, a: Tensor<2>, b: Tensor<2>) -> Tensor<2> {
     if !a.is_autodiff() {
         return weight.composed(a, b);
@@ -40,7 +40,7 @@ pub(super) fn remade(weight: ComposedWeight, a: Tensor<2>, b: Tensor<2>) -> Tens
     Tensor::from_dispatch(Dispatch::remade(value, a, b, Arc::new(weight)))
 }
 
-/// The operation of a backend: the `value` that was made, and under autodiff what the tape knows of it.
+/// The backend operation: returns `value`, and registers its rematerialization under autodiff.
 #[backend_extension(
     Cube: cfg(feature = "cubecl"),
     Flex: cfg(feature = "flex"),
@@ -49,7 +49,7 @@ pub(super) fn remade(weight: ComposedWeight, a: Tensor<2>, b: Tensor<2>) -> Tens
     Autodiff
 )]
 pub(crate) trait RemadeBackend: Backend {
-    /// Returns `value`, which `weight` has made of `a` and `b`.
+    /// Returns `value`, which `weight` has composed of `a` and `b`.
     fn remade(
         value: FloatTensor<Self>,
         a: FloatTensor<Self>,
@@ -89,7 +89,7 @@ where
             weight: weight.clone(),
             backend: PhantomData,
         };
-        // Whatever the strategy of the graph is: this one operation is made again.
+        // This operation is rematerialized whatever the strategy of the graph is.
         let prepared = Remade
             .prepare::<BalancedCheckpointing>([a.node(), b.node()])
             .memory_bound()
@@ -106,7 +106,7 @@ where
     }
 }
 
-/// Makes the weight again.
+/// The rematerialization of the weight.
 #[derive(Debug)]
 struct Again<B> {
     a: NodeId,

@@ -1,10 +1,10 @@
 //! Compute copies of parameters: when they are fetched and dropped, by [`Residency`].
 //!
-//! | | a copy comes | and goes |
+//! | residency | a copy is fetched | and dropped |
 //! |---|---|---|
-//! | [`Shared`](Residency::Aliased) | never: home is where the model computes | |
-//! | [`Kept`](Residency::Cached) | with the first read, and anew after every update | when the next one has come; from the host, before |
-//! | [`ForRead`](Residency::OnDemand) | with a read; that of a block from the host, before it | with the graph that has read it, or with the run of the block |
+//! | [`Aliased`](Residency::Aliased) | never: the master's value is used | |
+//! | [`Cached`](Residency::Cached) | with the first read, and after every update | when the next one has arrived; from the host, before |
+//! | [`OnDemand`](Residency::OnDemand) | with a read; from the host for a block, before it | with the graph that has read it, or with the run of the block |
 //! | [`Gathered`](Residency::Gathered) | with a read | with the graph that has read it |
 //!
 //! A parameter on the host that is read outside of a block stays in the graph of the whole pass, so its copy is

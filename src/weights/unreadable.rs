@@ -61,7 +61,7 @@ impl AllocationController for Nothing {
 
     fn memory(&self, _policy: AccessPolicy) -> Result<&[MaybeUninit<u8>], AccessError> {
         let zeros: &[u8] = self.zeros.as_ref().ok_or_else(|| self.error())?;
-        // SAFETY: what is initialized may be read as what may not be, and nobody can write through what is shared.
+        // SAFETY: initialized bytes are valid as `MaybeUninit`, and shared bytes are never written.
         Ok(unsafe { std::slice::from_raw_parts(zeros.as_ptr().cast(), zeros.len()) })
     }
 

@@ -8,11 +8,11 @@ use crate::config::FusedConfig;
 use crate::error::FusedError;
 
 impl<M: Module> FusedOptimizer<M> {
-    /// Trains as `config` says, and computes on `device`: [`with_config`](Self::with_config) for another device.
+    /// Sets the config and the compute device: [`with_config`](Self::with_config) for another device.
     ///
-    /// With [offload](FusedConfig::offload) the model waits in host memory meanwhile. One that does not fit on the device is
-    /// created and loaded there, on `Device::flex().autodiff()`: a parameter goes over alone, if at all. Its frozen
-    /// parameters, running statistics and constants all go over.
+    /// With [offload](FusedConfig::offload) the model stays in host memory. A model that does not fit on the device is
+    /// created and loaded there, on `Device::flex().autodiff()`: one parameter at a time is transferred, if at all.
+    /// All of its frozen parameters, running statistics and constants are transferred.
     ///
     /// ```
     /// # #[cfg(feature = "ndarray")] {
@@ -31,9 +31,9 @@ impl<M: Module> FusedOptimizer<M> {
     /// # Ok::<(), backburn::FusedError>(())
     /// ```
     ///
-    /// The result is that of the same optimizer without: to the bit where the device computes the update as the
-    /// host does. Gradients that were [accumulated](Self::accumulate) wait on the host, too. [`model`](Self::model)
-    /// is then in host memory, [`valid`](Self::valid) computes on the device.
+    /// The result is that of the same optimizer without offload, bit for bit if the device computes the update as the
+    /// host does. [Accumulated](Self::accumulate) gradients are offloaded, too. [`model`](Self::model) then returns a
+    /// model in host memory, and [`valid`](Self::valid) one on the device.
     ///
     /// # Errors
     ///

@@ -48,10 +48,10 @@ use crate::weights::Role;
 /// # Ok::<(), backburn::FusedError>(())
 /// ```
 ///
-/// Inside the closure the model is in *fused form*: its parameters are read through
-/// [`Param::val`](burn::module::Param::val), as every layer of Burn does. There it can be cloned, saved and taken
-/// for validation, not mapped or loaded, and a clone can't be read after the step: [`model`](Self::model)
-/// gives an ordinary model between steps.
+/// Inside the closure the model is *attached*: its parameters are read through
+/// [`Param::val`](burn::module::Param::val), as every layer of Burn does. There it can be cloned, saved and converted
+/// for validation, but not mapped or loaded. A clone can't be read after the step: [`model`](Self::model) returns an
+/// ordinary model between steps.
 pub struct FusedOptimizer<M: Module> {
     core: Core<M>,
 }
@@ -78,11 +78,10 @@ impl<M: Module> FusedOptimizer<M> {
     /// Creates a fused optimizer whose [`accumulate`](Self::accumulate) adds the gradients of micro-batches directly
     /// to the state of `optimizer`, and releases them: accumulation without a buffer.
     ///
-    /// For [`Sgd`](crate::optim::Sgd) the result is that of stepping with the sum of the gradients,
-    /// but for rounding. For [`Adam`](crate::optim::Adam) and [`AdamW`](crate::optim::AdamW) it is an
-    /// approximation of the second moment, whose formula [`AccumulateInState`] tells. Without
-    /// micro-batches it is the optimizer itself. A record taken between two micro-batches holds the
-    /// state with those that came, and loads as if their group had ended.
+    /// For [`Sgd`](crate::optim::Sgd) the result is that of a step with the sum of the gradients, except for rounding.
+    /// For [`Adam`](crate::optim::Adam) and [`AdamW`](crate::optim::AdamW) it is an approximation of the second
+    /// moment; [`AccumulateInState`] has the formula. Without micro-batches it is the optimizer itself. A record taken
+    /// between two micro-batches contains their gradients, and loads as if the group had ended.
     ///
     /// ```
     /// use backburn::FusedOptimizer;
@@ -98,7 +97,7 @@ impl<M: Module> FusedOptimizer<M> {
     /// # Ok::<(), backburn::FusedError>(())
     /// ```
     ///
-    /// Optimizers without a fitting state are refused by the compiler:
+    /// Optimizers without a suitable state don't compile:
     ///
     /// ```compile_fail
     /// # use backburn::FusedOptimizer;

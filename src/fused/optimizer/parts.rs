@@ -10,10 +10,10 @@ use crate::error::FusedError;
 impl<M: Module> FusedOptimizer<M> {
     /// Trains one step on a batch that is divided into `parts`, each with the number of its items (images, tokens that count).
     ///
-    /// `forward` returns the mean loss of the items of one part. Each part counts by its share of all items, so the step is that
-    /// of the mean over the whole batch, also if the parts differ in size. A mean of the parts' means, as plain
-    /// [`accumulate`](Self::accumulate) calls give it, is another number. Parts without items are skipped.
-    /// Returns the mean loss of the whole batch. A closure that draws random numbers draws others for each part.
+    /// `forward` returns the mean loss of the items of one part. Each part is weighted by its share of all items, so
+    /// the step is that of the mean over the whole batch, even if the parts differ in size. (The mean of the parts'
+    /// means, as from plain [`accumulate`](Self::accumulate) calls, differs.) Parts without items are skipped. Returns
+    /// the mean loss of the whole batch. A closure that draws random numbers draws new ones for each part.
     ///
     /// ```
     /// # use backburn::FusedOptimizer;

@@ -19,7 +19,7 @@ impl<M: Module> FusedOptimizer<M> {
     /// `learning_rate` as its gradient completes. Returns what `forward` returned, the loss
     /// detached.
     ///
-    /// Gradients [accumulated](Self::accumulate) before are added, and used up.
+    /// [Accumulated](Self::accumulate) gradients are added and consumed.
     ///
     /// # Errors
     ///
@@ -161,11 +161,12 @@ impl<M: Module> FusedOptimizer<M> {
         self.core.step(learning_rate, &mut Inline { closure, work })
     }
 
-    /// Runs a forward and backward pass without an update: gradients are released, and used for nothing; hooks are not called. Running
-    /// statistics are restored. Only random numbers are drawn, as in a step, and [`last_step`](Self::last_step) tells of the run.
+    /// Runs a forward and backward pass without an update: gradients are released and not applied, and hooks are not
+    /// called. Running statistics are restored. Random numbers are drawn as in a step, and
+    /// [`last_step`](Self::last_step) returns the report of this pass.
     ///
-    /// With a recorder it tells before the first step, and before there is any optimizer state, what activations
-    /// a pass will hold: [`MemoryEstimate::with_dry_run`](crate::MemoryEstimate::with_dry_run).
+    /// With a memory recorder it measures the activations of a pass before the first step and without optimizer state:
+    /// [`MemoryEstimate::with_dry_run`](crate::MemoryEstimate::with_dry_run).
     ///
     /// # Errors
     ///

@@ -24,11 +24,10 @@ use threads::RankThreads;
 
 /// A [`FusedOptimizer`](crate::FusedOptimizer) on several devices: data parallel training with gradient release.
 ///
-/// Every device, or *rank*, has a replica of the model and computes with a batch of its own. The gradients of a
-/// parameter are added up by its [owner](crate::Ownership), which steps it and gives the others the new value; none waits
-/// for the end of the backward pass. The result is that of Burn's `ExecutionStrategy::MultiDevice`: gradients are
-/// summed, not averaged, so a loss that is a mean is to be divided by the number of ranks where the result of one
-/// device is wanted.
+/// Every device, or *rank*, has a replica of the model and computes with a batch of its own. The
+/// [owner](crate::Ownership) of a parameter sums its gradients, steps it and sends the new value to the other ranks,
+/// without waiting for the end of the backward pass. The result is that of Burn's `ExecutionStrategy::MultiDevice`:
+/// gradients are summed, not averaged. To get the result of one device, divide a mean loss by the number of ranks.
 ///
 /// ```
 /// use backburn::{FusedConfig, FusedReplicas, Sharding};
@@ -49,7 +48,7 @@ use threads::RankThreads;
 /// # Ok::<(), backburn::FusedError>(())
 /// ```
 ///
-/// Every rank works on a thread of its own, so what the closure captures is moved into it. A batch is on the
+/// Every rank runs on a thread of its own, so captured values are moved into the closure. A batch is on the
 /// [device](Self::devices) of its rank.
 ///
 /// # What is shared, and what is not
@@ -61,18 +60,19 @@ use threads::RankThreads;
 ///   wait for another rank, nor for a step of another training on another thread: that ends with
 ///   [`RandomNumbersLocked`](crate::FusedError::RandomNumbersLocked) after ten minutes. What is drawn later (in
 ///   hooks, or after the first gradient of a closure that runs the backward pass itself) is not repeatable.
-/// - Running statistics are the mean over the ranks that have updated them after every step, as in Burn's own
+/// - After every step, running statistics are the mean over the ranks that have updated them, as in Burn's
+///   multi-device training on one device.
 ///   multi-device training on one device.
 /// - Parameters that carry a reparameterization and are trained (a LoRA base) are on all ranks, and stepped by their
 ///   owner at the end of the pass.
-/// - The [memory recorder](crate::memory) counts the process, and knows no ranks.
+/// - The [memory recorder](crate::memory) counts the whole process, not ranks.
 ///
 /// # Faults
 ///
-/// If a rank fails, the step ends on all ranks with an error that names it. Parameters whose gradients had come from
-/// all ranks by then are updated, the others unchanged. Weights and optimizer states stay readable, unless their device is gone: it takes
-/// along the states that it owns, and, with [`Sharding::Full`](crate::Sharding::Full) or in the first step, the weights, too.
-/// What waits on the host stays.
+/// If a rank fails, the step fails on all ranks with an error that names it. Parameters whose gradients had already
+/// arrived from all ranks are updated, the others are unchanged. Weights and optimizer states stay readable, unless
+/// their device is lost. A lost device loses the states that it owns and, with
+/// [`Sharding::Full`](crate::Sharding::Full) or in the first step, also its weights. Offloaded values are not lost.
 pub struct FusedReplicas<M: Module> {
     core: Core<M>,
     threads: RankThreads,
@@ -84,7 +84,8 @@ impl<M: Module + 'static> FusedReplicas<M> {
     /// Fuses `optimizer` into the backward passes of replicas of `model`, one on each of `devices`, which may
     /// repeat.
     ///
-    /// The model may be anywhere: every parameter goes to its owner, and to the other ranks when they compute with it.
+    /// The model may be on any device: every parameter is moved to its owner, and transferred to the other ranks when
+    /// they compute with it.
     ///
     /// # Errors
     ///
@@ -97,8 +98,8 @@ impl<M: Module + 'static> FusedReplicas<M> {
         Self::new_with_config(model, optimizer, devices, FusedConfig::default())
     }
 
-    /// Creates replicas that train as `config` says from the start. What waits on the host goes there at once: a model that does not fit
-    /// on the devices is created on the host, and a parameter goes over alone, if at all.
+    /// Creates replicas with this `config`. Offloaded values are moved to the host immediately: a model that does not
+    /// fit on the devices is created on the host, and one parameter at a time is transferred.
     ///
     /// # Errors
     ///

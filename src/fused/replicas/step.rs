@@ -16,9 +16,9 @@ use crate::pass::Closure;
 impl<M: Module + 'static> FusedReplicas<M> {
     /// Runs one training step on all ranks: forward, backward, update.
     ///
-    /// The first batch is that of the first rank, and so on; ranks without one stand by. `forward` computes the loss
-    /// of a rank from its batch, as in [`FusedOptimizer::step`](crate::FusedOptimizer::step); what it returns comes back in the order of the
-    /// ranks, the losses detached.
+    /// Batch `i` belongs to rank `i`; ranks without a batch run no closure. `forward` computes the loss of a rank from
+    /// its batch, as in [`FusedOptimizer::step`](crate::FusedOptimizer::step). Its outputs are returned in the order
+    /// of the ranks, the losses detached.
     ///
     /// # Errors
     ///
