@@ -42,7 +42,7 @@ pub(crate) fn check_all_there(devices: &[Device]) -> Result<(), FusedError> {
     devices.try_for_each(|device| is_there(&device.clone().inner()))
 }
 
-/// [`check_device`], for any type that a parameter may have.
+/// Runs [`check_device`] for any type that a parameter may have.
 pub(crate) fn check(device: &Device, dtype: DType) -> Result<(), FusedError> {
     let key = (device.clone().inner(), dtype);
     if PASSED.lock().contains(&key) {

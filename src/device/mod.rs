@@ -4,7 +4,7 @@
 //! training, and for asynchronous errors in parameters after a step. CubeCL compiles a kernel at its first launch. If
 //! that fails with an error, the output of the kernel is marked as lost, and reading it returns the error
 //! ([`AsyncErrors`] checks the marks). If the compiler panics on the device's thread, the buffers are unchanged and
-//! nothing is reported: only a known result reveals that ([`check`]).
+//! nothing is reported: only a known result reveals that (`check`).
 
 #[cfg(feature = "cubecl")]
 mod async_errors;

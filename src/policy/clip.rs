@@ -19,8 +19,8 @@ use crate::error::FusedError;
 /// let lagged = FusedConfig::new().with_clipping(Some(GlobalNormClippingConfig::Lagged(5.0)));
 /// ```
 ///
-/// An infinite maximum measures the norm for [`StepReport::gradient_norm`](crate::StepReport::gradient_norm) and clips
-/// nothing. A saved config holds it as `"inf"`, since JSON has no such number.
+/// An infinite maximum only measures the norm for [`StepReport::gradient_norm`](crate::StepReport::gradient_norm). A
+/// saved config contains it as `"inf"`, since JSON has no such number.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
 pub enum GlobalNormClippingConfig {
     /// Forward and backward run twice: the first time each gradient is measured and released, the
@@ -29,17 +29,18 @@ pub enum GlobalNormClippingConfig {
     /// before a stock update, for a second forward and backward pass and without the memory of the
     /// gradients.
     Exact(#[serde(with = "max_norm")] f64),
-    /// One pass, whose gradients wait in the buffer of micro-batches until the norm is known. The result is that of clipping
-    /// before a stock update, random numbers included, for the memory of the gradients, and closures run once. With
-    /// [offload](crate::FusedConfig::offload) gradients wait in host memory, and take none of the device.
+    /// One pass, whose gradients stay in the buffer of micro-batches until the norm is known. The result is that of
+    /// clipping before a stock update, random numbers included. It takes the memory of the gradients, and closures run
+    /// once. With [offload](crate::FusedConfig::offload) the gradients are in host memory, and take no device memory.
     ///
-    /// A step that fails after its backward pass drops what was [accumulated](crate::FusedOptimizer::accumulate) before it, too, and
-    /// leaves running statistics as its forward pass has updated them; so does one that is skipped for an overflow.
+    /// A step that fails after its backward pass, or is skipped for an overflow, also drops what was
+    /// [accumulated](crate::FusedOptimizer::accumulate) before it, and keeps the running statistics of its forward
+    /// pass.
     ExactInBuffer(#[serde(with = "max_norm")] f64),
-    /// One pass, with the coefficient of the norm of the step before; the first step is not
-    /// clipped. It comes one step late, for one more look at each gradient.
+    /// One pass, with the coefficient of the previous step's norm; the first step is not clipped. The only cost is to
+    /// measure each gradient.
     ///
-    /// A gradient that is not finite ends the step with an error before it is used, as with
+    /// A gradient that is not finite fails the step before it is applied, as with
     /// [`AnomalyCheck`](crate::AnomalyCheck). CubeCL devices report it after the update
     /// ([`FusedError::UpdatedNotFinite`]).
     Lagged(#[serde(with = "max_norm")] f64),

@@ -66,11 +66,10 @@ impl<M: Module> FusedOptimizer<M> {
     ///
     /// # Errors
     ///
-    /// If the model is not on an autodiff device, is on a backend that this build does not cover,
-    /// holds a trainable parameter twice, or one that its optimizer does not step, that is quantized, or that was
-    /// computed from other tracked tensors; or if it was cloned out of a fused step. If one of its devices
-    /// is not there, or does not compute what it should in the float type of a parameter
-    /// ([`check_device`](crate::check_device)).
+    /// Returns an error if the model is not on an autodiff device, or is on a backend that this build lacks; if a
+    /// trainable parameter occurs twice, is quantized, is computed from other tracked tensors, or is unsupported by
+    /// its optimizer; or if the model was cloned inside of a fused step. Also if one of its devices is unavailable, or
+    /// computes wrong results in the float type of a parameter ([`check_device`](crate::check_device)).
     pub fn new(model: M, optimizer: ModuleOptimizer) -> Result<Self, FusedError> {
         Self::with_policies(model, optimizer, Policies::default(), None)
     }

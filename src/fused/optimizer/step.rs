@@ -50,18 +50,18 @@ impl<M: Module> FusedOptimizer<M> {
         })
     }
 
-    /// [`step`](Self::step) with a closure that may run twice: what
-    /// [exact clipping](crate::GlobalNormClippingConfig::Exact) and
-    /// [skipping a step](crate::Overflow::SkipStep) need. Without them, it runs once.
+    /// Runs a [`step`](Self::step) with a closure that may run twice, as [exact
+    /// clipping](crate::GlobalNormClippingConfig::Exact) and [skipping a step](crate::Overflow::SkipStep) require.
+    /// Without them, it runs once.
     ///
     /// Both runs see the same random numbers, so dropout drops the same elements: their seed is
     /// drawn from the generator of the device before the first. Running statistics are updated once. The output of the
     /// second run is returned.
     ///
-    /// All threads share Burn's generators. Closures that draw lock them in their forward pass, so trainings side by side wait
-    /// for each other. If any other thread draws meanwhile, the step ends with [`FusedError::RandomNumbers`], which says what has
-    /// not moved. CubeCL devices, which would have to be waited for, are not checked, and the seeds of all steps come from the
-    /// first one.
+    /// All threads share Burn's generators. Closures that draw lock them in their forward pass, so concurrent
+    /// trainings wait for each other. If another thread draws meanwhile, the step fails with
+    /// [`FusedError::RandomNumbers`], which says which parameters are unchanged. CubeCL devices, which would have to
+    /// be waited for, are not checked, and the seeds of all steps come from the first one.
     ///
     /// # Errors
     ///
@@ -103,8 +103,8 @@ impl<M: Module> FusedOptimizer<M> {
         })
     }
 
-    /// [`step_repeatable`](Self::step_repeatable) with a closure that runs the backward pass itself, as in
-    /// a loop with Burn alone: for the gradients of tensors that are no parameters.
+    /// Runs [`step_repeatable`](Self::step_repeatable) with a closure that runs the backward pass itself, as in a loop
+    /// with Burn alone: for the gradients of tensors that are no parameters.
     ///
     /// ```
     /// # use backburn::FusedOptimizer;

@@ -38,9 +38,9 @@ impl<M: Module + 'static> FusedReplicas<M> {
         self.pass_of_loss(Some(learning_rate.into()), batches, forward)
     }
 
-    /// [`step`](Self::step) with batches that can be cloned: what
-    /// [exact clipping](crate::GlobalNormClippingConfig::Exact) and
-    /// [skipping a step](crate::Overflow::SkipStep) need, as [`FusedOptimizer::step_repeatable`](crate::FusedOptimizer::step_repeatable).
+    /// Runs a [`step`](Self::step) with batches that can be cloned, as [exact
+    /// clipping](crate::GlobalNormClippingConfig::Exact) and [skipping a step](crate::Overflow::SkipStep) require. See
+    /// [`FusedOptimizer::step_repeatable`](crate::FusedOptimizer::step_repeatable).
     ///
     /// # Errors
     ///
@@ -75,7 +75,7 @@ impl<M: Module + 'static> FusedReplicas<M> {
         self.pass_of_loss(None, batches, forward)
     }
 
-    /// [`step_repeatable`](Self::step_repeatable) with a closure that runs the backward pass itself, as
+    /// Runs [`step_repeatable`](Self::step_repeatable) with a closure that runs the backward pass itself, as
     /// [`FusedOptimizer::step_with_backward`](crate::FusedOptimizer::step_with_backward).
     ///
     /// # Errors
