@@ -181,11 +181,11 @@ fn train<const D: usize, N: Network<D> + Module + 'static>(model: N, way: &str, 
     let mut times = Vec::new();
     let (mut in_use, mut reserved) = (0, 0);
     for index in 0..WARM_UP + STEPS {
-        let begun = Instant::now();
+        let started = Instant::now();
         step();
         device.sync().expect("the device goes on");
         if index >= WARM_UP {
-            times.push(begun.elapsed().as_secs_f64());
+            times.push(started.elapsed().as_secs_f64());
         }
         let usage = device.memory_pool_usage().expect("CubeCL tells");
         in_use = in_use.max(usage.bytes_in_use);
@@ -276,10 +276,10 @@ impl Bandwidth {
 /// The median seconds of `work` on the device.
 fn timed(device: &Device, mut work: impl FnMut()) -> f64 {
     let mut once = || {
-        let begun = Instant::now();
+        let started = Instant::now();
         work();
         device.sync().expect("the device goes on");
-        begun.elapsed().as_secs_f64()
+        started.elapsed().as_secs_f64()
     };
     for _ in 0..WARM_UP {
         once();

@@ -175,9 +175,9 @@ fn train<M: Module>(
     BYTES.reset_peak_usage();
     let mut fastest = f64::INFINITY;
     for _ in 0..STEPS {
-        let begun = Instant::now();
+        let started = Instant::now();
         step();
-        fastest = fastest.min(begun.elapsed().as_secs_f64());
+        fastest = fastest.min(started.elapsed().as_secs_f64());
     }
     let peak = (BYTES.peak_usage() - before) as f64;
     let after = BYTES.current_usage();

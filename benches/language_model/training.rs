@@ -28,9 +28,9 @@ pub fn train(way: &Way, config: &LanguageModelConfig) {
     let mut seconds = 0.0;
     let mut step = steps(model, way, text);
     for _ in 0..2 {
-        let begun = Instant::now();
+        let started = Instant::now();
         losses.push(step().into_scalar::<f64>());
-        seconds = begun.elapsed().as_secs_f64();
+        seconds = started.elapsed().as_secs_f64();
     }
     let peak = BYTES.peak_usage();
     println!("{parameters} {peak} {seconds} {} {}", losses[0], losses[1]);

@@ -177,10 +177,10 @@ fn measure(way: &str, depth: usize, width: usize) -> Measured {
     peaks.forget();
     let mut times = Vec::new();
     for _ in 1..STEPS {
-        let begun = Instant::now();
+        let started = Instant::now();
         step();
         device.sync().expect("it computes");
-        times.push(begun.elapsed());
+        times.push(started.elapsed());
         peaks.look();
     }
     times.sort();

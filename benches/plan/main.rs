@@ -192,11 +192,11 @@ fn stock<K: Kind>() -> (usize, f64) {
         let mut optimizer = AdamWConfig::new().init();
         let mut shortest = f64::INFINITY;
         for _ in 0..3 {
-            let begun = Instant::now();
+            let started = Instant::now();
             let gradients = model.loss(K::BATCH).backward();
             let gradients = GradientsParams::from_grads(gradients, &model);
             model = optimizer.step(1e-3, model, gradients);
-            shortest = shortest.min(begun.elapsed().as_secs_f64());
+            shortest = shortest.min(started.elapsed().as_secs_f64());
         }
         shortest
     });
@@ -209,7 +209,7 @@ fn train<K: Kind>(plan: &Plan<AdamWConfig>) -> f64 {
     let parts = plan.accumulation as f32;
     let mut shortest = f64::INFINITY;
     for _ in 0..3 {
-        let begun = Instant::now();
+        let started = Instant::now();
         for _ in 1..plan.accumulation {
             fused
                 .accumulate(|model| model.loss(plan.batch) / parts)
@@ -218,7 +218,7 @@ fn train<K: Kind>(plan: &Plan<AdamWConfig>) -> f64 {
         fused
             .step(1e-3, |model| model.loss(plan.batch) / parts)
             .unwrap();
-        shortest = shortest.min(begun.elapsed().as_secs_f64());
+        shortest = shortest.min(started.elapsed().as_secs_f64());
     }
     shortest
 }

@@ -56,7 +56,7 @@ pub fn train(
     let progress = ProgressBar::new(course.steps as u64)
         .with_style(ProgressStyle::with_template(template)?)
         .with_position(course.done as u64);
-    let begun = Instant::now();
+    let started = Instant::now();
     let mut told = Instant::now();
     let mut losses = Vec::new();
     for step in course.done..course.stop {
@@ -68,7 +68,7 @@ pub fn train(
         let message = format!(
             "loss {:.3}, {:.0} tokens/s, {:.0} MB",
             mean(recent),
-            tokens as f64 / begun.elapsed().as_secs_f64(),
+            tokens as f64 / started.elapsed().as_secs_f64(),
             bytes.current_usage() as f64 / 1e6
         );
         // The bar is for a terminal.

@@ -2,7 +2,7 @@ use burn::optim::ModuleOptimizer;
 
 use crate::config::FusedConfig;
 use crate::error::FusedError;
-use crate::optim::{AccumulateInState, Ruled};
+use crate::optim::{AccumulateInState, ElementWiseOptimizer};
 use crate::policy::{
     Accumulation, AverageExtraState, GlobalNormClippingConfig, GradientPipeline, GradientUse,
     Hooks, LossScale, Overflow, PolicyState,
@@ -35,7 +35,7 @@ pub(crate) enum StepSchedule {
 impl Policies {
     /// Creates the policies of a training whose `optimizer` accumulates in its state.
     pub(crate) fn in_state_of(
-        optimizer: Ruled<impl AccumulateInState>,
+        optimizer: ElementWiseOptimizer<impl AccumulateInState>,
     ) -> Result<(ModuleOptimizer, Self), FusedError> {
         if let Some(reason) = optimizer.accumulation_refusal() {
             return Err(FusedError::NotInState { reason });

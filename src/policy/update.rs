@@ -243,7 +243,7 @@ impl Update {
         let elements = value.shape().num_elements();
         // Until the update has succeeded there is a handle to the value.
         let call = Call {
-            more_to_come,
+            more_micro_batches_follow: more_to_come,
             parameter: Some(value.clone()),
             ..Call::default()
         };

@@ -18,7 +18,7 @@ use super::strategy::FusedStrategy;
 use crate::config::FusedConfig;
 use crate::error::FusedError;
 use crate::fused::{ParameterList, Policies};
-use crate::optim::{AccumulateInState, Ruled};
+use crate::optim::{AccumulateInState, ElementWiseOptimizer};
 use crate::parameters::list;
 use crate::policy::GradientHook;
 use crate::record;
@@ -68,7 +68,7 @@ impl<M: LearnerModel> FusedLearner<M> {
     /// If the options of the optimizer don't allow it.
     pub fn accumulating_in_state(
         model: M,
-        optimizer: Ruled<impl AccumulateInState>,
+        optimizer: ElementWiseOptimizer<impl AccumulateInState>,
         lr_scheduler: impl Into<ModuleLrScheduler>,
     ) -> Result<Self, FusedError> {
         let (optimizer, policies) = Policies::in_state_of(optimizer)?;

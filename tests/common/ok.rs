@@ -1,6 +1,6 @@
 //! Calls of a training that are expected to succeed: `step_ok` is `step`, and panics with the error.
 
-use backburn::optim::{AccumulateInState, Ruled};
+use backburn::optim::{AccumulateInState, ElementWiseOptimizer};
 use backburn::train::FusedLearner;
 use backburn::{FusedConfig, FusedError, FusedOptimizer, FusedReplicas, Loss};
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
@@ -63,7 +63,7 @@ pub trait FusedOk: TrainerOk {
     fn new_ok(model: Self::Model, optimizer: ModuleOptimizer) -> Self;
     fn accumulating_in_state_ok(
         model: Self::Model,
-        optimizer: Ruled<impl AccumulateInState>,
+        optimizer: ElementWiseOptimizer<impl AccumulateInState>,
     ) -> Self;
     fn with_config_on_ok(self, config: FusedConfig, device: &Device) -> Self;
     fn step_ok<L: Loss>(
@@ -92,7 +92,10 @@ impl<M: Module> FusedOk for FusedOptimizer<M> {
     }
 
     #[track_caller]
-    fn accumulating_in_state_ok(model: M, optimizer: Ruled<impl AccumulateInState>) -> Self {
+    fn accumulating_in_state_ok(
+        model: M,
+        optimizer: ElementWiseOptimizer<impl AccumulateInState>,
+    ) -> Self {
         ok(Self::accumulating_in_state(model, optimizer))
     }
 

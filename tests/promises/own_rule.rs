@@ -2,8 +2,8 @@
 //! backend, resumes from its record, and (`formats`) its states and weights are kept in formats.
 
 use backburn::optim::{
-    self as ours, AccumulateInState, ElementState, ElementWise, Number, Rule, Ruled, Step,
-    UpdateRule,
+    self as ours, AccumulateInState, ElementState, ElementWise, ElementWiseOptimizer, Number, Rule,
+    Step, UpdateRule,
 };
 use burn::optim as stock;
 
@@ -76,8 +76,8 @@ impl ElementWise for HeavyBall {
 
 impl AccumulateInState for HeavyBall {}
 
-pub fn rms_prop() -> Ruled<RmsProp> {
-    Ruled::new(RmsProp {
+pub fn rms_prop() -> ElementWiseOptimizer<RmsProp> {
+    ElementWiseOptimizer::new(RmsProp {
         alpha: 0.99,
         epsilon: 1e-5,
     })
@@ -150,7 +150,8 @@ fn its_state_takes_micro_batches_as_that_of_sgd(device: &Device) {
     let initial = model(device);
     let copy = || copy(&initial, || model(device));
     let mut sgd = FusedOptimizer::accumulating_in_state_ok(copy(), sgd);
-    let mut own = FusedOptimizer::accumulating_in_state_ok(copy(), Ruled::new(HeavyBall));
+    let mut own =
+        FusedOptimizer::accumulating_in_state_ok(copy(), ElementWiseOptimizer::new(HeavyBall));
     let batch = || Tensor::<2>::random([4, 6], Distribution::Default, device);
     for _ in 0..2 {
         let (x, y) = (batch(), batch());
@@ -193,7 +194,7 @@ impl ElementWise for Table {
 fn formula_panic_keeps_value(device: &Device) {
     let x = Tensor::<2>::ones([4, 6], device);
     for format in [StateFormat::Full, StateFormat::Bits8] {
-        let optimizer = Ruled::new(Table([0.5, 0.9])).with_state_format(format);
+        let optimizer = ElementWiseOptimizer::new(Table([0.5, 0.9])).with_state_format(format);
         let mut fused = FusedOptimizer::new_ok(model(device), optimizer.into());
         let mut step = || fused.step(RATE, |model| loss(model, x.clone())).map(drop);
         assert_eq!([step(), step()], [Ok(()), Ok(())]);

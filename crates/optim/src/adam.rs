@@ -3,9 +3,9 @@ use burn::grad_clipping::GradientClippingConfig;
 use burn::optim::decay::WeightDecayConfig;
 
 use super::element_wise::{AccumulateInState, ElementState, ElementWise};
+use super::element_wise_optimizer::{ElementWiseOptimizer, element_wise_config};
 use super::format::{StateFormat, WeightFormat};
 use super::rule::{self, Moments, Rule, Step};
-use super::ruled::{Ruled, ruled};
 
 /// Configuration of [`Adam`]: the fields and defaults of Burn's
 /// [`AdamConfig`](burn::optim::AdamConfig).
@@ -17,18 +17,18 @@ pub struct AdamConfig {
     /// Decay of the second moment.
     #[config(default = 0.999)]
     beta_2: f32,
-    /// Added to the root of the second moment, for numerical stability.
+    /// Term added to the root of the second moment, for numerical stability.
     #[config(default = 1e-5)]
     epsilon: f32,
-    /// Whether to use the AMSGrad variant.
+    /// Enables the AMSGrad variant.
     #[config(default = false)]
     amsgrad: bool,
     /// L2 penalty, added to the gradient.
     weight_decay: Option<WeightDecayConfig>,
-    /// How the moments are kept; the maximum of AMSGrad and the second moment beside it are always full.
+    /// Format of the moments. The maximum of AMSGrad, and the second moment stored with it, always have `Full` format.
     #[config(default = "StateFormat::Full")]
     state_format: StateFormat,
-    /// What weights in bf16 have beside their bits.
+    /// Format of weights in bf16, which sets their extra precision.
     #[config(default = "WeightFormat::Plain")]
     weight_format: WeightFormat,
     /// Clipping of each parameter's gradient.
@@ -40,11 +40,11 @@ pub struct AdamConfig {
 /// Computes what Burn's [`Adam`](burn::optim::Adam) does:
 /// [Kingma and Ba, 2014](https://arxiv.org/abs/1412.6980), with the AMSGrad variant of
 /// [Reddi et al., 2018](https://openreview.net/forum?id=ryQu7f-RZ).
-pub type Adam = Ruled<AdamConfig>;
+pub type Adam = ElementWiseOptimizer<AdamConfig>;
 
-ruled!(AdamConfig);
+element_wise_config!(AdamConfig);
 
-/// The names of Burn's adaptive moments.
+/// Names of the moments in Burn's adaptive optimizers.
 pub(super) const MOMENTS: [ElementState; 3] = [
     ElementState::signed("momentum.moment_1"),
     ElementState::positive("momentum.moment_2"),
@@ -55,7 +55,7 @@ impl ElementWise for AdamConfig {
     const STATES: &'static [ElementState] = &MOMENTS;
     const TIME: Option<&'static str> = Some("momentum.time");
 
-    /// Hyperparameters are worked out in the precision in which Burn does.
+    /// Computes hyperparameters in the same precision as Burn.
     fn rule(&self, step: Step) -> Rule {
         let root = (1.0 - self.beta_2.powi(step.time)).sqrt();
         let correction = root / (1.0 - self.beta_1.powi(step.time));
@@ -64,8 +64,8 @@ impl ElementWise for AdamConfig {
             moments: Moments {
                 beta_1: step.decay(self.beta_1.into()),
                 beta_2: step.decay(self.beta_2.into()),
-                rest_1: (1.0 - self.beta_1).into(),
-                rest_2: (1.0 - self.beta_2).into(),
+                complement_1: (1.0 - self.beta_1).into(),
+                complement_2: (1.0 - self.beta_2).into(),
             },
             learning_rate: step.learning_rate,
             penalty: penalty.map(|decay| decay.penalty.into()),

@@ -3,9 +3,9 @@ use burn::grad_clipping::GradientClippingConfig;
 
 use super::adam::MOMENTS;
 use super::element_wise::{AccumulateInState, ElementState, ElementWise};
+use super::element_wise_optimizer::{ElementWiseOptimizer, element_wise_config};
 use super::format::{StateFormat, WeightFormat};
 use super::rule::{self, Moments, Rule, Step};
-use super::ruled::{Ruled, ruled};
 
 /// Configuration of [`AdamW`]: the fields and defaults of Burn's
 /// [`AdamWConfig`](burn::optim::AdamWConfig).
@@ -17,22 +17,22 @@ pub struct AdamWConfig {
     /// Decay of the second moment.
     #[config(default = 0.999)]
     beta_2: f32,
-    /// Added to the root of the second moment, for numerical stability.
+    /// Term added to the root of the second moment, for numerical stability.
     #[config(default = 1e-5)]
     epsilon: f32,
     /// Decoupled weight decay.
     #[config(default = 1e-4)]
     weight_decay: f32,
-    /// Whether to decay only where it does not work against the update.
+    /// Applies the decay only to elements where it does not oppose the update.
     #[config(default = false)]
     cautious_weight_decay: bool,
-    /// Whether to use the AMSGrad variant.
+    /// Enables the AMSGrad variant.
     #[config(default = false)]
     amsgrad: bool,
-    /// How the moments are kept; the maximum of AMSGrad and the second moment beside it are always full.
+    /// Format of the moments. The maximum of AMSGrad, and the second moment stored with it, always have `Full` format.
     #[config(default = "StateFormat::Full")]
     state_format: StateFormat,
-    /// What weights in bf16 have beside their bits.
+    /// Format of weights in bf16, which sets their extra precision.
     #[config(default = "WeightFormat::Plain")]
     weight_format: WeightFormat,
     /// Clipping of each parameter's gradient.
@@ -45,15 +45,15 @@ pub struct AdamWConfig {
 /// [Loshchilov and Hutter, 2019](https://arxiv.org/abs/1711.05101), with cautious weight decay
 /// ([2025](https://arxiv.org/abs/2510.12402)) and the AMSGrad variant of
 /// [Reddi et al., 2018](https://openreview.net/forum?id=ryQu7f-RZ).
-pub type AdamW = Ruled<AdamWConfig>;
+pub type AdamW = ElementWiseOptimizer<AdamWConfig>;
 
-ruled!(AdamWConfig);
+element_wise_config!(AdamWConfig);
 
 impl ElementWise for AdamWConfig {
     const STATES: &'static [ElementState] = &MOMENTS;
     const TIME: Option<&'static str> = Some("momentum.time");
 
-    /// Hyperparameters are worked out in the precision in which Burn does.
+    /// Computes hyperparameters in the same precision as Burn.
     fn rule(&self, step: Step) -> Rule {
         let rate = step.learning_rate * f64::from(self.weight_decay);
         let is_cautious = self.cautious_weight_decay && rate != 0.0;
@@ -61,8 +61,8 @@ impl ElementWise for AdamWConfig {
             moments: Moments {
                 beta_1: step.decay(self.beta_1.into()),
                 beta_2: step.decay(self.beta_2.into()),
-                rest_1: (1.0 - self.beta_1).into(),
-                rest_2: (1.0 - self.beta_2).into(),
+                complement_1: (1.0 - self.beta_1).into(),
+                complement_2: (1.0 - self.beta_2).into(),
             },
             learning_rate: step.learning_rate,
             decay: if is_cautious { rate } else { 1.0 - rate },

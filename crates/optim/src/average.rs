@@ -23,17 +23,17 @@ pub struct AverageState(Arc<Mutex<Values>>);
 
 #[derive(Clone, Debug, Default)]
 struct Values {
-    /// Updates of the parameter.
+    /// Number of updates of the parameter.
     updates: usize,
-    /// Updates that were counted.
+    /// Number of updates that were counted.
     count: usize,
-    /// In f32, or in f64 for a parameter in f64. It has the rank of the parameter, whatever its type says. `None` until the
-    /// average is started, and after an update of it has panicked.
+    /// Mean in f32, or in f64 for a parameter in f64. It has the rank of the parameter, whatever its type says. `None` until
+    /// the average is started, and after an update of it has panicked.
     mean: Option<Tensor<1>>,
 }
 
 impl Average {
-    /// An average with `config`, which continues from `before`.
+    /// Creates an average with `config` that continues from `before`.
     pub fn new(config: WeightAveragingConfig, before: Option<Self>) -> Self {
         Self {
             config,
@@ -46,7 +46,7 @@ impl Average {
         &self.state
     }
 
-    /// Starts as `value`, or moves what was loaded to the device and the type of its averages.
+    /// Starts the average as `value`, or moves a loaded average to its device and type.
     pub fn start(&self, value: &Tensor<1>) {
         let mut values = self.state.0.lock();
         let loaded = values.mean.take();
@@ -57,7 +57,7 @@ impl Average {
         });
     }
 
-    /// Applies an update of the parameter, after which it has this `value`, without autodiff.
+    /// Applies an update of the parameter. `value` is the parameter after the update, without autodiff.
     pub fn update(&self, value: &Tensor<1>) {
         let mut values = self.state.0.lock();
         if !self.config.counts(values.updates + 1) {
@@ -100,7 +100,7 @@ impl Average {
 }
 
 impl AverageState {
-    /// Takes over the values of `other`.
+    /// Takes the values of `other`.
     pub fn load(&self, other: &Self) {
         if !Arc::ptr_eq(&self.0, &other.0) {
             let values = other.0.lock().clone();
@@ -109,7 +109,7 @@ impl AverageState {
     }
 }
 
-/// Returns the type in which averages of such values are kept.
+/// Returns the type of the average of `value`.
 fn type_of_average(value: &Tensor<1>) -> DType {
     match value.dtype() {
         DType::F64 => DType::F64,
@@ -117,7 +117,7 @@ fn type_of_average(value: &Tensor<1>) -> DType {
     }
 }
 
-/// Returns `value` in the type of its averages, in a buffer of its own: a shared one would be copied in the next step.
+/// Copies `value` in the type of its average. A shared buffer would be copied in the next step.
 fn copied(value: &Tensor<1>) -> Tensor<1> {
     match type_of_average(value) {
         dtype if dtype == value.dtype() => value.clone().mul_scalar(1.0),
@@ -140,7 +140,7 @@ impl RecordState for AverageState {
         let count = steps(source.take_scalar(prefix, "count")?)?;
         let mean = match source.take_tensor(prefix, "average") {
             Some(data) if !data.dtype().is_float() => return None,
-            // In its type, which not every device has.
+            // The recorded type, which not every device supports.
             mean => mean.map(|data| of_data(data, &host(device))),
         };
         Some(Self(Arc::new(Mutex::new(Values {

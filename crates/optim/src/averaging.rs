@@ -34,7 +34,7 @@ pub struct WeightAveragingConfig {
 }
 
 impl WeightAveragingConfig {
-    /// Refuses values out of range.
+    /// Returns an error if a value is out of range.
     #[doc(hidden)]
     pub fn check(&self) -> Result<(), OptimError> {
         let reason = match self.decay {
@@ -49,12 +49,12 @@ impl WeightAveragingConfig {
         Err(OptimError::Averaging { reason })
     }
 
-    /// Returns `true` if the average counts the update of this number, from one on.
+    /// Returns `true` if the average counts this update. The first update is 1.
     pub(super) fn counts(&self, update: usize) -> bool {
         update.is_multiple_of(self.every)
     }
 
-    /// Returns the formula of the counted update of this number, from one on.
+    /// Returns the formula of this counted update. The first is 1.
     pub(super) fn rule(&self, count: usize) -> AverageRule {
         let Some(decay) = self.decay else {
             return AverageRule::Uniform(count);

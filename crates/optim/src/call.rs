@@ -1,7 +1,7 @@
 //! The channel between the caller of an optimizer's step and the optimizer, in addition to the arguments and the result of Burn's
 //! `Optimizer`.
 //!
-//! The caller wraps the step in [`Call::make`]. The optimizer reads [`more_to_come`](Call::more_to_come) and
+//! The caller wraps the step in [`Call::make`]. The optimizer reads [`more_micro_batches_follow`](Call::more_micro_batches_follow) and
 //! [`asked_for`](Call::asked_for), and writes [`parameter`](Call::parameter) and [`refusal`](Call::refusal). Without a call, as in a
 //! stock loop, each gradient is the last of its group, and a refusal is a panic.
 //!
@@ -17,37 +17,37 @@ use burn::tensor::Device;
 use backburn_base::AnyTensor;
 use backburn_base::caught::{Caught, catch};
 
-/// A call of an optimizer's step: what its caller says, and what the optimizer answers.
+/// A call of an optimizer's step: the input of its caller and the reply of the optimizer.
 #[derive(Default)]
 pub struct Call {
-    /// Whether the gradient is not the last of its group of micro-batches.
-    pub more_to_come: bool,
-    /// Set if the call only asks whether the optimizer can step such a parameter.
+    /// `true` if more gradients of the same group of micro-batches follow.
+    pub more_micro_batches_follow: bool,
+    /// Set if the call only queries whether the optimizer supports such a parameter.
     pub asked_for: Option<Asked>,
     /// Set if the optimizer may keep weights or states in a format.
     pub may_have_formats: bool,
-    /// A handle to the parameter: of before, or as a step has written it. There is none while one writes in place.
+    /// Handle to the parameter, before or after the step. `None` while a step writes in place.
     pub parameter: Option<AnyTensor>,
-    /// Why the optimizer has not stepped, and has given back what it got.
+    /// Reason why the optimizer did not step. It has then returned its input unchanged.
     pub refusal: Option<String>,
 }
 
-/// A parameter in whose place a single element is stepped.
+/// A parameter that is represented by a single element in a query.
 #[derive(Clone)]
 pub struct Asked {
-    /// Where it is stepped.
+    /// Device of the step.
     pub device: Device,
-    /// The number of its elements.
+    /// Number of elements of the parameter.
     pub elements: usize,
 }
 
 thread_local! {
-    /// None where nobody listens, as in a stock loop.
+    /// `None` without a caller, as in a stock loop.
     static CALL: RefCell<Option<Call>> = const { RefCell::new(None) };
 }
 
 impl Call {
-    /// Calls `step` on this thread. Returns how it has ended, and the answer.
+    /// Calls `step` on this thread. Returns its result or panic, and the reply.
     pub fn make<R>(self, step: impl FnOnce() -> R) -> (Result<R, Caught>, Self) {
         let before = CALL.replace(Some(self));
         let ended = catch(step);
@@ -56,25 +56,28 @@ impl Call {
     }
 }
 
-/// Runs `step`, that of another optimizer, without a caller who listens: what it would say is about other tensors.
-pub(super) fn unheard<R>(step: impl FnOnce() -> R) -> R {
+/// Runs the `step` of another optimizer without a caller: its reports would be about other tensors.
+pub(super) fn without_caller<R>(step: impl FnOnce() -> R) -> R {
     let call = CALL.take();
     let ended = catch(step);
     CALL.set(call);
     ended.unwrap_or_else(|panic| panic.resume())
 }
 
-/// Whether more gradients of the group follow; without a caller that says so, each is the last.
-pub(super) fn more_to_come() -> bool {
-    CALL.with_borrow(|call| call.as_ref().is_some_and(|call| call.more_to_come))
+/// Returns `true` if more gradients of the group follow; `false` without a caller.
+pub(super) fn more_micro_batches_follow() -> bool {
+    CALL.with_borrow(|call| {
+        call.as_ref()
+            .is_some_and(|call| call.more_micro_batches_follow)
+    })
 }
 
-/// Returns the device of the step: that of the parameter, unless the caller asks about another one.
+/// Returns the device of the step: that of the query, or else that of the parameter.
 pub(super) fn device(parameter: Device) -> Device {
     asked_for().map_or(parameter, |asked| asked.device)
 }
 
-/// Returns the number of elements to judge: those of the parameter, unless the caller asks about another one.
+/// Returns the number of elements: that of the query, or else that of the parameter.
 pub(super) fn elements(parameter: usize) -> usize {
     asked_for().map_or(parameter, |asked| asked.elements)
 }
@@ -83,20 +86,20 @@ fn asked_for() -> Option<Asked> {
     CALL.with_borrow(|call| call.as_ref()?.asked_for.clone())
 }
 
-/// Says why a step can't be: the optimizer gives parameter and state back as they are.
+/// Reports why a step is refused. The optimizer returns parameter and state unchanged.
 ///
 /// # Panics
 ///
-/// If nobody listens, as in a stock loop.
+/// If there is no caller, as in a stock loop.
 pub(super) fn refuse(reason: String) {
-    if let Some(reason) = tell_unfit(reason) {
+    if let Some(reason) = report_unsupported(reason) {
         panic!("{reason}");
     }
 }
 
-/// The caller asks whether a parameter can be stepped, by loading a record for it, and it can't. Returns the reason where
-/// nobody listens.
-pub(super) fn tell_unfit(reason: String) -> Option<String> {
+/// Reports that the optimizer does not support the parameter of a query, which loads a record for it. Returns the reason if
+/// there is no caller.
+pub(super) fn report_unsupported(reason: String) -> Option<String> {
     let mut reason = Some(reason);
     CALL.with_borrow_mut(|call| {
         if let Some(call) = call {
@@ -106,7 +109,7 @@ pub(super) fn tell_unfit(reason: String) -> Option<String> {
     reason
 }
 
-/// Reports that the state which Burn loads may be in a format.
+/// Reports that the state that Burn loads may be in a format.
 pub(super) fn report_formats() {
     CALL.with_borrow_mut(|call| {
         if let Some(call) = call {
@@ -115,7 +118,7 @@ pub(super) fn report_formats() {
     });
 }
 
-/// Gives up the caller's handle to the parameter, so that a step that can't fail any more writes in place.
+/// Drops the caller's handle to the parameter, so that a step that can't fail any more writes in place.
 pub(super) fn give_up_parameter() {
     CALL.with_borrow_mut(|call| {
         if let Some(call) = call {
@@ -124,7 +127,7 @@ pub(super) fn give_up_parameter() {
     });
 }
 
-/// Gives the caller a handle to the parameter as it was written, since what has called this optimizer may fail yet.
+/// Returns a handle to the updated parameter to the caller, since the calling optimizer can still fail.
 pub(super) fn show_parameter(parameter: impl FnOnce() -> AnyTensor) {
     CALL.with_borrow_mut(|call| {
         if let Some(call) = call {

@@ -5,10 +5,10 @@ use backburn_base::debug_prints_message;
 /// `Debug` prints the message, too.
 #[derive(Clone, PartialEq, thiserror::Error)]
 pub enum OptimError {
-    /// A config of an average of the weights with a value out of range.
+    /// A value out of range in the config of an average of the weights.
     #[error("the weights can't be averaged: {reason}")]
     Averaging {
-        /// Why, and what to do.
+        /// Reason, and what to do.
         reason: String,
     },
 
@@ -17,7 +17,7 @@ pub enum OptimError {
         "the optimizer record can't be read: {reason}. Load one that Burn or backburn has written, or go on without it"
     )]
     UnreadableRecord {
-        /// What Burn says about it.
+        /// Error of Burn.
         reason: String,
     },
 }

@@ -2,14 +2,14 @@ use burn::optim::{LearningRate, Optimizer, RecordState, StateSink, StateSource};
 use burn::tensor::{Device, FloatDType, Tensor};
 
 use super::call;
-use super::format::{Formats, LowBits, Noise, RecordedFormat, StateFormat, WeightFormat, around};
+use super::format::{Formats, Noise, RecordedFormat, Residual, StateFormat, WeightFormat, around};
 use super::kernel;
 
-/// Any optimizer, around which weights in bf16 are kept in a [`WeightFormat`].
+/// A wrapper that stores the bf16 weights of any optimizer in a [`WeightFormat`].
 ///
-/// The optimizer gets the weight and its gradient in f32, and computes in that, states included. The new weight is
-/// rounded at random or split, as the format says. For the time of an update there is the parameter in f32; the
-/// optimizers of [this crate](super) do without.
+/// The optimizer gets the weight and its gradient in f32, and computes in f32, states included. The new weight is rounded at
+/// random or split, as the format says. During an update the parameter is allocated in f32; the optimizers of [this
+/// crate](super) don't need this buffer.
 ///
 /// ```
 /// use backburn_optim::{InFormat, WeightFormat};
@@ -22,8 +22,9 @@ use super::kernel;
 ///
 /// # Errors
 ///
-/// A parameter that is not in bf16 is refused before training starts by `backburn` (`FusedError::UnsupportedParameter`), one of
-/// fewer than 4096 elements in its step; such a small one in f32 is stepped as it is. In a stock loop the step panics.
+/// `backburn` refuses a parameter that is not in bf16 before training starts (`FusedError::UnsupportedParameter`), and one of
+/// fewer than 4096 elements in its step. Such a small parameter in f32 is stepped without a format. In a stock loop the step
+/// panics.
 #[derive(Clone, Debug)]
 pub struct InFormat<O> {
     optimizer: O,
@@ -31,21 +32,21 @@ pub struct InFormat<O> {
 }
 
 impl<O> InFormat<O> {
-    /// `optimizer`, for weights in `format`.
+    /// Wraps `optimizer`, for weights in `format`.
     pub fn new(optimizer: O, format: WeightFormat) -> Self {
         Self { optimizer, format }
     }
 }
 
-/// State of [`InFormat`]: that of the optimizer, with the low bits of the weight beside it if there are any.
+/// State of [`InFormat`]: the state of the optimizer, and the residual of the weight if there is one.
 #[derive(Clone, Debug)]
 pub struct InFormatState<S, const D: usize> {
-    /// That of the optimizer, if it has one.
+    /// State of the optimizer, if it has one.
     state: Option<S>,
-    /// The number of steps.
+    /// Number of steps.
     time: usize,
-    /// What the weight in bf16 lacks.
-    low_bits: Option<LowBits>,
+    /// Residual of the weight in bf16.
+    residual: Option<Residual>,
 }
 
 impl<O: Optimizer> Optimizer for InFormat<O> {
@@ -61,47 +62,47 @@ impl<O: Optimizer> Optimizer for InFormat<O> {
         let formats = Formats {
             state: StateFormat::Full,
             weight: self.format,
-            is_around: true,
+            is_wrapper: true,
         };
-        let low_bits = state.as_ref().and_then(|state| state.low_bits.as_ref());
-        let fitted = formats.fit(&parameter, &gradient, &[], low_bits);
-        let Ok(formats) = fitted.map_err(call::refuse) else {
+        let residual = state.as_ref().and_then(|state| state.residual.as_ref());
+        let resolved = formats.resolve(&parameter, &gradient, &[], residual);
+        let Ok(formats) = resolved.map_err(call::refuse) else {
             return (parameter, state);
         };
-        let parts = |state: Self::State<D>| (state.state, state.time, state.low_bits);
-        let (state, time, low_bits) = state.map_or((None, 0, None), parts);
+        let parts = |state: Self::State<D>| (state.state, state.time, state.residual);
+        let (state, time, residual) = state.map_or((None, 0, None), parts);
         let time = time + 1;
-        let with = |state, low_bits| {
+        let with = |state, residual| {
             Some(InFormatState {
                 state,
                 time,
-                low_bits,
+                residual,
             })
         };
         if formats.is_whole {
             let (value, state) = self.optimizer.step(lr, parameter, gradient, state);
-            return (value, with(state, low_bits));
+            return (value, with(state, residual));
         }
-        let weight = formats.weight(parameter, low_bits);
+        let weight = formats.weight(parameter, residual);
         let gradient = gradient.cast(FloatDType::F32);
         let before = kernel::in_full(&weight);
-        // It is told nothing about the weight, and nothing of the caller's goes with it.
+        // Without the caller: the wrapped optimizer steps another tensor than the caller's.
         let step = || self.optimizer.step(lr, before, gradient, state);
-        let (after, state) = call::unheard(step);
+        let (after, state) = call::without_caller(step);
         let weight = kernel::set_in_format(weight, after, Noise::of_step(time));
-        (weight.value, with(state, weight.low_bits))
+        (weight.value, with(state, weight.residual))
     }
 
     fn to_device<const D: usize>(state: Self::State<D>, device: &Device) -> Self::State<D> {
         InFormatState {
             state: state.state.map(|state| O::to_device(state, device)),
             time: state.time,
-            low_bits: state.low_bits.map(|low| low.on_device(device)),
+            residual: state.residual.map(|low| low.on_device(device)),
         }
     }
 }
 
-/// Under the names of the optimizer's own; what is around it has others, since that may be in formats, too.
+/// Records the state under the optimizer's own names. The wrapper has other names, since the optimizer can have formats too.
 impl<S: RecordState, const D: usize> RecordState for InFormatState<S, D> {
     fn state_flatten(&self, prefix: &str, sink: &mut StateSink) {
         if let Some(state) = &self.state {
@@ -111,7 +112,7 @@ impl<S: RecordState, const D: usize> RecordState for InFormatState<S, D> {
         let format = RecordedFormat {
             time: self.time,
             wraps: self.state.is_some(),
-            low_bits: self.low_bits.clone(),
+            residual: self.residual.clone(),
             ..RecordedFormat::default()
         };
         format.flatten(&around, D, sink);
@@ -121,12 +122,12 @@ impl<S: RecordState, const D: usize> RecordState for InFormatState<S, D> {
         let around = around(prefix);
         let format = RecordedFormat::unflatten(&around, source, device)?;
         let state = S::state_unflatten(prefix, source, device);
-        // All or nothing.
+        // A record without the wrapped state is incomplete.
         let is_whole = state.is_some() || !format.wraps;
         is_whole.then_some(Self {
             state,
             time: format.time,
-            low_bits: format.low_bits,
+            residual: format.residual,
         })
     }
 }

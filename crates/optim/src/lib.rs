@@ -22,7 +22,7 @@
 //! A formula for one element, and what is kept for it:
 //!
 //! ```
-//! use backburn_optim::{ElementState, ElementWise, Number, Rule, Ruled, StateFormat, Step, UpdateRule};
+//! use backburn_optim::{ElementState, ElementWise, Number, Rule, ElementWiseOptimizer, StateFormat, Step, UpdateRule};
 //!
 //! /// RMSProp.
 //! #[derive(Clone, Debug)]
@@ -57,12 +57,12 @@
 //!     }
 //! }
 //!
-//! let optimizer = Ruled::new(RmsProp { alpha: 0.99 }).with_state_format(StateFormat::Bits8);
+//! let optimizer = ElementWiseOptimizer::new(RmsProp { alpha: 0.99 }).with_state_format(StateFormat::Bits8);
 //! ```
 
 #![warn(missing_docs)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
-// What is for flex alone is unused without flex.
+// Without `flex`, code for `flex` is unused.
 #![cfg_attr(not(feature = "flex"), allow(unused))]
 
 mod adam;
@@ -72,6 +72,7 @@ mod averaging;
 #[doc(hidden)]
 pub mod call;
 mod element_wise;
+mod element_wise_optimizer;
 mod error;
 mod format;
 mod in_format;
@@ -82,7 +83,6 @@ mod muon_with_adamw;
 #[doc(hidden)]
 pub mod optimizer_record;
 mod rule;
-mod ruled;
 mod sgd;
 mod state;
 mod vectorized;
@@ -96,9 +96,10 @@ pub use adamw::{AdamW, AdamWConfig};
 pub use average::{Average, AverageState};
 pub use averaging::WeightAveragingConfig;
 pub use element_wise::{AccumulateInState, ElementState, ElementWise};
+pub use element_wise_optimizer::ElementWiseOptimizer;
 pub use error::OptimError;
 #[doc(hidden)]
-pub use format::{LowBits, formats_may_refuse, recorded_low_bits};
+pub use format::{Residual, formats_may_refuse, recorded_residual};
 pub use format::{StateFormat, WeightFormat};
 pub use in_format::{InFormat, InFormatState};
 #[doc(hidden)]
@@ -108,11 +109,10 @@ pub use muon::{Muon, MuonConfig, MuonState};
 pub use muon_with_adamw::{MuonWithAdamW, MuonWithAdamWConfig, MuonWithAdamWState};
 pub use optimizer_record::compact_records;
 pub use rule::{Number, Rule, Step, UpdateRule};
-pub use ruled::Ruled;
 pub use sgd::{Sgd, SgdConfig};
-pub use state::RuledState;
+pub use state::ElementWiseState;
 
-/// `optimizer` for a whole module, with the clipping of its config.
+/// Returns `optimizer` for a whole module, with the gradient clipping of its config.
 fn with_clipping(
     optimizer: impl Optimizer,
     clipping: Option<&GradientClippingConfig>,

@@ -2,9 +2,9 @@ use burn::config::Config;
 use burn::grad_clipping::GradientClippingConfig;
 
 use super::element_wise::{ElementState, ElementWise};
+use super::element_wise_optimizer::{ElementWiseOptimizer, element_wise_config};
 use super::format::{StateFormat, WeightFormat};
 use super::rule::{self, Rule, Step};
-use super::ruled::{Ruled, ruled};
 
 /// Configuration of [`Lion`]: the fields and defaults of Burn's
 /// [`LionConfig`](burn::optim::LionConfig).
@@ -19,10 +19,10 @@ pub struct LionConfig {
     /// Decoupled weight decay.
     #[config(default = 0.0)]
     weight_decay: f32,
-    /// How the momentum is kept.
+    /// Format of the momentum.
     #[config(default = "StateFormat::Full")]
     state_format: StateFormat,
-    /// What weights in bf16 have beside their bits.
+    /// Format of weights in bf16, which sets their extra precision.
     #[config(default = "WeightFormat::Plain")]
     weight_format: WeightFormat,
     /// Clipping of each parameter's gradient.
@@ -33,21 +33,21 @@ pub struct LionConfig {
 ///
 /// Computes what Burn's [`Lion`](burn::optim::Lion) does:
 /// [Chen et al., 2023](https://arxiv.org/abs/2302.06675).
-pub type Lion = Ruled<LionConfig>;
+pub type Lion = ElementWiseOptimizer<LionConfig>;
 
-ruled!(LionConfig);
+element_wise_config!(LionConfig);
 
 impl ElementWise for LionConfig {
     const STATES: &'static [ElementState] = &[ElementState::signed("momentum")];
     const TIME: Option<&'static str> = None;
 
-    /// Hyperparameters are worked out in the precision in which Burn does.
+    /// Computes hyperparameters in the same precision as Burn.
     fn rule(&self, step: Step) -> Rule {
         let rule = rule::Lion {
             beta_1: self.beta_1.into(),
             beta_2: self.beta_2.into(),
-            rest_1: (1.0 - self.beta_1).into(),
-            rest_2: (1.0 - self.beta_2).into(),
+            complement_1: (1.0 - self.beta_1).into(),
+            complement_2: (1.0 - self.beta_2).into(),
             learning_rate: step.learning_rate,
             decay: 1.0 - step.learning_rate * f64::from(self.weight_decay),
         };

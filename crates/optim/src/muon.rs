@@ -8,12 +8,12 @@ use burn::tensor::{DType, Device, FloatDType, Tensor};
 
 use super::call;
 use super::element_wise::{ElementState, ElementWise};
+use super::element_wise_optimizer::ElementWiseOptimizer;
 use super::format::{Formats, StateFormat, WeightFormat};
 use super::kernel;
 use super::rule::{self, Rule, Step};
-use super::ruled::Ruled;
 use super::sgd::VELOCITY;
-use super::state::RuledState;
+use super::state::ElementWiseState;
 use super::with_clipping;
 use backburn_base::AnyTensor;
 
@@ -22,7 +22,7 @@ use backburn_base::AnyTensor;
 /// It is for a parameter group of matrices; [`MuonWithAdamWConfig`](super::MuonWithAdamWConfig) is for a whole model.
 #[derive(Config, Debug)]
 pub struct MuonConfig {
-    /// Decoupled weight decay, by the learning rate that is not adjusted.
+    /// Decoupled weight decay, scaled by the learning rate before its adjustment.
     weight_decay: Option<WeightDecayConfig>,
     /// Momentum, with dampening and Nesterov's variant.
     #[config(default = "MomentumConfig { momentum: 0.95, dampening: 0.0, nesterov: true }")]
@@ -30,41 +30,41 @@ pub struct MuonConfig {
     /// Coefficients of the Newton-Schulz iteration.
     #[config(default = "(3.4445, -4.775, 2.0315)")]
     ns_coefficients: (f32, f32, f32),
-    /// The least norm that a matrix is divided by, for numerical stability.
+    /// Lower bound of the norm that divides a matrix, for numerical stability.
     #[config(default = 1e-7)]
     epsilon: f32,
     /// Steps of the Newton-Schulz iteration.
     #[config(default = 5)]
     ns_steps: usize,
-    /// How the learning rate goes by the shape of a matrix.
+    /// Adjustment of the learning rate to the shape of a matrix.
     #[config(default = "AdjustLrFn::Original")]
     adjust_lr_fn: AdjustLrFn,
-    /// How the momentum is kept.
+    /// Format of the momentum.
     #[config(default = "StateFormat::Full")]
     state_format: StateFormat,
-    /// What weights in bf16 have beside their bits.
+    /// Format of weights in bf16, which sets their extra precision.
     #[config(default = "WeightFormat::Plain")]
     weight_format: WeightFormat,
 }
 
 impl MuonConfig {
-    /// The bare optimizer, for a parameter group of matrices.
+    /// Returns the bare optimizer, for a parameter group of matrices.
     pub fn build(&self) -> Muon {
-        let momentum = Ruled::new(Direction(self.momentum.clone()));
+        let momentum = ElementWiseOptimizer::new(Direction(self.momentum.clone()));
         Muon {
             momentum: momentum.with_state_format(self.state_format),
             config: self.clone(),
         }
     }
 
-    /// The optimizer of a module of matrices alone.
+    /// Returns the optimizer of a module that has only matrices.
     pub fn init(&self) -> ModuleOptimizer {
         with_clipping(self.build(), None)
     }
 
-    /// The nearest matrix whose rows, or columns, are orthonormal, roughly: the Newton-Schulz iteration of the polynomial
-    /// `a x + b x^3 + c x^5`, which takes singular values towards one. The operations of Burn's `Muon` in their order, in two
-    /// buffers of the size of the `matrix` and three of the square of its shorter side.
+    /// Returns the nearest matrix with orthonormal rows or columns, approximately. This is the Newton-Schulz iteration of the
+    /// polynomial `a x + b x^3 + c x^5`, which moves singular values towards 1. It runs the operations of Burn's `Muon` in
+    /// their order, in two buffers of the size of the `matrix` and three of the square of its shorter side.
     fn orthogonalized(&self, matrix: Tensor<2>) -> Tensor<2> {
         if matrix.shape().num_elements() == 0 {
             return matrix;
@@ -88,23 +88,23 @@ impl MuonConfig {
 
 /// Muon: momentum, orthogonalized.
 ///
-/// Computes what Burn's [`Muon`](burn::optim::Muon) does ([Jordan et al., 2024](https://kellerjordan.github.io/posts/muon/)),
-/// whose rows are the first dimension of a weight. Momentum and weight are each updated in a single pass; between the two
-/// there are two buffers of the size of the matrix and three of the square of its shorter side. In formats and for weights in
-/// f16 the iteration runs in f32.
+/// Computes what Burn's [`Muon`](burn::optim::Muon) does ([Jordan et al., 2024](https://kellerjordan.github.io/posts/muon/)).
+/// The rows are the first dimension of a weight. Momentum and weight are each updated in a single pass. Between the two, the
+/// step allocates two buffers of the size of the matrix and three of the square of its shorter side. In formats and for weights
+/// in f16 the iteration runs in f32.
 ///
 /// # Errors
 ///
-/// It steps matrices alone, as Burn's does. A parameter of another rank is refused by name before training starts
-/// by `backburn` (`FusedError::UnsupportedParameter`): vectors, convolutions, and stacks of experts in one tensor. In a stock
-/// loop its step panics.
+/// Muon steps only matrices, as Burn's does. `backburn` refuses a parameter of another rank by name before training starts
+/// (`FusedError::UnsupportedParameter`): vectors, convolutions, and stacks of experts in one tensor. In a stock loop the step
+/// panics.
 #[derive(Clone, Debug)]
 pub struct Muon {
     config: MuonConfig,
-    momentum: Ruled<Direction>,
+    momentum: ElementWiseOptimizer<Direction>,
 }
 
-/// Steps anything to where the momentum points.
+/// A rule that moves its input in the direction of the momentum.
 #[derive(Clone, Debug)]
 struct Direction(MomentumConfig);
 
@@ -117,19 +117,19 @@ impl ElementWise for Direction {
     }
 }
 
-/// State of [`Muon`]: the momentum, and the low bits of the weight if there are any, in Burn's names.
+/// State of [`Muon`]: the momentum, and the residual of the weight if there is one, with Burn's names.
 #[derive(Clone, Debug)]
-pub struct MuonState<const D: usize>(RuledState<Direction, D>);
+pub struct MuonState<const D: usize>(ElementWiseState<Direction, D>);
 
 impl<const D: usize> MuonState<D> {
-    /// The momentum, in full; none before the first step.
+    /// Returns the momentum in full precision; `None` before the first step.
     pub fn momentum(&self) -> Option<Tensor<D>> {
         self.0.get(VELOCITY.name)
     }
 }
 
 impl Muon {
-    /// What the learning rate is multiplied by for a matrix of this shape.
+    /// Returns the factor of the learning rate for a matrix of this shape.
     fn adjustment([rows, columns]: [usize; 2], function: AdjustLrFn) -> f64 {
         let (rows, columns) = (rows as f64, columns as f64);
         match function {
@@ -139,7 +139,7 @@ impl Muon {
     }
 }
 
-/// Refuses a parameter of this rank, if it is no matrix.
+/// Returns an error if a parameter of this rank is not a matrix.
 fn check_matrix<const D: usize>() -> Result<(), String> {
     if D == 2 {
         return Ok(());
@@ -165,26 +165,26 @@ impl Optimizer for Muon {
             ..self.momentum.formats
         };
         let inner = state.as_ref().map(|state| &state.0);
-        let fitted = check_matrix::<D>()
-            .and_then(|()| RuledState::fit(inner, formats, &parameter, &gradient));
-        let Ok(formats) = fitted.map_err(call::refuse) else {
+        let resolved = check_matrix::<D>()
+            .and_then(|()| ElementWiseState::resolve(inner, formats, &parameter, &gradient));
+        let Ok(formats) = resolved.map_err(call::refuse) else {
             return (parameter, state);
         };
-        let mut state = state.map_or_else(RuledState::none, |state| state.0);
-        let (time, low_bits) = (state.time + 1, state.low_bits.take());
+        let mut state = state.map_or_else(ElementWiseState::none, |state| state.0);
+        let (time, residual) = (state.time + 1, state.residual.take());
         let gradient = match formats.is_plain {
             true => gradient,
             false => gradient.cast(FloatDType::F32),
         };
-        // Where the momentum points. It is told nothing about the weight, which is not written yet: in the place of what is
-        // stepped there is something of its form.
+        // The direction of the momentum. The caller's reports concern the weight, which is not written yet, so a tensor of the
+        // same form replaces the parameter.
         let any = gradient.clone();
         let momentum = || self.momentum.step(1.0, any, gradient, Some(state));
-        let (direction, state) = call::unheard(momentum);
-        // As it lies in memory, which decides the last bits of a product.
+        let (direction, state) = call::without_caller(momentum);
+        // With this memory layout, which decides the last bits of a product.
         let matrix = AnyTensor::from(direction).of_rank::<2>();
         let orthogonalized = match matrix.dtype() {
-            // Its squares leave the range of f16.
+            // The squares of its elements leave the range of f16.
             DType::F16 => {
                 let wide = self.config.orthogonalized(matrix.cast(FloatDType::F32));
                 wide.cast(FloatDType::F16)
@@ -198,11 +198,11 @@ impl Optimizer for Muon {
             decay: penalty.map_or(1.0, |decay| 1.0 - lr * f64::from(decay.penalty)),
             learning_rate: lr * Self::adjustment(shape, self.config.adjust_lr_fn),
         });
-        let weight = formats.weight(parameter, low_bits);
+        let weight = formats.weight(parameter, residual);
         let (weight, _) = kernel::update(rule, weight, direction, Vec::new(), time);
         let state = state.map(|mut state| {
             if !formats.is_plain {
-                (state.time, state.low_bits) = (time, weight.low_bits);
+                (state.time, state.residual) = (time, weight.residual);
             }
             MuonState(state)
         });
@@ -210,7 +210,7 @@ impl Optimizer for Muon {
     }
 
     fn to_device<const D: usize>(state: MuonState<D>, device: &Device) -> MuonState<D> {
-        MuonState(Ruled::to_device(state.0, device))
+        MuonState(ElementWiseOptimizer::to_device(state.0, device))
     }
 }
 
@@ -221,9 +221,9 @@ impl<const D: usize> RecordState for MuonState<D> {
 
     fn state_unflatten(prefix: &str, source: &mut StateSource, device: &Device) -> Option<Self> {
         if let Err(reason) = check_matrix::<D>() {
-            call::tell_unfit(reason);
+            call::report_unsupported(reason);
             return None;
         }
-        RuledState::state_unflatten(prefix, source, device).map(Self)
+        ElementWiseState::state_unflatten(prefix, source, device).map(Self)
     }
 }

@@ -8,13 +8,13 @@ use burn::tensor::{Device, Tensor};
 use super::adamw::{AdamW, AdamWConfig};
 use super::format::{StateFormat, WeightFormat};
 use super::muon::{Muon, MuonConfig, MuonState};
-use super::state::RuledState;
+use super::state::ElementWiseState;
 use super::with_clipping;
 
-/// Configuration of the recipe with which models are trained by Muon: matrices by [`Muon`], all else (vectors, convolutions,
-/// stacks of experts) by [`AdamW`], and embeddings and heads, which are named, by AdamW as well.
+/// Configuration of the usual recipe for Muon: [`Muon`] for matrices, [`AdamW`] for everything else (vectors, convolutions,
+/// stacks of experts), and for embeddings and heads, which are named.
 ///
-/// With the defaults both go by one learning rate, AdamW's, as in [Liu et al., 2025](https://arxiv.org/abs/2502.16982).
+/// With the defaults both use the learning rate of AdamW, as in [Liu et al., 2025](https://arxiv.org/abs/2502.16982).
 ///
 /// ```
 /// use backburn_optim::{MuonWithAdamWConfig, StateFormat};
@@ -25,23 +25,23 @@ use super::with_clipping;
 /// ```
 #[derive(Config, Debug)]
 pub struct MuonWithAdamWConfig {
-    /// Parts of paths: matrices that have one of them in theirs are stepped by AdamW. Those of the embeddings and of the head,
-    /// as the model names them.
+    /// Parts of paths. AdamW steps a matrix whose path contains one of them. Name the embeddings and the head, as the model
+    /// names them.
     pub on_adamw: Vec<String>,
-    /// Muon.
+    /// Configuration of Muon.
     #[config(default = "MuonConfig::new().with_adjust_lr_fn(AdjustLrFn::MatchRmsAdamW)")]
     pub muon: MuonConfig,
-    /// AdamW. Its clipping is that of all parameters.
+    /// Configuration of AdamW. Its gradient clipping applies to all parameters.
     #[config(default = "AdamWConfig::new()")]
     pub adamw: AdamWConfig,
-    /// What the learning rate is multiplied by for Muon: 1 with [`AdjustLrFn::MatchRmsAdamW`], some 50 with
-    /// [`AdjustLrFn::Original`], whose rates are near 0.02.
+    /// Factor of the learning rate for Muon: 1 with [`AdjustLrFn::MatchRmsAdamW`], about 50 with [`AdjustLrFn::Original`],
+    /// whose learning rates are near 0.02.
     #[config(default = 1.0)]
     pub muon_rate: f64,
 }
 
 impl MuonWithAdamWConfig {
-    /// How both keep their states.
+    /// Sets the format of the states of both.
     #[must_use]
     pub fn with_state_format(mut self, format: StateFormat) -> Self {
         self.muon = self.muon.with_state_format(format);
@@ -49,7 +49,7 @@ impl MuonWithAdamWConfig {
         self
     }
 
-    /// What weights in bf16 have beside their bits, with both.
+    /// Sets the format of weights in bf16 for both.
     #[must_use]
     pub fn with_weight_format(mut self, format: WeightFormat) -> Self {
         self.muon = self.muon.with_weight_format(format);
@@ -57,7 +57,7 @@ impl MuonWithAdamWConfig {
         self
     }
 
-    /// The optimizer of a whole module.
+    /// Returns the optimizer of a whole module.
     pub fn init(&self) -> ModuleOptimizer {
         let clipping = self.adamw.grad_clipping.as_ref();
         let adamw = self.adamw.build();
@@ -84,13 +84,13 @@ pub struct MuonWithAdamW {
     muon_rate: f64,
 }
 
-/// State of [`MuonWithAdamW`]: that of the one that steps the parameter.
+/// State of [`MuonWithAdamW`]: the state of the optimizer that steps the parameter.
 #[derive(Clone, Debug)]
 pub enum MuonWithAdamWState<const D: usize> {
-    /// Of a matrix.
+    /// State of a matrix.
     Muon(MuonState<D>),
-    /// Of any other parameter.
-    AdamW(RuledState<AdamWConfig, D>),
+    /// State of any other parameter.
+    AdamW(ElementWiseState<AdamWConfig, D>),
 }
 
 impl Optimizer for MuonWithAdamW {
@@ -133,7 +133,7 @@ impl Optimizer for MuonWithAdamW {
     }
 }
 
-/// Under the names of the one that steps the parameter.
+/// Records the state under the names of the optimizer that steps the parameter.
 impl<const D: usize> RecordState for MuonWithAdamWState<D> {
     fn state_flatten(&self, prefix: &str, sink: &mut StateSink) {
         match self {
@@ -146,7 +146,7 @@ impl<const D: usize> RecordState for MuonWithAdamWState<D> {
         if D == 2 {
             MuonState::state_unflatten(prefix, source, device).map(Self::Muon)
         } else {
-            RuledState::state_unflatten(prefix, source, device).map(Self::AdamW)
+            ElementWiseState::state_unflatten(prefix, source, device).map(Self::AdamW)
         }
     }
 }

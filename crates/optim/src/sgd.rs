@@ -5,9 +5,9 @@ use burn::optim::decay::WeightDecayConfig;
 use burn::optim::momentum::MomentumConfig;
 
 use super::element_wise::{AccumulateInState, ElementState, ElementWise};
+use super::element_wise_optimizer::ElementWiseOptimizer;
 use super::format::{StateFormat, WeightFormat};
 use super::rule::{self, Momentum, Rule, Step};
-use super::ruled::Ruled;
 use super::with_clipping;
 
 /// Configuration of [`Sgd`]: the fields and defaults of Burn's
@@ -18,10 +18,10 @@ pub struct SgdConfig {
     weight_decay: Option<WeightDecayConfig>,
     /// Momentum, with dampening and Nesterov's variant.
     momentum: Option<MomentumConfig>,
-    /// How the velocity is kept.
+    /// Format of the velocity.
     #[config(default = "StateFormat::Full")]
     state_format: StateFormat,
-    /// What weights in bf16 have beside their bits.
+    /// Format of weights in bf16, which sets their extra precision.
     #[config(default = "WeightFormat::Plain")]
     weight_format: WeightFormat,
     /// Clipping of each parameter's gradient.
@@ -32,25 +32,25 @@ pub struct SgdConfig {
 ///
 /// Computes what Burn's [`Sgd`](burn::optim::Sgd) does, with momentum as in
 /// [Sutskever et al., 2013](https://proceedings.mlr.press/v28/sutskever13.html).
-pub type Sgd = Ruled<SgdConfig>;
+pub type Sgd = ElementWiseOptimizer<SgdConfig>;
 
-/// Burn keeps it in a state of the momentum's own.
+/// Burn stores the velocity in a nested state of the momentum.
 pub(super) const VELOCITY: ElementState = ElementState::signed("momentum.velocity");
 
 impl SgdConfig {
-    /// The bare optimizer, for a parameter group. Gradient clipping is not part of it.
+    /// Returns the bare optimizer, for a parameter group. Gradient clipping is not part of it.
     pub fn build(&self) -> Sgd {
         let of_momentum = |_: &_| self.state_format;
         let state_format = self
             .momentum
             .as_ref()
             .map_or(StateFormat::Full, of_momentum);
-        Ruled::new(self.clone())
+        ElementWiseOptimizer::new(self.clone())
             .with_state_format(state_format)
             .with_weight_format(self.weight_format)
     }
 
-    /// The optimizer of a whole module, with gradient clipping.
+    /// Returns the optimizer of a whole module, with gradient clipping.
     pub fn init(&self) -> ModuleOptimizer {
         with_clipping(self.build(), self.gradient_clipping.as_ref())
     }
@@ -60,7 +60,7 @@ impl ElementWise for SgdConfig {
     const STATES: &'static [ElementState] = &[VELOCITY.optional()];
     const TIME: Option<&'static str> = None;
 
-    /// Hyperparameters are worked out in the precision in which Burn does.
+    /// Computes hyperparameters in the same precision as Burn.
     fn rule(&self, step: Step) -> Rule {
         let momentum = self.momentum.clone().unwrap_or_else(MomentumConfig::new);
         let penalty = self.weight_decay.as_ref().filter(|_| !step.adds);

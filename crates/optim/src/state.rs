@@ -4,33 +4,35 @@ use burn::optim::{RecordState, StateSink, StateSource};
 use burn::tensor::{Device, Tensor};
 
 use super::element_wise::{ElementState, ElementWise};
-use super::format::{Coding, LowBits, PackedState, RecordedFormat, StateTensor, loaded, steps};
+use super::format::{
+    CodeScheme, PackedState, RecordedFormat, Residual, StateTensor, loaded, steps,
+};
 use super::rule::Step;
 use crate::optimizer_record::load_device;
 
-/// State of an element-wise optimizer `R`. Its record has the names that `R` gives, with the low bits of the weight
-/// beside them if there are any.
+/// State of an element-wise optimizer `R`. Its record has the names that `R` declares, and the residual of the weight if there
+/// is one.
 #[derive(Clone, Debug)]
-pub struct RuledState<R, const D: usize> {
-    /// The number of steps; where `R` does not count them, of those in which states or weight were kept in a format.
+pub struct ElementWiseState<R, const D: usize> {
+    /// Number of steps. If `R` does not count steps, those with states or weight in a format.
     pub(super) time: usize,
-    /// One for each of the optimizer's.
+    /// One entry for each state of the optimizer.
     pub(super) states: Vec<Option<StateTensor<D>>>,
-    /// What the weight in bf16 lacks.
-    pub(super) low_bits: Option<LowBits>,
-    /// The step whose group of micro-batches has begun, which records do not hold.
-    pub(super) begun: Option<Step>,
+    /// Residual of the weight in bf16.
+    pub(super) residual: Option<Residual>,
+    /// Step of the open group of micro-batches. Records do not store it.
+    pub(super) open_group: Option<Step>,
     pub(super) optimizer: PhantomData<fn() -> R>,
 }
 
-impl<R: ElementWise, const D: usize> RuledState<R, D> {
-    /// The state of this name, in full; none if there is none yet.
+impl<R: ElementWise, const D: usize> ElementWiseState<R, D> {
+    /// Returns the state of this name in full precision; `None` if it does not exist yet.
     pub fn get(&self, name: &str) -> Option<Tensor<D>> {
         let place = R::STATES.iter().position(|state| state.name == name)?;
         self.states[place].clone().map(StateTensor::full)
     }
 
-    /// That of a parameter before the first step.
+    /// Returns the state of a parameter before the first step.
     pub(super) fn none() -> Self {
         const {
             assert!(
@@ -41,14 +43,14 @@ impl<R: ElementWise, const D: usize> RuledState<R, D> {
         Self {
             time: 0,
             states: vec![None; R::STATES.len()],
-            low_bits: None,
-            begun: None,
+            residual: None,
+            open_group: None,
             optimizer: PhantomData,
         }
     }
 }
 
-/// Kernels take states in few bits before those that are always full.
+/// Kernels take quantized states before states in full precision.
 const fn is_maximum_last(states: &[ElementState]) -> bool {
     match states {
         [] | [_] => true,
@@ -56,7 +58,7 @@ const fn is_maximum_last(states: &[ElementState]) -> bool {
     }
 }
 
-impl<R: ElementWise, const D: usize> RecordState for RuledState<R, D> {
+impl<R: ElementWise, const D: usize> RecordState for ElementWiseState<R, D> {
     fn state_flatten(&self, prefix: &str, sink: &mut StateSink) {
         let uncounted = match R::TIME {
             Some(name) => {
@@ -65,19 +67,19 @@ impl<R: ElementWise, const D: usize> RecordState for RuledState<R, D> {
             }
             None => self.time,
         };
-        for (kept, state) in R::STATES.iter().zip(&self.states) {
+        for (declared, state) in R::STATES.iter().zip(&self.states) {
             if let Some(state) = state {
-                state.flatten(prefix, kept.name, sink);
+                state.flatten(prefix, declared.name, sink);
             }
         }
         let mut states = self.states.iter().flatten();
         let format = RecordedFormat {
             width: states.find_map(|state| match state {
-                StateTensor::Packed(packed) => Some(packed.coding.width),
+                StateTensor::Packed(packed) => Some(packed.scheme.width),
                 StateTensor::Full(_) => None,
             }),
             time: uncounted,
-            low_bits: self.low_bits.clone(),
+            residual: self.residual.clone(),
             ..RecordedFormat::default()
         };
         format.flatten(prefix, D, sink);
@@ -92,33 +94,33 @@ impl<R: ElementWise, const D: usize> RecordState for RuledState<R, D> {
         };
         let mut states = Vec::with_capacity(R::STATES.len());
         let mut has_maximum = false;
-        for kept in R::STATES.iter().rev() {
-            let coding = kept.root.zip(format.width);
-            let coding = coding.map(|(root, width)| Coding { root, width });
-            let state = match (source.take_tensor(prefix, kept.name), coding) {
-                (Some(data), coding) => {
+        for declared in R::STATES.iter().rev() {
+            let scheme = declared.root.zip(format.width);
+            let scheme = scheme.map(|(root, width)| CodeScheme { root, width });
+            let state = match (source.take_tensor(prefix, declared.name), scheme) {
+                (Some(data), scheme) => {
                     let full = StateTensor::Full(loaded(data, device)?);
-                    // One that is in full beside its largest is kept so.
-                    Some(full.conformed(coding.filter(|_| !has_maximum)))
+                    // A state with a maximum stays in full precision.
+                    Some(full.conformed(scheme.filter(|_| !has_maximum)))
                 }
-                (None, Some(coding)) => {
-                    let prefix = format!("{prefix}.{}", kept.name);
-                    let packed = PackedState::unflatten(&prefix, coding, source, device);
+                (None, Some(scheme)) => {
+                    let prefix = format!("{prefix}.{}", declared.name);
+                    let packed = PackedState::unflatten(&prefix, scheme, source, device);
                     packed.map(StateTensor::Packed)
                 }
                 (None, None) => None,
             };
-            if state.is_none() && !kept.is_optional {
+            if state.is_none() && !declared.is_optional {
                 return None;
             }
-            has_maximum = kept.root.is_none() && state.is_some();
+            has_maximum = declared.root.is_none() && state.is_some();
             states.push(state);
         }
         states.reverse();
         Some(Self {
             time,
             states,
-            low_bits: format.low_bits,
+            residual: format.residual,
             ..Self::none()
         })
     }

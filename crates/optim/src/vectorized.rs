@@ -1,13 +1,13 @@
-//! Loops, compiled for what the processor can do.
+//! Loops that are compiled for the instruction set of the processor.
 
 use pulp::Arch;
 pub(super) use pulp::NullaryFnOnce as Loop;
 
-/// Runs a loop in the widest instructions that this processor has. It is compiled for all that its `call` inlines: plain
-/// loops, since closures are compiled for any processor.
+/// Runs a loop with the widest instructions of this processor. Everything that its `call` inlines is compiled so: plain loops
+/// only, since a closure is compiled for the baseline processor.
 #[inline]
 pub(super) fn vectorized<L: Loop>(work: L) -> L::Output {
-    // `pulp` can do this itself, by a feature that would choose other kernels for the matrix products of Burn's backends, too.
+    // `pulp` has a feature for this, but it would change the matrix kernels of Burn's backends too.
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx512f")
         && is_x86_feature_detected!("avx512bw")

@@ -4,7 +4,7 @@ use burn::tensor::{DType, FloatDType};
 use super::FusedOptimizer;
 use crate::cast::{cast, leaf};
 use crate::device::host;
-use crate::optim::recorded_low_bits;
+use crate::optim::recorded_residual;
 use crate::optimizer_record::{read, to_bytes};
 use crate::parameters::map_params;
 
@@ -24,7 +24,7 @@ impl<M: Module> FusedOptimizer<M> {
                 let states = to_bytes(record).and_then(read);
                 let states = states.expect("Burn reads its own record");
                 let device = host(&high.device().inner());
-                let recorded = |state| recorded_low_bits(state, &device);
+                let recorded = |state| recorded_residual(state, &device);
                 match states.values().find_map(recorded) {
                     Some(low_bits) => leaf(high.untyped(), |high| low_bits.joined(high)).into(),
                     None => high,

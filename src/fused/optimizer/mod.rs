@@ -19,7 +19,7 @@ use crate::device::is_cubecl;
 use crate::error::FusedError;
 #[cfg(feature = "cubecl")]
 use crate::memory;
-use crate::optim::{AccumulateInState, Ruled};
+use crate::optim::{AccumulateInState, ElementWiseOptimizer};
 use crate::weights::Role;
 
 /// A model and its optimizer, fused: each parameter is stepped during the backward pass, the moment
@@ -113,7 +113,7 @@ impl<M: Module> FusedOptimizer<M> {
     /// `Adam`, no momentum in `Sgd`).
     pub fn accumulating_in_state(
         model: M,
-        optimizer: Ruled<impl AccumulateInState>,
+        optimizer: ElementWiseOptimizer<impl AccumulateInState>,
     ) -> Result<Self, FusedError> {
         let (optimizer, policies) = Policies::in_state_of(optimizer)?;
         Self::with_policies(model, optimizer, policies, None)

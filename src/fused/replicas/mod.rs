@@ -17,7 +17,7 @@ use super::policies::Policies;
 use super::trainer::trainer;
 use crate::config::FusedConfig;
 use crate::error::FusedError;
-use crate::optim::{AccumulateInState, Ruled};
+use crate::optim::{AccumulateInState, ElementWiseOptimizer};
 use crate::weights::Role;
 pub use bytes::RankBytes;
 use threads::RankThreads;
@@ -123,7 +123,7 @@ impl<M: Module + 'static> FusedReplicas<M> {
     /// Returns the errors of [`new`](Self::new) and [`FusedOptimizer::accumulating_in_state`](crate::FusedOptimizer::accumulating_in_state).
     pub fn accumulating_in_state(
         model: M,
-        optimizer: Ruled<impl AccumulateInState>,
+        optimizer: ElementWiseOptimizer<impl AccumulateInState>,
         devices: impl IntoIterator<Item = Device>,
     ) -> Result<Self, FusedError> {
         let (optimizer, policies) = Policies::in_state_of(optimizer)?;

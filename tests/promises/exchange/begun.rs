@@ -1,6 +1,8 @@
 //! A group of micro-batches that has begun in the optimizer state changes hands with it.
 
-use backburn::optim::{AccumulateInState, AdamConfig, AdamWConfig, Ruled, SgdConfig};
+use backburn::optim::{
+    AccumulateInState, AdamConfig, AdamWConfig, ElementWiseOptimizer, SgdConfig,
+};
 
 use super::*;
 
@@ -32,7 +34,7 @@ impl Way {
 /// A training that accumulates in the state of an optimizer.
 struct InState<R> {
     cell: Cell,
-    optimizer: Ruled<R>,
+    optimizer: ElementWiseOptimizer<R>,
 }
 
 impl<R: AccumulateInState> InState<R> {
@@ -77,7 +79,7 @@ impl<R: AccumulateInState> InState<R> {
     }
 }
 
-fn assert_kept(name: &str, optimizer: Ruled<impl AccumulateInState>) {
+fn assert_kept(name: &str, optimizer: ElementWiseOptimizer<impl AccumulateInState>) {
     for dtype in TYPES {
         let training = InState {
             cell: Cell::new(optimizer.clone().into(), dtype),

@@ -2,7 +2,9 @@
 
 use std::collections::HashMap;
 
-use backburn::optim::{AccumulateInState, AdamConfig, AdamWConfig, Ruled, SgdConfig};
+use backburn::optim::{
+    AccumulateInState, AdamConfig, AdamWConfig, ElementWiseOptimizer, SgdConfig,
+};
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::optim::decay::WeightDecayConfig;
 
@@ -187,7 +189,7 @@ fn without_micro_batches_it_is_the_optimizer_itself(device: &Device) {
     fn assert_same<R: AccumulateInState>(
         device: &Device,
         burns: ModuleOptimizer,
-        ours: impl Fn() -> Ruled<R>,
+        ours: impl Fn() -> ElementWiseOptimizer<R>,
     ) {
         let initial = Squashed::init(device);
         let copy = || copy(&initial, || Squashed::init(device));
@@ -286,7 +288,7 @@ on_every_backend!(
 
 #[test]
 fn optimizers_without_a_fitting_state_are_refused() {
-    fn assert_refused(optimizer: Ruled<impl AccumulateInState>, words: &str) {
+    fn assert_refused(optimizer: ElementWiseOptimizer<impl AccumulateInState>, words: &str) {
         let device = Device::flex().autodiff();
         let model = Squashed::init(&device);
         let error = FusedOptimizer::accumulating_in_state(model, optimizer).unwrap_err();

@@ -3,8 +3,8 @@ use std::fmt::Debug;
 use burn::tensor::{DType, Device, FloatDType, Shape, Tensor};
 
 use super::super::call;
-use super::low_bits::LowBits;
-use super::root::Root;
+use super::residual::Residual;
+use super::square_root_code::SquareRootCode;
 use super::state::{MIN_ELEMENTS, StateFormat, StateTensor};
 use super::weight::WeightFormat;
 use backburn_base::{in_type, is_remote};
@@ -14,28 +14,28 @@ use backburn_base::{in_type, is_remote};
 pub(crate) struct Formats {
     pub(crate) state: StateFormat,
     pub(crate) weight: WeightFormat,
-    /// Whether they are around the optimizer, which would step in f32 whatever the weight is in.
-    pub(crate) is_around: bool,
+    /// `true` if the formats wrap an optimizer, which always steps in f32.
+    pub(crate) is_wrapper: bool,
 }
 
-/// The formats of one parameter, whose step loses nothing.
+/// The formats of one parameter, checked so that its step loses nothing.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Fitted {
+pub(crate) struct ResolvedFormats {
     state: StateFormat,
     pub(crate) weight: WeightFormat,
-    /// Whether it is a small one that was left in f32 (a norm, a bias): it has all its bits.
+    /// `true` for a small parameter in f32 (a norm, a bias), which has all its bits.
     pub(crate) is_whole: bool,
-    /// Whether parameter and states are kept as Burn keeps them. (Beside states in few bits, the full ones of small parameters
-    /// in half types are in f32.)
+    /// `true` if parameter and states are stored as in Burn. With quantized states, the full states of small parameters in half
+    /// types are in f32.
     pub(crate) is_plain: bool,
 }
 
-/// A parameter with what its format keeps beside it.
+/// A parameter with the residual of its format.
 #[derive(Clone, Debug)]
 pub(crate) struct Weight<const D: usize> {
     pub(crate) value: Tensor<D>,
     pub(crate) format: WeightFormat,
-    pub(crate) low_bits: Option<LowBits>,
+    pub(crate) residual: Option<Residual>,
 }
 
 /// Returns `true` if a format may refuse a parameter of this type and number of elements.
@@ -46,20 +46,20 @@ pub fn formats_may_refuse(dtype: DType, elements: usize) -> bool {
 }
 
 impl Formats {
-    /// Those of this parameter. Refuses a step whose operands don't fit, or that would lose something.
-    pub(crate) fn fit<const D: usize>(
+    /// Resolves the formats of this parameter. Returns an error if operands don't match, or the step would lose something.
+    pub(crate) fn resolve<const D: usize>(
         self,
         parameter: &Tensor<D>,
         gradient: &Tensor<D>,
         states: &[Option<StateTensor<D>>],
-        low_bits: Option<&LowBits>,
-    ) -> Result<Fitted, String> {
+        residual: Option<&Residual>,
+    ) -> Result<ResolvedFormats, String> {
         let has_format = self.state != StateFormat::Full || self.weight != WeightFormat::Plain;
         if has_format {
             self.check_has_kernels(&call::device(parameter.device()))?;
         }
         let dtype = parameter.dtype();
-        let is_small = (has_format || self.is_around)
+        let is_small = (has_format || self.is_wrapper)
             && call::elements(parameter.shape().num_elements()) < MIN_ELEMENTS;
         let is_whole = is_small && dtype == DType::F32;
         let weight = match is_whole {
@@ -69,10 +69,10 @@ impl Formats {
         let is_wide = matches!(dtype, DType::F32 | DType::F64);
         let is_full = self.state == StateFormat::Full || is_small && is_wide;
         let is_plain = is_full && weight == WeightFormat::Plain;
-        if let Some(low_bits) = low_bits {
-            check_low_bits(weight, parameter, low_bits)?;
+        if let Some(residual) = residual {
+            check_residual(weight, parameter, residual)?;
         }
-        if weight != WeightFormat::Plain || self.is_around && !is_whole {
+        if weight != WeightFormat::Plain || self.is_wrapper && !is_whole {
             self.check_bf16(parameter)?;
         }
         let is_computed_in_f32 = matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
@@ -83,13 +83,13 @@ impl Formats {
             ));
         }
         let form = |tensor: &Tensor<D>| (tensor.shape(), tensor.dtype(), tensor.device());
-        // Whatever its type is: it will be in another.
+        // The type of a state does not matter: it will be converted.
         let states = states.iter().flatten().map(|state| match state {
             StateTensor::Full(state) => (state.shape(), dtype, state.device()),
             StateTensor::Packed(state) => (state.shape.clone(), dtype, state.scales.device()),
         });
         check_forms(form(parameter), form(gradient), states)?;
-        Ok(Fitted {
+        Ok(ResolvedFormats {
             state: self.state,
             weight,
             is_whole,
@@ -97,7 +97,7 @@ impl Formats {
         })
     }
 
-    /// Refuses formats on a server, which has tensor operations only.
+    /// Returns an error for formats on a server, which supports only tensor operations.
     fn check_has_kernels(self, device: &Device) -> Result<(), String> {
         if !is_remote(device) {
             return Ok(());
@@ -114,14 +114,14 @@ impl Formats {
         ))
     }
 
-    /// Refuses a parameter that is not in bf16.
+    /// Returns an error for a parameter that is not in bf16.
     fn check_bf16<const D: usize>(self, parameter: &Tensor<D>) -> Result<(), String> {
         let (device, dtype) = (call::device(parameter.device()), parameter.dtype());
         if dtype == DType::BF16 {
             return Ok(());
         }
         let what = format!("`WeightFormat::{:?}`", self.weight);
-        let (what, instead) = match self.is_around {
+        let (what, instead) = match self.is_wrapper {
             true => (
                 format!("`InFormat` with {what}"),
                 "the optimizer without `InFormat`",
@@ -142,80 +142,80 @@ impl Formats {
     }
 }
 
-impl Fitted {
-    /// A state of `parameter` as it is to be kept, `blank` if there is none yet; without a root it is full. Updates in formats
-    /// are computed in f32, so full states are in that.
+impl ResolvedFormats {
+    /// Converts a state of `parameter` to its format. Without a state it is filled with `blank`; without a root it is full.
+    /// Updates in formats are computed in f32, so full states are in f32.
     pub(crate) fn state<const D: usize>(
         self,
         state: Option<StateTensor<D>>,
-        root: Option<Root>,
+        root: Option<SquareRootCode>,
         blank: impl FnOnce() -> f32,
         parameter: &Tensor<D>,
     ) -> StateTensor<D> {
         let (shape, device) = (parameter.shape(), parameter.device());
         let root = root.filter(|_| !self.is_plain);
-        let coding = root.and_then(|root| self.state.coding(root, shape.num_elements()));
+        let scheme = root.and_then(|root| self.state.scheme(root, shape.num_elements()));
         let dtype = match self.is_plain {
             true => parameter.dtype(),
             false => DType::F32,
         };
-        match (state, coding) {
-            // Burn loads it from a record in the type of its default device.
+        match (state, scheme) {
+            // Burn loads a recorded state in the type of its default device.
             (Some(state), None) => StateTensor::Full(in_type(state.full(), dtype)),
-            (Some(state), coding) => state.conformed(coding),
-            (None, Some(coding)) => StateTensor::blank(parameter, coding),
+            (Some(state), scheme) => state.conformed(scheme),
+            (None, Some(scheme)) => StateTensor::blank(parameter, scheme),
             (None, None) => StateTensor::Full(Tensor::full(shape, blank(), (&device, dtype))),
         }
     }
 
-    /// `parameter` with what it lacks. Its low bits are those of a step that was not refused.
+    /// Returns `parameter` with its residual. The residual must come from a step that was not refused.
     pub(crate) fn weight<const D: usize>(
         self,
         parameter: Tensor<D>,
-        low_bits: Option<LowBits>,
+        residual: Option<Residual>,
     ) -> Weight<D> {
         let format = self.weight;
-        let (value, low_bits) = match low_bits {
-            Some(low_bits) if low_bits.format == format => (parameter, Some(low_bits)),
-            Some(low_bits) if parameter.dtype() == DType::BF16 => {
-                let (high, low_bits) = LowBits::split(low_bits.joined(parameter), format);
-                (high, Some(low_bits))
+        let (value, residual) = match residual {
+            Some(residual) if residual.format == format => (parameter, Some(residual)),
+            Some(residual) if parameter.dtype() == DType::BF16 => {
+                let (high, residual) = Residual::split(residual.joined(parameter), format);
+                (high, Some(residual))
             }
-            // In another type it lacks nothing.
+            // A weight in another type has no residual.
             _ if format == WeightFormat::Plain => (parameter, None),
             _ => {
-                let low_bits = LowBits::none(format, &parameter);
-                (parameter, low_bits)
+                let residual = Residual::none(format, &parameter);
+                (parameter, residual)
             }
         };
         Weight {
             value,
             format,
-            low_bits,
+            residual,
         }
     }
 }
 
 impl<const D: usize> Weight<D> {
-    /// As it is.
+    /// Creates a weight without a format.
     pub(crate) fn plain(value: Tensor<D>) -> Self {
         Self {
             value,
             format: WeightFormat::Plain,
-            low_bits: None,
+            residual: None,
         }
     }
 
-    /// The same for a kernel that takes low bits whose mark is another for those of other weights.
+    /// Prepares the weight for a kernel that ignores a residual with another checksum.
     #[cfg(feature = "cubecl")]
     pub(crate) fn into_split(self) -> Self {
-        match self.low_bits {
-            Some(low_bits) if low_bits.is_loaded => {
-                let (value, low_bits) = low_bits.with_weights(self.value);
+        match self.residual {
+            Some(residual) if residual.is_loaded => {
+                let (value, residual) = residual.with_weights(self.value);
                 Self {
                     value,
                     format: self.format,
-                    low_bits: Some(low_bits),
+                    residual: Some(residual),
                 }
             }
             _ => self,
@@ -223,21 +223,21 @@ impl<const D: usize> Weight<D> {
     }
 }
 
-/// Refuses low bits of another parameter, and those that a weight in this format would drop.
-fn check_low_bits<const D: usize>(
+/// Returns an error for the residual of another parameter, and for one that this format would drop.
+fn check_residual<const D: usize>(
     format: WeightFormat,
     parameter: &Tensor<D>,
-    low_bits: &LowBits,
+    residual: &Residual,
 ) -> Result<(), String> {
     let shape = parameter.shape();
-    if low_bits.elements != shape.num_elements() {
-        let found = format!("of {} elements", low_bits.elements);
-        return misfit("low bits", &found, &told(&shape));
+    if residual.elements != shape.num_elements() {
+        let found = format!("of {} elements", residual.elements);
+        return mismatch("low bits", &found, &shape_text(&shape));
     }
     let are_dropped = match parameter.dtype() {
-        DType::BF16 => format.low_bytes() == 0,
-        // All weights but those in full precision, or others.
-        _ => low_bits.are_missing_in(parameter),
+        DType::BF16 => format.residual_bytes() == 0,
+        // Dropped, unless the weights are in full precision or are other weights.
+        _ => residual.are_missing_in(parameter),
     };
     match are_dropped {
         false => Ok(()),
@@ -248,10 +248,10 @@ fn check_low_bits<const D: usize>(
     }
 }
 
-/// What all operands of a step share.
+/// Properties that all operands of a step share.
 type Form<D> = (Shape, DType, D);
 
-/// Refuses a gradient or a state of another form than that of its parameter.
+/// Returns an error for a gradient or a state of another form than its parameter.
 fn check_forms<D: PartialEq + Debug>(
     parameter: Form<D>,
     gradient: Form<D>,
@@ -262,17 +262,18 @@ fn check_forms<D: PartialEq + Debug>(
     let Some((operand, found)) = operands.find(|(_, found)| *found != parameter) else {
         return Ok(());
     };
-    let whole =
-        |(shape, dtype, device): Form<D>| format!("{} in {dtype:?} on {device:?}", told(&shape));
-    misfit(operand, &whole(found), &whole(parameter))
+    let whole = |(shape, dtype, device): Form<D>| {
+        format!("{} in {dtype:?} on {device:?}", shape_text(&shape))
+    };
+    mismatch(operand, &whole(found), &whole(parameter))
 }
 
-fn told(shape: &Shape) -> String {
+fn shape_text(shape: &Shape) -> String {
     format!("{:?}", shape.as_slice())
 }
 
-/// The gradient, or something in the state, can't be used element by element with the parameter.
-fn misfit(operand: &str, found: &str, parameter: &str) -> Result<(), String> {
+/// Returns the error of an operand that does not match its parameter.
+fn mismatch(operand: &str, found: &str, parameter: &str) -> Result<(), String> {
     Err(format!(
         "the {operand} is {found}, but its parameter is {parameter}: it belongs to another model. The parameter was not \
          stepped"

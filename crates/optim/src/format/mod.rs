@@ -1,28 +1,30 @@
-//! Weights and optimizer states in fewer bits than f32 has.
+//! Formats of weights and optimizer states with fewer bits than f32.
 //!
-//! An update is computed in f32: a format reads a block of elements into f32 before, and writes it after, so there is
-//! never a buffer of a parameter's size.
+//! # Memory
+//!
+//! An update is computed in f32. A format decodes a block of elements to f32 and encodes it again, so no buffer of a
+//! parameter's size is allocated.
 
-mod column;
+mod config_enum;
+mod element_buffer;
 mod formats;
-mod low_bits;
 mod noise;
 mod record;
-mod root;
+mod residual;
 mod split;
+mod square_root_code;
 mod state;
-mod told;
 mod weight;
 mod widen;
 
-pub(crate) use column::{Column, Kept};
+pub(crate) use element_buffer::{ElementBuffer, ElementEncoding};
 pub use formats::formats_may_refuse;
-pub(crate) use formats::{Fitted, Formats, Weight};
-pub use low_bits::LowBits;
+pub(crate) use formats::{Formats, ResolvedFormats, Weight};
 pub(crate) use noise::{Dither, Noise};
-pub use record::recorded_low_bits;
+pub use record::recorded_residual;
 pub(crate) use record::{RecordedFormat, around, loaded, steps};
-pub(crate) use root::{Coding, GROUP, Root};
+pub use residual::Residual;
+pub(crate) use square_root_code::{CodeScheme, GROUP, SquareRootCode};
 pub use state::StateFormat;
 pub(crate) use state::{PackedState, StateTensor};
 pub use weight::WeightFormat;

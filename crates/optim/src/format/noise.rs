@@ -1,45 +1,45 @@
-//! Random numbers without a state: a hash of where and when they are needed. So they are the same on every backend,
-//! in whatever order elements are computed, in stock and in fused training.
+//! Random numbers without a state: hashes of the place where they are used. They are the same on every backend, in every order
+//! of the elements, in stock and in fused training.
 
 use super::super::vectorized::{Loop, vectorized};
-use super::root::{GROUP, Values};
+use super::square_root_code::{GROUP, Values};
 
 /// The random numbers of one step of a parameter.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Noise {
-    /// What tells the step from others.
+    /// Hash of the step.
     pub(crate) salt: u32,
 }
 
 impl Noise {
-    /// `time` is the number of the step.
+    /// Creates the random numbers of step `time`.
     pub(crate) fn of_step(time: usize) -> Self {
-        // Any number will do; steps close to each other have nothing in common then.
+        // Any multiplier works: close steps then have unrelated numbers.
         Self {
             salt: hash(time as u32 ^ 0x6261_636b),
         }
     }
 
-    /// 32 random bits for the element of this index, whose gradient tells parameters from one another.
+    /// Returns 32 random bits for the element of this index. Its gradient makes the bits differ between parameters.
     #[inline(always)]
     pub(crate) fn bits(self, index: u32, gradient: f32) -> u32 {
         let place = index.wrapping_mul(0x9e37_79b9) ^ gradient.to_bits();
         hash(place.wrapping_add(self.salt))
     }
 
-    /// Those of the elements from the `start`-th on, which have these gradients.
+    /// Fills `bits` for the elements from `start` on, which have these gradients.
     pub(crate) fn fill(self, start: usize, gradients: &[f32], bits: &mut [u32]) {
         vectorized(Fill(self, start as u32, gradients, bits));
     }
 
-    /// 32 more, from those before.
+    /// Derives 32 more random bits.
     #[inline(always)]
     pub(crate) fn more(bits: u32) -> u32 {
         hash(bits ^ 0x9e37_79b9)
     }
 }
 
-/// The loop over elements, compiled for what the processor can do.
+/// The loop over elements, compiled for the instruction set of the processor.
 struct Fill<'a>(Noise, u32, &'a [f32], &'a mut [u32]);
 
 impl Loop for Fill<'_> {
@@ -63,23 +63,23 @@ fn hash(mut x: u32) -> u32 {
     x ^ (x >> 16)
 }
 
-/// Sixteen random bits as a threshold: evenly between 0 and 1, and neither.
+/// Converts 16 random bits to a threshold, uniform between 0 and 1, both excluded.
 #[inline(always)]
 pub(crate) fn threshold(bits: u32) -> f32 {
-    // They are in the mantissa of a number between 1 and 2, with half of the next bit.
+    // The bits are in the mantissa of a number between 1 and 2, with half of the next bit.
     f32::from_bits(1_f32.to_bits() | 0x40 | (bits & 0xffff) << 7) - 1.0
 }
 
-/// How a number between two is rounded.
+/// Rounding of a number between two codes or floats.
 #[derive(Clone, Copy)]
 pub(crate) enum Dither<'a> {
     ToTheNearest,
-    /// By the random bits of each element, those of the state of this index.
+    /// At random, by the bits of each element and the index of the state.
     AtRandom(&'a [u32], usize),
 }
 
 impl Dither<'_> {
-    /// The thresholds of a group of a state.
+    /// Returns the thresholds of a group of a state.
     #[inline(always)]
     pub(super) fn thresholds(self, group: usize) -> Values {
         let Self::AtRandom(bits, state) = self else {
@@ -95,10 +95,10 @@ impl Dither<'_> {
         thresholds
     }
 
-    /// What is added to a group of weights before they are cut off.
+    /// Returns the numbers that are added to a group of weights before truncation.
     #[inline(always)]
     pub(super) fn random(self, group: usize) -> [u32; GROUP] {
-        // Half of the last of 24 bits, if to the nearest.
+        // To the nearest: half of the last of 24 bits.
         let mut random = [0x80; GROUP];
         if let Self::AtRandom(bits, _) = self {
             let bits = group_of(bits, group);

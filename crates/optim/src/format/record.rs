@@ -5,9 +5,9 @@ use burn::tensor::{DType, Device, Shape, Tensor, TensorData};
 use burn_pack::Scalar;
 
 use super::super::call;
-use super::column::Kept;
-use super::low_bits::LowBits;
-use super::root::{Coding, GROUP, Width};
+use super::element_buffer::ElementEncoding;
+use super::residual::Residual;
+use super::square_root_code::{CodeScheme, GROUP, Width};
 use super::state::{PackedState, StateTensor};
 use super::weight::WeightFormat;
 use crate::optimizer_record::{
@@ -15,12 +15,12 @@ use crate::optimizer_record::{
     records_are_compact,
 };
 
-/// Where the state of an optimizer around another is, whose own has this prefix.
+/// Returns the prefix of a wrapping optimizer's state, for the `prefix` of the wrapped one.
 pub(crate) fn around(prefix: &str) -> String {
     format!("{prefix}.{AROUND}")
 }
 
-/// A state in the type of its record, if it is one of this rank: Burn would take it to the default type of the device.
+/// Loads a state in its recorded type, if its rank matches: Burn would convert it to the default type of the device.
 pub(crate) fn loaded<const D: usize>(data: TensorData, device: &Device) -> Option<Tensor<D>> {
     match data.dtype() {
         dtype if !dtype.is_float() || data.rank() != D => None,
@@ -29,7 +29,7 @@ pub(crate) fn loaded<const D: usize>(data: TensorData, device: &Device) -> Optio
     }
 }
 
-/// The number of steps that a scalar tells, if it can be one.
+/// Returns the number of steps in a scalar, if it is a valid one.
 pub(crate) fn steps(scalar: Scalar) -> Option<usize> {
     let steps = i32::try_from(scalar).ok()?;
     steps.checked_add(1)?;
@@ -46,20 +46,20 @@ impl Width {
     }
 }
 
-/// What a record holds of the formats that it was written from.
+/// The part of a record that describes its formats.
 #[derive(Default)]
 pub(crate) struct RecordedFormat {
     pub(crate) width: Option<Width>,
-    /// The number of steps, where the optimizer's own state has none.
+    /// Number of steps, if the optimizer's own state has none.
     pub(crate) time: usize,
-    /// Whether there is the state of another optimizer.
+    /// `true` if the record has the state of a wrapped optimizer.
     pub(crate) wraps: bool,
-    /// What the weight in bf16 lacks.
-    pub(crate) low_bits: Option<LowBits>,
+    /// Residual of the weight in bf16.
+    pub(crate) residual: Option<Residual>,
 }
 
 impl RecordedFormat {
-    /// Writes that of a parameter of this rank.
+    /// Writes the formats of a parameter of this rank.
     pub(crate) fn flatten(self, prefix: &str, rank: usize, sink: &mut StateSink) {
         let prefix = format!("{prefix}.{FORMAT}");
         if let Some(width) = self.width {
@@ -71,8 +71,8 @@ impl RecordedFormat {
         if self.time > 0 {
             sink.push_scalar(&prefix, TIME, self.time.into());
         }
-        if let Some(low) = self.low_bits {
-            let bits = 16 + 8 * low.format.low_bytes();
+        if let Some(low) = self.residual {
+            let bits = 16 + 8 * low.format.residual_bytes();
             sink.push_scalar(&prefix, WEIGHT_BITS, bits.into());
             sink.push_scalar(&prefix, ELEMENTS, low.elements.into());
             let words = unlike_a_parameter(rank, low.words.to_data());
@@ -80,7 +80,7 @@ impl RecordedFormat {
         }
     }
 
-    /// What the record says, if this version knows it.
+    /// Reads the formats, if this version supports them.
     pub(crate) fn unflatten(
         prefix: &str,
         source: &mut StateSource,
@@ -97,11 +97,11 @@ impl RecordedFormat {
             None => 0,
         };
         let wraps = source.take_scalar(&prefix, WRAPS).is_some();
-        let low_bits = match scalar(source, &prefix, WEIGHT_BITS) {
+        let residual = match scalar(source, &prefix, WEIGHT_BITS) {
             Some(bits) => {
                 let (format, elements) = (split_of(bits)?, scalar(source, &prefix, ELEMENTS)?);
                 let words = flat(source.take_tensor(&prefix, LOW_BITS)?, DType::U32)?;
-                Some(LowBits::of_record(words, format, elements, device)?)
+                Some(Residual::of_record(words, format, elements, device)?)
             }
             None => None,
         };
@@ -109,7 +109,7 @@ impl RecordedFormat {
             width,
             time,
             wraps,
-            low_bits,
+            residual,
         })
     }
 }
@@ -136,10 +136,10 @@ impl<const D: usize> PackedState<D> {
         }
     }
 
-    /// Reads what a compact record holds of a state.
+    /// Reads a state from a compact record.
     pub(crate) fn unflatten(
         prefix: &str,
-        coding: Coding,
+        scheme: CodeScheme,
         source: &mut StateSource,
         device: &Device,
     ) -> Option<Self> {
@@ -149,19 +149,19 @@ impl<const D: usize> PackedState<D> {
         let elements = sizes.try_fold(1_usize, |product, dim| product.checked_mul(*dim))?;
         let codes = flat(source.take_tensor(prefix, "codes")?, DType::U32)?;
         let scales = flat(source.take_tensor(prefix, "scales")?, DType::F32)?;
-        let words = Kept::Codes(coding).words(elements);
+        let words = ElementEncoding::Codes(scheme).words(elements);
         let fits =
             scales.num_elements() == elements.div_ceil(GROUP) && codes.num_elements() == words;
         fits.then(|| Self {
             codes: Tensor::from_data(codes, (device, DType::U32)),
             scales: Tensor::from_data(scales, (device, DType::F32)),
-            coding,
+            scheme,
             shape: Shape::from(dims),
         })
     }
 }
 
-/// The format of weights of so many bits in all.
+/// Returns the format of split weights with this total number of bits.
 fn split_of(bits: usize) -> Option<WeightFormat> {
     match bits {
         24 => Some(WeightFormat::Split24),
@@ -170,8 +170,8 @@ fn split_of(bits: usize) -> Option<WeightFormat> {
     }
 }
 
-/// The low bits in a recorded state, if it has any, on `device`.
-pub fn recorded_low_bits(state: &RecordedState, device: &Device) -> Option<LowBits> {
+/// Returns the residual in a recorded state, if it has one, on `device`.
+pub fn recorded_residual(state: &RecordedState, device: &Device) -> Option<Residual> {
     let name = format!("{FORMAT}.{LOW_BITS}");
     state.tensors.iter().find_map(|tensor| {
         let prefix = tensor.name.strip_suffix(&name)?;
@@ -182,7 +182,7 @@ pub fn recorded_low_bits(state: &RecordedState, device: &Device) -> Option<LowBi
         let bytes = tensor.to_bytes().expect("Burn reads its own record");
         let words = TensorData::from_bytes(bytes, tensor.shape.clone(), tensor.dtype);
         let words = flat(words, DType::U32)?;
-        LowBits::of_record(
+        Residual::of_record(
             words,
             split_of(scalar(WEIGHT_BITS)?)?,
             scalar(ELEMENTS)?,
@@ -195,14 +195,14 @@ fn scalar(source: &mut StateSource, prefix: &str, leaf: &str) -> Option<usize> {
     source.take_scalar(prefix, leaf)?.try_into().ok()
 }
 
-/// `data` in one dimension more than a parameter, so that nobody takes it for a state of its shape.
+/// Adds a dimension to `data`, so that no reader takes it for a state of the parameter's shape.
 fn unlike_a_parameter(rank: usize, data: TensorData) -> TensorData {
     let mut shape = vec![1; rank + 1];
     shape[0] = data.num_elements();
     reshaped(data, shape)
 }
 
-/// `data` in a row, if it is of this type.
+/// Flattens `data`, if it is of this type.
 fn flat(data: TensorData, dtype: DType) -> Option<TensorData> {
     let elements = data.num_elements();
     (data.dtype() == dtype).then(|| reshaped(data, vec![elements]))

@@ -1,15 +1,15 @@
-//! Groups of weights in bf16 and what they lack: a byte for each, or two.
+//! Groups of weights in bf16 with their residuals of one byte or two.
 
 use burn::tensor::bf16;
 use bytemuck::{cast_slice, cast_slice_mut};
 
-use super::root::{GROUP, Values, whole, whole_mut};
-use super::weight::{WeightFormat, join24, join32, mark, split24, split32, stochastic};
+use super::square_root_code::{GROUP, Values, whole, whole_mut};
+use super::weight::{WeightFormat, checksum, join24, join32, split24, split32, stochastic};
 
-/// The weights of a group in bf16; what a last one lacks is zero.
+/// The weights of a group in bf16; the last group is padded with zeros.
 pub(super) type High = [bf16; GROUP];
 
-/// Those of a group, which may be the last.
+/// Returns the weights of a group, which may be the last.
 #[inline(always)]
 pub(super) fn high(weights: &[bf16]) -> High {
     match weights.first_chunk() {
@@ -22,7 +22,7 @@ pub(super) fn high(weights: &[bf16]) -> High {
     }
 }
 
-/// Puts them in their place.
+/// Writes the weights of a group.
 #[inline(always)]
 pub(super) fn put(high: &High, weights: &mut [bf16]) {
     match weights.first_chunk_mut() {
@@ -31,15 +31,21 @@ pub(super) fn put(high: &High, weights: &mut [bf16]) {
     }
 }
 
-/// The trained weights of a group, of which `high` are those in bf16.
+/// Joins the trained weights of a group from `high`, the weights in bf16, and the residual.
 #[inline(always)]
-pub(super) fn join(format: WeightFormat, high: &High, low: &[u8], marked: u32, to: &mut Values) {
+pub(super) fn join(
+    format: WeightFormat,
+    high: &High,
+    low: &[u8],
+    group_checksum: u32,
+    to: &mut Values,
+) {
     let split;
-    let high = if mark(high) == marked {
+    let high = if checksum(high) == group_checksum {
         high
     } else {
-        // Those of other weights are nothing.
-        let Some(other) = as_split(format, high, low, marked) else {
+        // A residual of other weights counts as zero.
+        let Some(other) = as_split(format, high, low, group_checksum) else {
             for lane in 0..GROUP {
                 to[lane] = high[lane].to_f32();
             }
@@ -61,12 +67,17 @@ pub(super) fn join(format: WeightFormat, high: &High, low: &[u8], marked: u32, t
     }
 }
 
-/// The weights of a group that were split, if `high` are those in full precision, rounded by a cast: what lies in
-/// the middle between two numbers goes to the even one there, and away from zero here. (Sixteen bits can't tell
-/// both neighbours of an even number from each other.) Which of them it was, the mark tells.
+/// Returns the original weights of a split group, if `high` are its weights in full precision, rounded by a cast. A cast rounds
+/// a number halfway between two to the even one, and the split rounds it away from zero. Sixteen bits can't distinguish both
+/// neighbours of an even number; the checksum can.
 #[cold]
-pub(super) fn as_split(format: WeightFormat, high: &High, low: &[u8], marked: u32) -> Option<High> {
-    // More are those of other weights, or too many to try.
+pub(super) fn as_split(
+    format: WeightFormat,
+    high: &High,
+    low: &[u8],
+    group_checksum: u32,
+) -> Option<High> {
+    // More candidates are those of other weights, or too many to try.
     const MOST: usize = 12;
     let is_halfway = |lane: usize| match format {
         WeightFormat::Split24 => low[lane] as i8 == i8::MIN,
@@ -81,9 +92,9 @@ pub(super) fn as_split(format: WeightFormat, high: &High, low: &[u8], marked: u3
             let up = (subset >> index) as u16 & 1;
             moved[*lane] = bf16::from_bits(high[*lane].to_bits() + up);
         }
-        (mark(&moved) == marked).then_some(moved)
+        (checksum(&moved) == group_checksum).then_some(moved)
     };
-    // All of them where weights are alike.
+    // All lanes changed, if the weights are alike.
     let some = match lanes.len() {
         0 => return None,
         few @ 1..=MOST => 1..1 << few,
@@ -92,7 +103,7 @@ pub(super) fn as_split(format: WeightFormat, high: &High, low: &[u8], marked: u3
     std::iter::once(u64::MAX).chain(some).find_map(moved)
 }
 
-/// The weights of a group, rounded up or down at random.
+/// Rounds the weights of a group up or down at random.
 #[inline(always)]
 pub(super) fn rounded(values: &Values, random: &[u32; GROUP]) -> High {
     let mut high = [bf16::ZERO; GROUP];
@@ -102,7 +113,7 @@ pub(super) fn rounded(values: &Values, random: &[u32; GROUP]) -> High {
     high
 }
 
-/// Splits the trained weights of a group into those in bf16, with their mark, and what these lack.
+/// Splits the trained weights of a group. Returns the weights in bf16 and their checksum.
 #[inline(always)]
 pub(super) fn split(
     format: WeightFormat,
@@ -122,5 +133,5 @@ pub(super) fn split(
             (high[lane], low[lane]) = split32(values[lane]);
         }
     }
-    (high, mark(&high))
+    (high, checksum(&high))
 }

@@ -2,14 +2,14 @@ use burn::tensor::{DType, Device, Int, Shape, Tensor, TensorData};
 use bytemuck::cast_slice_mut;
 use serde::{Deserialize, Serialize};
 
-use super::column::Kept;
-use super::root::{Coding, GROUP, Root, Width};
-use super::told::told;
+use super::config_enum::config_enum;
+use super::element_buffer::ElementEncoding;
+use super::square_root_code::{CodeScheme, GROUP, SquareRootCode, Width};
 use backburn_base::sent;
 
-/// How an optimizer keeps its states.
+/// Format of the states of an optimizer.
 ///
-/// It is [`Full`](Self::Full) in a config that does not tell, as those of Burn's optimizers.
+/// A config without this option has [`Full`](Self::Full), as the configs of Burn's optimizers.
 ///
 /// ```
 /// use backburn_optim::{AdamWConfig, StateFormat};
@@ -19,29 +19,29 @@ use backburn_base::sent;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(remote = "Self")]
 pub enum StateFormat {
-    /// In the float type in which it computes.
+    /// The float type of the computation.
     Full,
-    /// A code of 8 bits an element, and a scale in f32 for every 64: 1.0625 bytes.
+    /// A code of 8 bits for each element, and a scale in f32 for every 64: 1.0625 bytes for each element.
     Bits8,
-    /// A code of 4 bits an element, and a scale in f32 for every 64: 0.5625 bytes.
+    /// A code of 4 bits for each element, and a scale in f32 for every 64: 0.5625 bytes for each element.
     Bits4,
 }
 
-told!(StateFormat, StateFormat::Full);
+config_enum!(StateFormat, StateFormat::Full);
 
-/// Parameters of fewer elements (norms, biases) keep full states: they cost nothing, and are sensitive.
+/// Parameters of fewer elements (norms, biases) keep full states: these are small, and rounding would harm them.
 pub(super) const MIN_ELEMENTS: usize = 4096;
 
 impl StateFormat {
-    /// The codes for the states of a parameter of so many elements, unless they are full.
-    pub(crate) fn coding(self, root: Root, elements: usize) -> Option<Coding> {
+    /// Returns the scheme for the states of a parameter with `elements` elements; `None` if they are full.
+    pub(crate) fn scheme(self, root: SquareRootCode, elements: usize) -> Option<CodeScheme> {
         let width = match self {
             _ if elements < MIN_ELEMENTS => return None,
             Self::Full => return None,
             Self::Bits8 => Width::Eight,
             Self::Bits4 => Width::Four,
         };
-        Some(Coding { root, width })
+        Some(CodeScheme { root, width })
     }
 }
 
@@ -49,38 +49,38 @@ impl StateFormat {
 #[derive(Clone, Debug)]
 #[allow(clippy::large_enum_variant)] // There is one to a parameter.
 pub(crate) enum StateTensor<const D: usize> {
-    /// As it is.
+    /// Floats.
     Full(Tensor<D>),
-    /// In codes of a few bits.
+    /// Quantized values.
     Packed(PackedState<D>),
 }
 
-/// An optimizer state in codes of a few bits.
+/// A quantized optimizer state.
 #[derive(Clone, Debug)]
 pub(crate) struct PackedState<const D: usize> {
-    /// The codes of all groups, each filled up, in words of 32 bits: every device has that type.
+    /// Codes of all groups, padded, in 32-bit words, which every device supports.
     pub(crate) codes: Tensor<1, Int>,
-    /// One for each group.
+    /// Scale of each group.
     pub(crate) scales: Tensor<1>,
-    pub(crate) coding: Coding,
+    pub(crate) scheme: CodeScheme,
     pub(crate) shape: Shape,
 }
 
 impl<const D: usize> StateTensor<D> {
-    /// The state of a parameter before the first step.
-    pub(crate) fn blank(parameter: &Tensor<D>, coding: Coding) -> Self {
+    /// Creates the state of a parameter before the first step.
+    pub(crate) fn blank(parameter: &Tensor<D>, scheme: CodeScheme) -> Self {
         let (shape, device) = (parameter.shape(), parameter.device());
         let elements = shape.num_elements();
-        let words = Kept::Codes(coding).words(elements);
+        let words = ElementEncoding::Codes(scheme).words(elements);
         Self::Packed(PackedState {
             codes: Tensor::zeros([words], (&device, DType::U32)),
             scales: Tensor::zeros([elements.div_ceil(GROUP)], (&device, DType::F32)),
-            coding,
+            scheme,
             shape,
         })
     }
 
-    /// The state as it is, or what its codes stand for, in f32.
+    /// Returns the state in full precision; a quantized one is decoded to f32.
     pub(crate) fn full(self) -> Tensor<D> {
         match self {
             Self::Full(state) => state,
@@ -88,16 +88,16 @@ impl<const D: usize> StateTensor<D> {
         }
     }
 
-    /// The same in these codes, or full.
-    pub(crate) fn conformed(self, coding: Option<Coding>) -> Self {
-        match (self, coding) {
-            (Self::Packed(packed), Some(coding)) if packed.coding == coding => Self::Packed(packed),
-            (state, Some(coding)) => Self::Packed(PackedState::encoded(state.full(), coding)),
+    /// Converts the state to this scheme, or to full precision.
+    pub(crate) fn conformed(self, scheme: Option<CodeScheme>) -> Self {
+        match (self, scheme) {
+            (Self::Packed(packed), Some(scheme)) if packed.scheme == scheme => Self::Packed(packed),
+            (state, Some(scheme)) => Self::Packed(PackedState::encoded(state.full(), scheme)),
             (state, None) => Self::Full(state.full()),
         }
     }
 
-    /// The same on another device.
+    /// Moves the state to another device.
     pub(crate) fn on_device(self, device: &Device) -> Self {
         match self {
             Self::Full(state) => Self::Full(sent(state, device)),
@@ -111,33 +111,36 @@ impl<const D: usize> StateTensor<D> {
 }
 
 impl<const D: usize> PackedState<D> {
-    /// The codes of `state`, rounded to the nearest: what was decoded gets its codes again.
-    pub(crate) fn encoded(state: Tensor<D>, coding: Coding) -> Self {
+    /// Encodes `state`, rounded to the nearest: a decoded state gets the same codes again.
+    pub(crate) fn encoded(state: Tensor<D>, scheme: CodeScheme) -> Self {
         let (shape, device) = (state.shape(), state.device());
         let values: Vec<f32> = state.into_data().iter::<f32>().collect();
         let mut scales = vec![0.0_f32; values.len().div_ceil(GROUP)];
-        let words = Kept::Codes(coding).keep(values, cast_slice_mut(&mut scales));
+        let words = ElementEncoding::Codes(scheme).keep(values, cast_slice_mut(&mut scales));
         Self {
             codes: words_on(words, &device),
             scales: Tensor::from_data(&scales[..], (&device, DType::F32)),
-            coding,
+            scheme,
             shape,
         }
     }
 
-    /// What the codes stand for, in f32.
+    /// Decodes the state to f32.
     fn decoded(self) -> Tensor<D> {
         let device = self.scales.device();
         let mut words: Vec<u32> = self.codes.into_data().iter::<u32>().collect();
         let mut scales: Vec<f32> = self.scales.into_data().iter::<f32>().collect();
-        let (kept, elements) = (Kept::Codes(self.coding), self.shape.num_elements());
-        let values = kept.numbers(cast_slice_mut(&mut scales), &mut words, elements);
+        let (encoding, elements) = (
+            ElementEncoding::Codes(self.scheme),
+            self.shape.num_elements(),
+        );
+        let values = encoding.numbers(cast_slice_mut(&mut scales), &mut words, elements);
         let data = TensorData::new(values, self.shape);
         Tensor::from_data(data, (&device, DType::F32))
     }
 }
 
-/// Words in a tensor.
+/// Creates a tensor of 32-bit words.
 pub(super) fn words_on(words: Vec<u32>, device: &Device) -> Tensor<1, Int> {
     let length = words.len();
     Tensor::from_data(TensorData::new(words, [length]), (device, DType::U32))

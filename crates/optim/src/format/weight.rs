@@ -1,16 +1,16 @@
 use burn::tensor::bf16;
 use serde::{Deserialize, Serialize};
 
-use super::root::GROUP;
-use super::told::told;
+use super::config_enum::config_enum;
+use super::square_root_code::GROUP;
 
-/// What a weight in bf16 has beside the 8 bits of its mantissa; formulas on the bits of the f32.
+/// Format of bf16 weights, which sets how they keep extra precision.
 ///
 /// Updates are computed in f32 in every format. A weight in f32 has all bits, so the formats are for weights in bf16
-/// (`backburn::cast`); parameters in f32 of fewer than 4096 elements beside them (norms, biases) are stepped as
-/// they are.
+/// (`backburn::cast`). Parameters in f32 of fewer than 4096 elements in the same model (norms, biases) are stepped without a
+/// format.
 ///
-/// It is [`Plain`](Self::Plain) in a config that does not tell, as those of Burn's optimizers.
+/// A config without this option has [`Plain`](Self::Plain), as the configs of Burn's optimizers.
 ///
 /// ```
 /// use backburn_optim::{AdamWConfig, WeightFormat};
@@ -20,21 +20,21 @@ use super::told::told;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(remote = "Self")]
 pub enum WeightFormat {
-    /// Nothing: it is rounded to the nearest. Updates below a 256th of the weight are lost.
+    /// No extra bits: the weight is rounded to the nearest. Updates below a 256th of the weight are lost.
     Plain,
-    /// Nothing, but it is rounded up or down at random, so that small updates count on average.
+    /// No extra bits: the weight is rounded up or down at random, so that small updates count on average.
     Stochastic,
-    /// 8 more bits, kept with the optimizer state. The last of the 24 is rounded at random.
+    /// 8 more bits, stored with the optimizer state. The last of the 24 is rounded at random.
     Split24,
-    /// 16 more bits, kept with the optimizer state: all that f32 has.
+    /// 16 more bits, stored with the optimizer state: the full precision of f32.
     Split32,
 }
 
-told!(WeightFormat, WeightFormat::Plain);
+config_enum!(WeightFormat, WeightFormat::Plain);
 
 impl WeightFormat {
-    /// Bytes that an element has in the optimizer state.
-    pub(crate) fn low_bytes(self) -> usize {
+    /// Returns the bytes of an element's residual in the optimizer state.
+    pub(crate) fn residual_bytes(self) -> usize {
         match self {
             Self::Plain | Self::Stochastic => 0,
             Self::Split24 => 1,
@@ -43,7 +43,7 @@ impl WeightFormat {
     }
 }
 
-/// `value` rounded to the nearest.
+/// Rounds `value` to the nearest.
 #[inline(always)]
 pub(crate) fn nearest(value: f32) -> bf16 {
     let bits = value.to_bits();
@@ -52,7 +52,7 @@ pub(crate) fn nearest(value: f32) -> bf16 {
     bf16::from_bits(if value.is_nan() { nan(bits) } else { rounded })
 }
 
-/// `value` rounded up as often as it is nearer to that.
+/// Rounds `value` up or down at random, with probabilities in proportion to the distances.
 #[inline(always)]
 pub(crate) fn stochastic(value: f32, random: u32) -> bf16 {
     let bits = value.to_bits();
@@ -62,7 +62,7 @@ pub(crate) fn stochastic(value: f32, random: u32) -> bf16 {
     bf16::from_bits(if value.is_nan() { nan(bits) } else { rounded })
 }
 
-/// `value` rounded at random to 24 bits: to the nearest bf16, and what that lacks.
+/// Rounds `value` at random to 24 bits. Returns the nearest bf16 and the residual.
 #[inline(always)]
 pub(crate) fn split24(value: f32, random: u32) -> (bf16, i8) {
     let bits = value.to_bits();
@@ -80,14 +80,14 @@ pub(crate) fn split24(value: f32, random: u32) -> (bf16, i8) {
     }
 }
 
-/// What [`split24`] has split.
+/// Joins the parts of [`split24`].
 #[inline(always)]
 pub(crate) fn join24(high: bf16, low: i8) -> f32 {
     let bits = u32::from(high.to_bits()) << 8;
     f32::from_bits(bits.wrapping_add(i32::from(low) as u32) << 8)
 }
 
-/// `value` as the nearest bf16, and what that lacks.
+/// Splits `value` into the nearest bf16 and the residual.
 #[inline(always)]
 pub(crate) fn split32(value: f32) -> (bf16, i16) {
     let bits = value.to_bits();
@@ -99,22 +99,22 @@ pub(crate) fn split32(value: f32) -> (bf16, i16) {
     }
 }
 
-/// What [`split32`] has split.
+/// Joins the parts of [`split32`].
 #[inline(always)]
 pub(crate) fn join32(high: bf16, low: i16) -> f32 {
     let bits = u32::from(high.to_bits()) << 16;
     f32::from_bits(bits.wrapping_add(i32::from(low) as u32))
 }
 
-/// A bf16 that is no number, as those bits are.
+/// Returns the bits of a bf16 NaN for the bits of an f32 NaN.
 #[inline(always)]
 fn nan(bits: u32) -> u16 {
     (bits >> 16) as u16 | 0x40
 }
 
-/// A number that tells these weights of a group from others.
+/// Computes the checksum of the weights of a group.
 #[inline(always)]
-pub(crate) fn mark(weights: &[bf16; GROUP]) -> u32 {
+pub(crate) fn checksum(weights: &[bf16; GROUP]) -> u32 {
     let mut sum = 0_u32;
     for lane in 0..GROUP {
         let bits = u32::from(weights[lane].to_bits());
@@ -123,7 +123,7 @@ pub(crate) fn mark(weights: &[bf16; GROUP]) -> u32 {
     sum
 }
 
-/// What each weight of a group counts. (Factors in a row would let small changes add up to nothing.)
+/// Factor of each weight of a group in the checksum. With consecutive factors, small changes could cancel.
 const FACTORS: [u32; GROUP] = {
     let mut factors = [0x9e37_79b9_u32; GROUP];
     let mut lane = 1;
@@ -140,7 +140,7 @@ mod tests {
 
     use super::*;
 
-    /// Any f32 at all.
+    /// Generates any f32.
     fn number() -> impl Strategy<Value = f32> {
         any::<u32>().prop_map(f32::from_bits)
     }
@@ -154,7 +154,7 @@ mod tests {
                 prop_assert!(joined.is_nan() && high.is_nan());
             } else {
                 prop_assert_eq!(joined.to_bits(), value.to_bits());
-                // (Half of them lie between the largest bf16 and infinity.)
+                // Half of them lie between the largest bf16 and infinity.
                 let nearest = bf16::from_f32(value);
                 let ties = value.to_bits() & 0xffff == 0x8000;
                 prop_assert!(ties || high.to_bits() == nearest.to_bits());
@@ -173,7 +173,7 @@ mod tests {
                 let below = value.to_bits() & !0xff;
                 let above = if value.to_bits() == below { below } else { below + 0x100 };
                 prop_assert!([below, above].contains(&joined.to_bits()), "{value:e} {joined:e}");
-                // What was split comes out of it again.
+                // A joined value splits into the same parts.
                 prop_assert_eq!(split24(joined, random), (high, low));
             }
         }
@@ -217,19 +217,19 @@ mod tests {
         for index in 0..64 {
             let mut changed = weights;
             changed[index] = bf16::from_f32(changed[index].to_f32() + 0.5);
-            assert_ne!(mark(&changed), mark(&weights), "{index}");
+            assert_ne!(checksum(&changed), checksum(&weights), "{index}");
         }
-        // Many small changes, as those of a neighbouring checkpoint.
+        // Many small changes, as between checkpoints of close steps.
         let mut seed = 1_u32;
         for _ in 0..20_000 {
             let nudged = weights.map(|weight| {
                 seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
                 bf16::from_bits(weight.to_bits() + 1 - ((seed >> 24) & 2) as u16)
             });
-            assert_ne!(mark(&nudged), mark(&weights));
+            assert_ne!(checksum(&nudged), checksum(&weights));
         }
         let mut swapped = weights;
         swapped.swap(3, 4);
-        assert_ne!(mark(&swapped), mark(&weights));
+        assert_ne!(checksum(&swapped), checksum(&weights));
     }
 }

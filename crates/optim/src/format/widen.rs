@@ -3,7 +3,7 @@ use bytemuck::cast_slice;
 
 use super::super::vectorized::Loop;
 
-/// Floats of a type as f32.
+/// A loop that converts floats of a type to f32.
 pub(crate) struct Widen<'a>(
     pub(crate) DType,
     pub(crate) &'a [u8],

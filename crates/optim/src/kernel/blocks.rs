@@ -1,5 +1,4 @@
-//! A step on the processor of what it does not compute in: elements are read into numbers in f32, a block at a time, updated, and
-//! written again.
+//! The step on the processor for operands in other types: a block of elements is read into f32, updated and written back.
 
 use std::array::from_fn;
 
@@ -7,13 +6,13 @@ use burn::backend::ops::{FloatTensorOps, IntTensorOps};
 use burn::backend::{Dispatch, DispatchDevice, TensorMetadata};
 use burn::tensor::{Bytes, DType, Shape, TensorData, read_sync};
 
-use super::super::format::{Column, Dither, GROUP, Kept, WeightFormat};
+use super::super::format::{Dither, ElementBuffer, ElementEncoding, GROUP, WeightFormat};
 use super::gradient::Gradient;
 use super::single_pass::{Operands, Stored};
 use super::{BLOCK, Update, on_threads};
 
-/// Opens the operands, passes over them, and closes them again: where a buffer has one owner and the backend's tensors are
-/// in the memory of this process, in place.
+/// Opens the operands, updates them, and closes them. Works in place where a buffer has one owner and the backend's tensors are
+/// in the memory of this process.
 pub(super) fn update(
     update: &Update,
     gradient: &Gradient<'_>,
@@ -31,10 +30,10 @@ pub(super) fn update(
     Operands::new(open.into_iter().map(Open::closed))
 }
 
-/// An operand that can be written.
+/// An operand that is open for writing.
 struct Open {
     device: DispatchDevice,
-    kept: Kept,
+    encoding: ElementEncoding,
     floats: Parts,
     words: Option<Parts>,
 }
@@ -43,33 +42,37 @@ struct Open {
 type Parts = (Bytes, Shape, DType);
 
 impl Open {
-    /// `format` is that of the weight, which alone is in bf16 then: full states beside it are in f32.
+    /// Opens an operand. `format` is that of the weight, which alone is in bf16 then: full states are in f32.
     fn of(stored: Stored<Dispatch>, format: WeightFormat) -> Self {
-        let (floats, words, kept) = match stored {
+        let (floats, words, encoding) = match stored {
             Stored::Floats(floats) => {
-                let kept = match floats.dtype() {
-                    DType::BF16 if format == WeightFormat::Stochastic => Kept::Weights(format),
-                    dtype => Kept::Floats(dtype),
+                let encoding = match floats.dtype() {
+                    DType::BF16 if format == WeightFormat::Stochastic => {
+                        ElementEncoding::Weights(format)
+                    }
+                    dtype => ElementEncoding::Floats(dtype),
                 };
-                (floats, None, kept)
+                (floats, None, encoding)
             }
-            Stored::Split(floats, words) => (floats, Some(words), Kept::Weights(format)),
-            Stored::Codes(floats, words, coding) => (floats, Some(words), Kept::Codes(coding)),
+            Stored::Split(floats, words) => (floats, Some(words), ElementEncoding::Weights(format)),
+            Stored::Codes(floats, words, scheme) => {
+                (floats, Some(words), ElementEncoding::Codes(scheme))
+            }
             Stored::Nothing => unreachable!("an operand is there"),
         };
         let read = |data: Result<TensorData, _>| data.expect("an operand can be read").into_parts();
         Self {
             device: floats.device(),
-            kept,
+            encoding,
             floats: read(read_sync(Dispatch::float_into_data(floats))),
             words: words.map(|words| read(read_sync(Dispatch::int_into_data(words)))),
         }
     }
 
-    fn column(&mut self) -> Column<'_> {
+    fn buffer(&mut self) -> ElementBuffer<'_> {
         let words = self.words.as_mut();
         let words = words.map(|words| bytemuck::cast_slice_mut(&mut words.0));
-        Column::new(self.kept, &mut self.floats.0, words.unwrap_or_default())
+        ElementBuffer::new(self.encoding, &mut self.floats.0, words.unwrap_or_default())
     }
 
     fn closed(self) -> Stored<Dispatch> {
@@ -78,38 +81,38 @@ impl Open {
         let words = self
             .words
             .map(|words| Dispatch::int_from_data(data(words), &self.device));
-        match (words, self.kept) {
+        match (words, self.encoding) {
             (None, _) => Stored::Floats(floats),
-            (Some(words), Kept::Codes(coding)) => Stored::Codes(floats, words, coding),
+            (Some(words), ElementEncoding::Codes(scheme)) => Stored::Codes(floats, words, scheme),
             (Some(words), _) => Stored::Split(floats, words),
         }
     }
 }
 
 /// Updates a weight and its states.
-fn pass<const COLUMNS: usize>(update: &Update, open: &mut [Open], gradient: &Gradient<'_>) {
+fn pass<const BUFFERS: usize>(update: &Update, open: &mut [Open], gradient: &Gradient<'_>) {
     let length = open[0].floats.1.num_elements();
-    let mut columns = open.iter_mut().map(Open::column);
-    let all = Range::<COLUMNS> {
+    let mut buffers = open.iter_mut().map(Open::buffer);
+    let all = Range::<BUFFERS> {
         start: 0,
         length,
-        columns: from_fn(|_| columns.next().expect("there are as many")),
+        buffers: from_fn(|_| buffers.next().expect("there are as many")),
     };
-    let each = |range: Range<'_, COLUMNS>| range.update(update, gradient);
+    let each = |range: Range<'_, BUFFERS>| range.update(update, gradient);
     on_threads(length, all, Range::take, &each);
 }
 
 /// A range of elements.
-struct Range<'a, const COLUMNS: usize> {
-    /// The index of the first.
+struct Range<'a, const BUFFERS: usize> {
+    /// Index of the first element.
     start: usize,
     length: usize,
     /// The weight, then its states.
-    columns: [Column<'a>; COLUMNS],
+    buffers: [ElementBuffer<'a>; BUFFERS],
 }
 
-impl<const COLUMNS: usize> Range<'_, COLUMNS> {
-    /// Takes off so many elements: whole groups, or all.
+impl<const BUFFERS: usize> Range<'_, BUFFERS> {
+    /// Splits off `length` elements: whole groups, or all.
     fn take(&mut self, length: usize) -> Self {
         let (start, groups) = (self.start, length.div_ceil(GROUP));
         self.start += length;
@@ -117,30 +120,30 @@ impl<const COLUMNS: usize> Range<'_, COLUMNS> {
         Self {
             start,
             length,
-            columns: self.columns.each_mut().map(|column| column.take(groups)),
+            buffers: self.buffers.each_mut().map(|buffer| buffer.take(groups)),
         }
     }
 
-    /// Updates them, block by block. (Not inlined, so that what splits has no room on the stack.)
+    /// Updates the range, block by block. Not inlined, so that the recursion has a small stack frame.
     #[inline(never)]
     fn update(mut self, update: &Update, gradient: &Gradient<'_>) {
         let (mut room, mut random) = ([0.0; BLOCK], [0; BLOCK]);
-        let mut rooms = [[0.0; BLOCK]; COLUMNS];
+        let mut rooms = [[0.0; BLOCK]; BUFFERS];
         while self.length > 0 {
             let mut block = self.take(self.length.min(BLOCK));
-            let (length, columns) = (block.length, &mut block.columns);
+            let (length, buffers) = (block.length, &mut block.buffers);
             let gradients = gradient.open(block.start, length, &mut room);
             let mut broken = [false; BLOCK / GROUP];
             if let Some((_, noise)) = update.formats {
-                if columns.iter().any(Column::is_dithered) {
+                if buffers.iter().any(ElementBuffer::is_dithered) {
                     noise.fill(block.start, gradients, &mut random);
                 }
-                for column in &*columns {
-                    column.broken(&mut broken);
+                for buffer in &*buffers {
+                    buffer.broken(&mut broken);
                 }
             }
-            let opened = columns.iter_mut().zip(&mut rooms);
-            let mut opened = opened.map(|(column, room)| column.open(room, length));
+            let opened = buffers.iter_mut().zip(&mut rooms);
+            let mut opened = opened.map(|(buffer, room)| buffer.open(room, length));
             let mut next = |_| opened.next().unwrap_or_default();
             let weights = next(0);
             update.rule.formula.apply(weights, gradients, from_fn(next));
@@ -150,11 +153,11 @@ impl<const COLUMNS: usize> Range<'_, COLUMNS> {
                     weights.fill(f32::NAN);
                 }
             }
-            let opened = columns.iter_mut().zip(&mut rooms).enumerate();
-            // The states first, which takes a little less time.
-            for (index, (column, numbers)) in opened.rev() {
-                // A weight has other bits than its states, whose number is even for the first.
-                column.close(numbers, length, Dither::AtRandom(&random, index + 1));
+            let opened = buffers.iter_mut().zip(&mut rooms).enumerate();
+            // Closing the states first is slightly faster.
+            for (index, (buffer, numbers)) in opened.rev() {
+                // The weight and the states have different random bits. The number of the first state is even.
+                buffer.close(numbers, length, Dither::AtRandom(&random, index + 1));
             }
         }
     }

@@ -7,24 +7,24 @@ use super::super::format::Widen;
 use super::super::vectorized::vectorized;
 use super::BLOCK;
 
-/// A gradient as it lies in memory.
+/// A gradient in the memory of the process.
 pub(super) struct Gradient<'a> {
     dtype: DType,
     bytes: &'a [u8],
-    /// The place of the first element.
+    /// Offset of the first element.
     offset: usize,
-    /// None if its elements lie one after the other.
+    /// `None` if the elements are contiguous.
     pub(super) view: Option<View<'a>>,
 }
 
-/// Where elements lie otherwise.
+/// Shape and strides of elements that are not contiguous.
 pub(super) struct View<'a> {
     shape: &'a [usize],
     strides: &'a [isize],
 }
 
 impl Gradient<'_> {
-    /// Lets `work` have a gradient where it lies, a view of something else, too, or what is read of it.
+    /// Calls `work` with the gradient: in place where possible, also for a view, or else with a copy.
     pub(super) fn with<const D: usize, R>(
         tensor: Tensor<D>,
         work: impl FnOnce(&Gradient<'_>) -> R,
@@ -52,8 +52,8 @@ impl Gradient<'_> {
         })
     }
 
-    /// Its elements from the `start`-th on, so many, as numbers of type `N`, f32 unless they are of that type: where they
-    /// lie, or in `numbers`, which has room for a block.
+    /// Returns `length` elements from `start` on as numbers of type `N`: f32, or the type of the gradient. They are in place,
+    /// or in `numbers`, which holds a block.
     pub(super) fn open<'s, N: Element + Pod>(
         &'s self,
         start: usize,
@@ -76,7 +76,7 @@ impl Gradient<'_> {
         &numbers[..length]
     }
 
-    /// Copies the elements of a view from the `start`-th on, in the order of its shape.
+    /// Copies the elements of a view from `start` on, in the order of its shape.
     fn gather<E: Pod>(&self, view: &View<'_>, start: usize, to: &mut [E]) {
         let (storage, View { shape, strides }) = (cast_slice::<u8, E>(self.bytes), view);
         let mut index = vec![0; shape.len()];
@@ -101,7 +101,7 @@ impl Gradient<'_> {
     }
 }
 
-/// Half types are computed in f32.
+/// Converts half types to f32, in which they are computed.
 fn widen<N: Pod>(dtype: DType, bytes: &[u8], numbers: &mut [N]) {
     vectorized(Widen(dtype, bytes, cast_slice_mut(numbers)));
 }

@@ -1,4 +1,5 @@
-//! An update rule is applied to every element of a parameter: on the processor, by a kernel of its device, or by operations.
+//! Application of an update rule to every element of a parameter: on the processor, by a kernel of its device, or by tensor
+//! operations.
 
 mod blocks;
 #[cfg(feature = "cubecl")]
@@ -6,12 +7,12 @@ mod cube;
 mod gradient;
 #[cfg(feature = "cubecl")]
 mod join;
-mod known_step;
 mod numbers;
 #[cfg(all(test, feature = "wgpu"))]
 #[path = "../../tests/kernels/on_wgpu.rs"]
 mod on_wgpu;
 mod operations;
+mod self_test;
 mod single_pass;
 
 use std::iter::once;
@@ -28,30 +29,31 @@ use super::rule::{Rule, Set, Traced};
 use backburn_base::is_cubecl;
 
 use gradient::Gradient;
-pub use known_step::try_kernels;
+pub use self_test::try_kernels;
 #[cfg(feature = "cubecl")]
 pub(crate) use single_pass::SinglePass;
 use single_pass::with_operands;
 
-/// What a step does with every element.
+/// The update of every element in a step.
 #[derive(Clone, Debug)]
 pub(crate) struct Update {
     rule: Rule,
-    /// How the weight is kept, and rounded. Without it all operands are in floats of one type, and the step is computed in
-    /// that, or in f32 if it is half of it; with it, in f32 whatever they are.
+    /// Format and rounding of the weight, with the computation in f32. `None` if all operands are floats of one type: the step
+    /// is computed in that type, or in f32 if it is a half type.
     formats: Option<(WeightFormat, Noise)>,
 }
 
 impl Update {
-    /// What is done, operation by operation.
+    /// Returns the operations of the rule.
     fn traced(&self) -> Traced {
         self.rule.formula.traced()
     }
 }
 
-/// Applies `rule` to the elements of a weight and of its states in the step of this number, and returns them. A buffer with one owner is written in
-/// place, others are copied. Where all are in floats of one type, it is computed in that, or in f32 if it is half of it;
-/// else in f32 whatever they are stored in, a group at a time.
+/// Applies `rule` to the elements of a weight and of its states, in the step of this `number`, and returns them.
+///
+/// A buffer with one owner is written in place; others are copied. If all operands are floats of one type, the step is computed
+/// in that type, or in f32 if it is a half type. Otherwise it is computed in f32, a group at a time.
 pub(super) fn update<const D: usize>(
     rule: Rule,
     weight: Weight<D>,
@@ -67,21 +69,21 @@ pub(super) fn update<const D: usize>(
         rule,
         formats: (!is_plain).then(|| (format, Noise::of_step(number))),
     };
-    let way = Way::of(&weight.value, is_plain);
-    if way == Way::Operations {
-        return way.update(update, weight, gradient, states);
+    let execution = Execution::of(&weight.value, is_plain);
+    if execution == Execution::Operations {
+        return execution.update(update, weight, gradient, states);
     }
     if update.rule.may_panic {
-        // While the caller holds the value: whether the formula panics depends on its fields alone.
+        // The caller still holds the value: whether the formula panics depends on its fields alone.
         update.traced();
     }
     call::give_up_parameter();
-    let (weight, states) = way.update(update, weight, gradient, states);
+    let (weight, states) = execution.update(update, weight, gradient, states);
     call::show_parameter(|| weight.value.clone().into());
     (weight, states)
 }
 
-/// The weight with these numbers, in f32, in its format.
+/// Returns the weight with the values `numbers`, in f32, in its format.
 pub(super) fn set_in_format<const D: usize>(
     weight: Weight<D>,
     numbers: Tensor<D>,
@@ -91,39 +93,39 @@ pub(super) fn set_in_format<const D: usize>(
         rule: Rule::built_in::<0>(Set),
         formats: Some((weight.format, noise)),
     };
-    let way = Way::of(&weight.value, false);
-    way.update(set, weight, numbers, Vec::new()).0
+    let execution = Execution::of(&weight.value, false);
+    execution.update(set, weight, numbers, Vec::new()).0
 }
 
-/// The trained weight, in f32.
+/// Returns the trained weight, in f32.
 pub(super) fn in_full<const D: usize>(weight: &Weight<D>) -> Tensor<D> {
     let value = weight.value.clone();
-    match weight.low_bits.clone() {
+    match weight.residual.clone() {
         None => value.cast(FloatDType::F32),
         #[cfg(feature = "cubecl")]
-        Some(low_bits) if !low_bits.is_loaded && is_cubecl(&value.device()) => {
-            join::joined(value, low_bits)
+        Some(residual) if !residual.is_loaded && is_cubecl(&value.device()) => {
+            join::joined(value, residual)
         }
-        Some(low_bits) => low_bits.joined(value),
+        Some(residual) => residual.joined(value),
     }
 }
 
-/// What applies a rule to the elements of a weight.
+/// Execution of a rule on the elements of a weight.
 #[derive(Clone, Copy, PartialEq)]
-enum Way {
-    /// The processor, where all operands lie as numbers in which it computes.
+enum Execution {
+    /// On the processor, with all operands stored in the type of the computation.
     Numbers,
-    /// The processor, block by block.
+    /// On the processor, block by block.
     Blocks,
-    /// A kernel of the device.
+    /// By a kernel of the device.
     #[cfg(feature = "cubecl")]
     Kernel,
-    /// Operations on whole tensors, as in Burn's own optimizers.
+    /// By operations on whole tensors, as in Burn's own optimizers.
     Operations,
 }
 
-impl Way {
-    /// That of this weight, without formats if `is_plain`: there are no operations for these.
+impl Execution {
+    /// Returns the execution for this weight; without formats if `is_plain`, since tensor operations support none.
     fn of<const D: usize>(weight: &Tensor<D>, is_plain: bool) -> Self {
         #[allow(unreachable_patterns)] // What is there depends on the build.
         match weight.clone().into_dispatch().kind {
@@ -139,7 +141,7 @@ impl Way {
         }
     }
 
-    /// Takes the step.
+    /// Runs the step.
     fn update<const D: usize>(
         self,
         update: Update,
@@ -174,13 +176,13 @@ impl Way {
     }
 }
 
-/// Elements of a block, which stays in the first cache. They are few, so that the processor fetches those of the next block
-/// while it computes.
+/// Elements of a block, which fits the first-level cache. Small, so that the processor prefetches the next block during the
+/// computation.
 const BLOCK: usize = 8 * GROUP;
-/// Elements that are worth a thread.
+/// Number of elements that justify a thread.
 const GRAIN: usize = 64 * BLOCK;
 
-/// Lets `each` update so many elements, parts of them on several threads if they are many: `take` takes off the first.
+/// Updates `length` elements by `each`, on several threads if they are many. `take` splits off the first elements.
 fn on_threads<T: Send>(
     length: usize,
     mut all: T,

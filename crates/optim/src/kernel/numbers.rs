@@ -1,5 +1,5 @@
-//! A step on the processor where all operands are floats of one type: in one pass over memory, in place where a buffer has
-//! one owner and is in the memory of this process.
+//! The step on the processor for operands that are floats of one type: in one pass over memory, in place where a buffer has one
+//! owner and is in the memory of this process.
 
 use std::array::from_fn;
 
@@ -37,16 +37,16 @@ where
     written.map(|data| of_data(data, &device)).collect()
 }
 
-/// Elements that lie there as numbers in which they are computed. What there is none of is empty.
+/// Elements in the type of the computation. Unused states are empty.
 struct Numbers<'a, N> {
-    /// The index of the first.
+    /// Index of the first element.
     start: usize,
     parameters: &'a mut [N],
     states: [&'a mut [N]; MOST_STATES],
 }
 
 impl<'a, N: Number + Element + Pod> Numbers<'a, N> {
-    /// Takes off so many elements.
+    /// Splits off `length` elements.
     fn take(&mut self, length: usize) -> Self {
         let first = |all: &mut &'a mut [N]| {
             let length = length.min(all.len());
@@ -61,13 +61,13 @@ impl<'a, N: Number + Element + Pod> Numbers<'a, N> {
         }
     }
 
-    /// Updates them. (Not inlined, so that what splits has no room on the stack.)
+    /// Updates the range. Not inlined, so that the recursion has a small stack frame.
     #[inline(never)]
     fn update(mut self, update: &Update, gradient: &Gradient<'_>)
     where
         dyn Formula: Apply<N>,
     {
-        // Of a gradient that lies there otherwise, a block at a time.
+        // Used for a gradient that is not contiguous, a block at a time.
         let mut room = [N::zeroed(); BLOCK];
         let block = match gradient.view {
             None => self.parameters.len(),

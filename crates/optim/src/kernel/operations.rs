@@ -1,4 +1,4 @@
-//! A rule in tensor operations, for backends without a kernel: those of Burn's own optimizers, in their order.
+//! A rule in tensor operations, for backends without a kernel: the operations of Burn's own optimizers, in their order.
 
 use burn::tensor::Tensor;
 
@@ -10,7 +10,7 @@ use super::Update;
 #[allow(clippy::large_enum_variant)] // There are a few dozen.
 enum Value<const D: usize> {
     Tensor(Tensor<D>),
-    /// The same for all elements.
+    /// One value for all elements.
     Number(f64),
 }
 
@@ -27,13 +27,13 @@ pub(super) fn update<const D: usize>(
         Value::Tensor(tensor) => tensor,
         Value::Number(number) => Tensor::full(shape.clone(), number, (&options.0, options.1)),
     };
-    // Behind the parameter.
+    // The gradient is the second input.
     floats.insert(1, gradient);
     let inputs = floats.into_iter().map(|input| Some(Value::Tensor(input)));
     let mut values: Vec<_> = inputs.collect();
     let last = last_uses(&rule, values.len());
     for (index, operation) in rule.program.operations.iter().enumerate() {
-        // What nobody needs after this is given away, and may be written in place.
+        // The last use of a value takes it, so that it may be written in place.
         let mut take = |place: usize, again: bool| {
             let value = match last[place] == index && !again {
                 true => values[place].take(),
@@ -77,7 +77,8 @@ pub(super) fn update<const D: usize>(
     results.map(result).collect()
 }
 
-/// The operation that uses each value last, of which so many are inputs; results are used after all.
+/// Returns the operation that uses each value last. The first `inputs` values are inputs; results are used after all
+/// operations.
 fn last_uses(rule: &Traced, inputs: usize) -> Vec<usize> {
     let operations = &rule.program.operations;
     let mut last = vec![0; inputs + operations.len()];

@@ -8,7 +8,7 @@ use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, Dispatch, ExtensionType};
 use burn::tensor::Tensor;
 
-use super::super::format::{Coding, LowBits, PackedState, StateTensor, Weight};
+use super::super::format::{CodeScheme, PackedState, Residual, StateTensor, Weight};
 #[cfg(feature = "cubecl")]
 use super::Update;
 #[cfg(feature = "cubecl")]
@@ -26,7 +26,7 @@ pub(crate) trait SinglePass: Backend {
     ) -> Operands<Self>;
 }
 
-/// A weight and its states, after an `update` of them as operands.
+/// Converts a weight and its states to operands, applies `update`, and converts them back.
 pub(super) fn with_operands<const D: usize>(
     weight: Weight<D>,
     states: Vec<StateTensor<D>>,
@@ -39,7 +39,7 @@ pub(super) fn with_operands<const D: usize>(
     };
     let (shape, format) = (weight.value.shape(), weight.format);
     let value = weight.value.into_dispatch();
-    let weight = match weight.low_bits {
+    let weight = match weight.residual {
         None => Stored::Floats(value),
         Some(low) => Stored::Split(value, low.words.into_dispatch()),
     };
@@ -47,7 +47,7 @@ pub(super) fn with_operands<const D: usize>(
         StateTensor::Full(state) => Stored::Floats(state.into_dispatch()),
         StateTensor::Packed(packed) => {
             let (codes, scales) = (packed.codes.into_dispatch(), packed.scales.into_dispatch());
-            Stored::Codes(scales, codes, packed.coding)
+            Stored::Codes(scales, codes, packed.scheme)
         }
     });
     let mut all = update(Operands::new(once(weight).chain(states))).all();
@@ -59,7 +59,7 @@ pub(super) fn with_operands<const D: usize>(
     let weight = Weight {
         value: Tensor::from_dispatch(value),
         format,
-        low_bits: words.map(|words| LowBits {
+        residual: words.map(|words| Residual {
             words: Tensor::from_dispatch(words),
             format,
             elements: shape.num_elements(),
@@ -68,10 +68,10 @@ pub(super) fn with_operands<const D: usize>(
     };
     let states = all.map(|state| match state {
         Stored::Floats(state) => StateTensor::Full(Tensor::from_dispatch(state)),
-        Stored::Codes(scales, codes, coding) => StateTensor::Packed(PackedState {
+        Stored::Codes(scales, codes, scheme) => StateTensor::Packed(PackedState {
             codes: Tensor::from_dispatch(codes),
             scales: Tensor::from_dispatch(scales),
-            coding,
+            scheme,
             shape: shape.clone(),
         }),
         Stored::Nothing | Stored::Split(..) => unreachable!("a state is whole"),
@@ -79,22 +79,22 @@ pub(super) fn with_operands<const D: usize>(
     (weight, states.collect())
 }
 
-/// How a weight or a state is kept.
+/// Storage of a weight or a state.
 #[derive(Clone, Debug, ExtensionType)]
 #[allow(clippy::large_enum_variant)] // There are a few to a step.
 #[cfg_attr(feature = "fusion", extension_type(fusion))]
 pub(crate) enum Stored<B: Backend> {
-    /// There is no such state.
+    /// No state.
     Nothing,
     /// Elements in floats.
     Floats(FloatTensor<B>),
-    /// A weight in bf16, and what it lacks.
+    /// A weight in bf16 and its residual.
     Split(FloatTensor<B>, IntTensor<B>),
-    /// The scales of a state, and its codes.
-    Codes(FloatTensor<B>, IntTensor<B>, Coding),
+    /// The scales of a state and its codes.
+    Codes(FloatTensor<B>, IntTensor<B>, CodeScheme),
 }
 
-/// A weight with its states. (An operation of a backend takes no vector of them.)
+/// A weight with its states. An operation of a backend takes no vector of them.
 #[derive(Clone, Debug, ExtensionType)]
 #[cfg_attr(feature = "fusion", extension_type(fusion))]
 pub(crate) struct Operands<B: Backend> {
@@ -109,7 +109,7 @@ pub(crate) struct Operands<B: Backend> {
 }
 
 impl<B: Backend> Operands<B> {
-    /// A weight, then three states at most.
+    /// Creates operands from a weight and three states at most.
     pub(super) fn new(all: impl IntoIterator<Item = Stored<B>>) -> Self {
         let mut all = all.into_iter();
         let mut next = || all.next().unwrap_or(Stored::Nothing);
@@ -121,19 +121,19 @@ impl<B: Backend> Operands<B> {
         }
     }
 
-    /// Those that there are, in the same order.
+    /// Returns all operands that exist, in the same order.
     pub(super) fn all(self) -> impl Iterator<Item = Stored<B>> {
         let all = [self.weight, self.first, self.second, self.third].into_iter();
         all.filter(|stored| !matches!(stored, Stored::Nothing))
     }
 
-    /// Those of a step without formats.
+    /// Creates the operands of a step without formats.
     #[cfg(feature = "cubecl")]
     pub(super) fn of_floats(floats: impl IntoIterator<Item = FloatTensor<B>>) -> Self {
         Self::new(floats.into_iter().map(Stored::Floats))
     }
 
-    /// The same.
+    /// Returns the operands of a step without formats.
     #[cfg(feature = "cubecl")]
     pub(super) fn into_floats(self) -> Vec<FloatTensor<B>> {
         let floats = self.all().map(|stored| match stored {

@@ -1,10 +1,10 @@
-//! What each optimizer does to one element: the formulas, in the order in which Burn computes them.
+//! Formulas of the optimizers for one element, in the order in which Burn computes them.
 
 use burn::optim::momentum::MomentumConfig;
 
 use super::{Number, Step, UpdateRule};
 
-/// The gradient with an L2 penalty, if there is one.
+/// Returns the gradient with an L2 penalty, if there is one.
 #[inline(always)]
 fn penalized<N: Number>(penalty: Option<f64>, parameter: N, gradient: N) -> N {
     match penalty {
@@ -18,14 +18,14 @@ fn penalized<N: Number>(penalty: Option<f64>, parameter: N, gradient: N) -> N {
 pub(crate) struct Moments {
     pub(crate) beta_1: f64,
     pub(crate) beta_2: f64,
-    /// 1 - beta, in f32 as Burn has it.
-    pub(crate) rest_1: f64,
-    pub(crate) rest_2: f64,
+    /// 1 - beta, in f32 as in Burn.
+    pub(crate) complement_1: f64,
+    pub(crate) complement_2: f64,
 }
 
 impl Moments {
-    /// Takes both on, and a third state, the maximum of the second (AMSGrad), if there is one. Returns the first, and the
-    /// second or its maximum.
+    /// Updates both moments, and the maximum of the second (AMSGrad), if there is a third state. Returns the first moment, and
+    /// the second or its maximum.
     #[inline(always)]
     pub(crate) fn update<N: Number, const S: usize>(
         &self,
@@ -36,10 +36,10 @@ impl Moments {
             assert!(S == 2 || S == 3);
         }
         let square = gradient * gradient;
-        states[0] = states[0] * N::of(self.beta_1) + gradient * N::of(self.rest_1);
-        states[1] = states[1] * N::of(self.beta_2) + square * N::of(self.rest_2);
+        states[0] = states[0] * N::of(self.beta_1) + gradient * N::of(self.complement_1);
+        states[1] = states[1] * N::of(self.beta_2) + square * N::of(self.complement_2);
         if S == 3 {
-            // Before the first step the maximum is negative: Burn takes the first moment whatever it is, NaN included.
+            // Before the first step the maximum is negative. Burn takes the first moment whatever it is, NaN included.
             states[2] = states[2].if_less(N::of(0.0), states[1], states[2].max(states[1]));
         }
         [states[0], states[S - 1]]
@@ -53,7 +53,7 @@ pub(crate) struct Adam {
     pub(crate) learning_rate: f64,
     /// L2 penalty.
     pub(crate) penalty: Option<f64>,
-    /// Corrects the bias of both moments.
+    /// Correction of the bias of both moments.
     pub(crate) correction: f64,
     pub(crate) epsilon: f64,
 }
@@ -73,16 +73,16 @@ impl<const S: usize> UpdateRule<S> for Adam {
 pub(crate) struct AdamW {
     pub(crate) moments: Moments,
     pub(crate) learning_rate: f64,
-    /// What the parameter is multiplied by; if [`Cautious`], the part of it that is taken off.
+    /// Factor of the parameter; with [`Cautious`], the fraction of it that is subtracted.
     pub(crate) decay: f64,
-    /// What the moments are divided by to correct their bias.
+    /// Divisor of the first moment that corrects its bias.
     pub(crate) correction_1: f64,
     pub(crate) correction_2: f64,
     pub(crate) epsilon: f64,
 }
 
 impl AdamW {
-    /// Takes the moments on. Returns the first, and what the parameter goes by for the learning rate.
+    /// Updates the moments. Returns the first, and the change of the parameter by the learning rate.
     #[inline(always)]
     fn delta<N: Number, const S: usize>(&self, gradient: N, states: &mut [N; S]) -> [N; 2] {
         let [moment_1, moment_2] = self.moments.update(gradient, states);
@@ -102,7 +102,7 @@ impl<const S: usize> UpdateRule<S> for AdamW {
     }
 }
 
-/// AdamW that decays only where that does not work against the update.
+/// AdamW that decays only elements where the decay does not oppose the update.
 #[derive(Clone, Debug)]
 pub(crate) struct Cautious(pub(crate) AdamW);
 
@@ -123,13 +123,13 @@ impl<const S: usize> UpdateRule<S> for Cautious {
 #[derive(Clone, Debug)]
 pub(crate) struct Momentum {
     pub(crate) factor: f64,
-    /// What a gradient adds to the velocity: the first one all of it.
+    /// Factor of a gradient that is added to the velocity: 1 for the first gradient.
     pub(crate) rest: f64,
     pub(crate) nesterov: bool,
 }
 
 impl Momentum {
-    /// Worked out in the precision in which Burn does.
+    /// Computes the hyperparameters in the same precision as Burn.
     pub(crate) fn new(step: Step, config: &MomentumConfig) -> Self {
         Self {
             factor: step.decay(f64::from(config.momentum as f32)),
@@ -143,7 +143,7 @@ impl Momentum {
     }
 }
 
-/// Takes what is stepped to where the momentum points.
+/// Moves the value in the direction of the momentum.
 impl UpdateRule<1> for Momentum {
     #[inline(always)]
     fn update<N: Number>(&self, _direction: N, gradient: N, [velocity]: [N; 1]) -> (N, [N; 1]) {
@@ -166,7 +166,7 @@ pub(crate) struct Sgd {
     pub(crate) momentum: Momentum,
 }
 
-/// Without momentum.
+/// SGD without momentum.
 impl UpdateRule<0> for Sgd {
     #[inline(always)]
     fn update<N: Number>(&self, parameter: N, gradient: N, []: [N; 0]) -> (N, [N; 0]) {
@@ -190,29 +190,29 @@ impl UpdateRule<1> for Sgd {
 pub(crate) struct Lion {
     pub(crate) beta_1: f64,
     pub(crate) beta_2: f64,
-    /// 1 - beta, in f32 as Burn has it.
-    pub(crate) rest_1: f64,
-    pub(crate) rest_2: f64,
+    /// 1 - beta, in f32 as in Burn.
+    pub(crate) complement_1: f64,
+    pub(crate) complement_2: f64,
     pub(crate) learning_rate: f64,
-    /// The parameter is multiplied by this.
+    /// Factor of the parameter.
     pub(crate) decay: f64,
 }
 
 impl UpdateRule<1> for Lion {
     #[inline(always)]
     fn update<N: Number>(&self, parameter: N, gradient: N, [momentum]: [N; 1]) -> (N, [N; 1]) {
-        let direction = momentum * N::of(self.beta_1) + gradient * N::of(self.rest_1);
-        let momentum = momentum * N::of(self.beta_2) + gradient * N::of(self.rest_2);
+        let direction = momentum * N::of(self.beta_1) + gradient * N::of(self.complement_1);
+        let momentum = momentum * N::of(self.beta_2) + gradient * N::of(self.complement_2);
         let parameter =
             parameter * N::of(self.decay) - direction.sign() * N::of(self.learning_rate);
         (parameter, [momentum])
     }
 }
 
-/// Takes an update that is known already, after a decoupled weight decay.
+/// A rule that applies an update computed elsewhere, after a decoupled weight decay.
 #[derive(Clone, Debug)]
 pub(crate) struct Decayed {
-    /// The parameter is multiplied by this.
+    /// Factor of the parameter.
     pub(crate) decay: f64,
     pub(crate) learning_rate: f64,
 }
@@ -225,12 +225,12 @@ impl UpdateRule<0> for Decayed {
     }
 }
 
-/// Updates an average, in the place of the parameter, with a value, in the place of the gradient.
+/// A rule that updates an average, passed as the parameter, with a value, passed as the gradient.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum AverageRule {
-    /// Exponential, with this decay.
+    /// Exponential average with this decay.
     Exponential(f64),
-    /// Uniform, over this number of values, the new one included.
+    /// Uniform average over this number of values, the new one included.
     Uniform(usize),
 }
 
@@ -245,7 +245,7 @@ impl UpdateRule<0> for AverageRule {
     }
 }
 
-/// Takes a parameter to what comes in the place of its gradient.
+/// A rule that sets the parameter to the value passed as the gradient.
 #[derive(Clone, Debug)]
 pub(crate) struct Set;
 

@@ -1,4 +1,4 @@
-//! What an optimizer does to one element, and the loop that does it to many.
+//! Update rules for one element, and the loop that applies them to many.
 
 mod formulas;
 mod number;
@@ -20,19 +20,19 @@ pub use number::Number;
 pub(crate) use trace::Program;
 pub(crate) use trace::{Operation, Traced};
 
-/// How an optimizer updates one element of a parameter, with `S` states, three at most: a formula, whose fields are the
-/// hyperparameters of a step: [an example](crate#an-optimizer-of-your-own).
+/// A formula that updates one element of a parameter with `S` states, three at most. Its fields are the hyperparameters of a
+/// step: [an example](crate#an-optimizer-of-your-own).
 ///
-/// On `flex` it is compiled like any function. For all else it is traced, once a step: run with numbers that note what is
-/// done with them. On a CubeCL device these operations are a kernel, which is compiled when it is new, so what is decided
-/// by a field (not what is computed with one) makes another. Backends without a kernel, and remote servers, compute them as
+/// On `flex` it is compiled like any function. Elsewhere it is traced once per step: it runs with numbers that record the
+/// operations. On a CubeCL device these operations become a kernel, which is compiled once. A decision that depends on a field
+/// compiles another kernel; a computation with a field does not. Backends without a kernel, and remote servers, run them as
 /// tensor operations.
 pub trait UpdateRule<const S: usize>: Clone + Debug + Send + Sync + 'static {
-    /// Returns the parameter and its states after the step. (`#[inline(always)]` lets the loop around it be compiled
-    /// for what the processor can do.)
+    /// Returns the parameter and its states after the step. With `#[inline(always)]` the enclosing loop is compiled for the
+    /// instruction set of the processor.
     fn update<N: Number>(&self, parameter: N, gradient: N, states: [N; S]) -> (N, [N; S]);
 
-    /// The same for some elements. (Plain loops: closures are compiled for any processor.)
+    /// Updates several elements. Plain loops only: a closure is compiled for the baseline processor.
     #[doc(hidden)]
     #[inline(always)]
     fn update_lanes<N: Number, const L: usize>(
@@ -55,43 +55,43 @@ pub trait UpdateRule<const S: usize>: Clone + Debug + Send + Sync + 'static {
     }
 }
 
-/// A step of a parameter, or what the gradient of a micro-batch does to its states: an
-/// [`ElementWise`](crate::ElementWise) optimizer makes its rule of it.
+/// A step of a parameter, or the effect of a micro-batch's gradient on its states. An [`ElementWise`](crate::ElementWise)
+/// optimizer makes its rule from it.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Step {
-    /// Zero for a micro-batch that is not the last of its group: the parameter does not move.
+    /// Learning rate; zero for a micro-batch that is not the last of its group, so that the parameter does not move.
     pub learning_rate: LearningRate,
-    /// Its number, from one on. A group of micro-batches is one step.
+    /// Number of the step, from 1. A group of micro-batches is one step.
     pub time: i32,
-    /// Whether there was no state before.
+    /// `true` if there was no state before.
     pub is_first: bool,
-    /// Whether the gradient is added to those of the micro-batches before it: states have decayed with the first.
+    /// `true` if the gradient is added to those of earlier micro-batches: states have decayed with the first.
     pub adds: bool,
 }
 
 impl Step {
-    /// What a state is multiplied by that decays by this `factor` once a step.
+    /// Returns the factor of a state that decays by `factor` once a step.
     pub fn decay(&self, factor: f64) -> f64 {
         if self.adds { 1.0 } else { factor }
     }
 }
 
-/// The most states of a rule.
+/// Largest number of states of a rule.
 pub(crate) const MOST_STATES: usize = 3;
 
-/// A formula with the hyperparameters of a step, of whatever type it is.
+/// A formula with the hyperparameters of a step, with its type erased.
 #[derive(Clone, Debug)]
 pub struct Rule {
-    /// How many states it updates.
+    /// Number of states that the rule updates.
     pub(crate) states: usize,
     pub(crate) formula: Arc<dyn Formula>,
-    /// Set for the formula of a user.
+    /// `true` for the formula of a user.
     pub(crate) may_panic: bool,
 }
 
 impl Rule {
-    /// The rule of this formula. It has three states at most: with more it does not compile.
+    /// Creates the rule of a formula with three states at most; with more it does not compile.
     pub fn new<const S: usize>(rule: impl UpdateRule<S>) -> Self {
         const { assert!(S <= MOST_STATES, "a rule has three states at most") };
         Self {
@@ -100,7 +100,7 @@ impl Rule {
         }
     }
 
-    /// Returns the rule of a formula of this crate, which does not panic.
+    /// Creates the rule of a formula of this crate, which does not panic.
     pub(crate) fn built_in<const S: usize>(rule: impl UpdateRule<S>) -> Self {
         Self {
             states: S,
@@ -110,15 +110,15 @@ impl Rule {
     }
 }
 
-/// What is done with a formula whose type is known.
+/// Operations on a formula of a known type.
 pub(crate) trait Formula: Apply<f32> + Apply<f64> + Debug + Send + Sync {
-    /// What it does, operation by operation.
+    /// Returns the operations of the formula.
     fn traced(&self) -> Traced;
 }
 
 /// A formula for numbers of a type, on the processor.
 pub(crate) trait Apply<N>: Sync {
-    /// Updates all of these. They are as many, but for states that the formula has not: those are empty.
+    /// Updates all elements. All slices have the same length, but unused states are empty.
     fn apply(&self, parameters: &mut [N], gradients: &[N], states: [&mut [N]; MOST_STATES]);
 }
 
@@ -139,10 +139,10 @@ impl<R: UpdateRule<S>, N: Number, const S: usize> Apply<N> for OfStates<R, S> {
     }
 }
 
-/// Elements that are computed together, in registers.
+/// Number of elements that are computed together, in registers.
 const LANES: usize = 16;
 
-/// The inner loop, compiled for what the processor can do.
+/// The inner loop, compiled for the instruction set of the processor.
 struct Run<'a, R, N, const S: usize>(&'a R, &'a mut [N], &'a [N], [&'a mut [N]; S]);
 
 impl<R: UpdateRule<S>, N: Number, const S: usize> Loop for Run<'_, R, N, S> {
@@ -151,7 +151,7 @@ impl<R: UpdateRule<S>, N: Number, const S: usize> Loop for Run<'_, R, N, S> {
     #[inline(always)]
     fn call(self) {
         let Self(rule, weights, gradients, mut states) = self;
-        // Its own, so that hyperparameters stay in registers whatever is written.
+        // A copy, so that hyperparameters stay in registers across writes.
         let rule = &rule.clone();
         let length = weights.len();
         let whole = length - length % LANES;
@@ -164,8 +164,8 @@ impl<R: UpdateRule<S>, N: Number, const S: usize> Loop for Run<'_, R, N, S> {
     }
 }
 
-/// Updates `L` elements. They are read before any is written, so the compiler need not ask whether the buffers overlap.
-/// (Plain loops: closures are compiled for any processor.)
+/// Updates `L` elements. All reads precede the writes, so the compiler need not check whether the buffers overlap. Plain loops
+/// only: a closure is compiled for the baseline processor.
 #[inline(always)]
 fn lanes<N: Number, R: UpdateRule<S>, const S: usize, const L: usize>(
     rule: &R,

@@ -1,7 +1,6 @@
 use std::ops::{Add, Div, Mul, Sub};
 
-/// What a formula computes with: an element in f32 or f64, or one that notes what is done with it, for devices that
-/// run the formula as a kernel.
+/// The number type of a formula: an element in f32 or f64, or a traced value for devices that run the formula as a kernel.
 ///
 /// Every operation rounds as it does on a tensor of that type, in the order in which it is written.
 pub trait Number:
@@ -12,22 +11,22 @@ pub trait Number:
     + Div<Output = Self>
     + sealed::Sealed
 {
-    /// A hyperparameter or a constant, rounded as Burn rounds its scalars.
+    /// Returns a hyperparameter or a constant, rounded as Burn rounds its scalars.
     fn of(number: f64) -> Self;
 
-    /// The square root.
+    /// Returns the square root.
     fn sqrt(self) -> Self;
 
-    /// `then` where this is less than `other`, and `otherwise` where it is not, or one of both is no number.
+    /// Returns `then` if this is less than `other`, or else `otherwise`, also if one of them is NaN.
     fn if_less(self, other: Self, then: Self, otherwise: Self) -> Self;
 
-    /// This, or `other` where that is larger.
+    /// Returns `other` if it is larger, or else this.
     #[inline(always)]
     fn max(self, other: Self) -> Self {
         self.if_less(other, other, self)
     }
 
-    /// One with the sign of this. Zero has no sign, and neither has what is no number.
+    /// Returns 1 with the sign of this; zero for zero and NaN.
     #[inline(always)]
     fn sign(self) -> Self {
         let zero = Self::of(0.0);

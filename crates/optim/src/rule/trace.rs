@@ -1,5 +1,4 @@
-//! A formula as a list of operations, for what does not run it as it is written: kernels of devices and
-//! tensor operations.
+//! Traces of formulas: the lists of operations that kernels and tensor operations run.
 
 use std::cell::RefCell;
 use std::ops::{Add, Div, Mul, Sub};
@@ -7,8 +6,7 @@ use std::ops::{Add, Div, Mul, Sub};
 use super::UpdateRule;
 use super::number::{Number, sealed};
 
-/// An operation on values that are there: the parameter, the gradient, the states, then the results of the operations
-/// before.
+/// An operation on earlier values: the parameter, the gradient, the states, then the results of earlier operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Operation {
     /// The hyperparameter or constant of this index.
@@ -22,11 +20,11 @@ pub(crate) enum Operation {
     IfLess(usize, usize, usize, usize),
 }
 
-/// What a formula does, whatever its numbers are.
+/// The operations of a formula, without its numbers.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Program {
     pub(crate) operations: Vec<Operation>,
-    /// Which values are the parameter and the states after the step.
+    /// Indices of the values that are the parameter and the states after the step.
     pub(crate) results: Vec<usize>,
 }
 
@@ -39,26 +37,26 @@ pub(crate) struct Traced {
 
 #[derive(Default)]
 struct Tape {
-    /// How many there are before the first operation.
+    /// Number of values before the first operation.
     inputs: usize,
     operations: Vec<Operation>,
     numbers: Vec<f64>,
 }
 
 thread_local! {
-    /// That of the formula that is traced on this thread.
+    /// Tape of the formula that is traced on this thread.
     static TAPE: RefCell<Tape> = RefCell::default();
 }
 
 impl Traced {
-    /// What `rule` does, by doing it.
+    /// Runs `rule` and records its operations.
     pub(crate) fn of<const S: usize>(rule: &impl UpdateRule<S>) -> Self {
         TAPE.set(Tape {
             inputs: 2 + S,
             ..Tape::default()
         });
-        let states = std::array::from_fn(|state| Noted(2 + state));
-        let (parameter, states) = rule.update(Noted(0), Noted(1), states);
+        let states = std::array::from_fn(|state| TracedNumber(2 + state));
+        let (parameter, states) = rule.update(TracedNumber(0), TracedNumber(1), states);
         let Tape {
             operations,
             numbers,
@@ -67,50 +65,50 @@ impl Traced {
         let results = [parameter].into_iter().chain(states);
         let program = Program {
             operations,
-            results: results.map(|Noted(value)| value).collect(),
+            results: results.map(|TracedNumber(value)| value).collect(),
         };
         Self { program, numbers }
     }
 }
 
-/// A number that notes what is done with it: which value it is.
+/// A number that records the operations on it, by the index of its value.
 #[derive(Clone, Copy)]
-struct Noted(usize);
+struct TracedNumber(usize);
 
-fn note(operation: Operation) -> Noted {
+fn record(operation: Operation) -> TracedNumber {
     TAPE.with_borrow_mut(|tape| {
         tape.operations.push(operation);
-        Noted(tape.inputs + tape.operations.len() - 1)
+        TracedNumber(tape.inputs + tape.operations.len() - 1)
     })
 }
 
-impl sealed::Sealed for Noted {}
+impl sealed::Sealed for TracedNumber {}
 
-impl Number for Noted {
+impl Number for TracedNumber {
     fn of(number: f64) -> Self {
         let index = TAPE.with_borrow_mut(|tape| {
             tape.numbers.push(number);
             tape.numbers.len() - 1
         });
-        note(Operation::Number(index))
+        record(Operation::Number(index))
     }
 
     fn sqrt(self) -> Self {
-        note(Operation::Sqrt(self.0))
+        record(Operation::Sqrt(self.0))
     }
 
     fn if_less(self, other: Self, then: Self, otherwise: Self) -> Self {
-        note(Operation::IfLess(self.0, other.0, then.0, otherwise.0))
+        record(Operation::IfLess(self.0, other.0, then.0, otherwise.0))
     }
 }
 
 macro_rules! binary {
     ($operation:ident, $method:ident) => {
-        impl $operation for Noted {
+        impl $operation for TracedNumber {
             type Output = Self;
 
             fn $method(self, other: Self) -> Self {
-                note(Operation::$operation(self.0, other.0))
+                record(Operation::$operation(self.0, other.0))
             }
         }
     };

@@ -1,15 +1,15 @@
-//! The kernel for groups against the pass of the processor. Where it computes in bf16, f32 stands in: wgpu has none.
+//! Tests of the kernel for groups against the step of the processor. wgpu has no bf16, so f32 replaces it.
 
 mod rules;
 
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 
 use super::super::format::{
-    Coding, GROUP, LowBits, Noise, PackedState, Root, StateFormat, StateTensor, Weight,
-    WeightFormat,
+    CodeScheme, GROUP, Noise, PackedState, Residual, SquareRootCode, StateFormat, StateTensor,
+    Weight, WeightFormat,
 };
 use super::super::rule::Set;
-use super::{Rule, Update, Way, join};
+use super::{Execution, Rule, Update, join};
 
 const SHAPES: [[usize; 2]; 4] = [[64, 96], [71, 61], [1, 5000], [90, 50]];
 const SPLITS: [WeightFormat; 2] = [WeightFormat::Split24, WeightFormat::Split32];
@@ -18,7 +18,7 @@ fn wgpu() -> Device {
     Device::wgpu(Default::default())
 }
 
-/// Numbers of either sign over four orders of magnitude, some of them zero.
+/// Returns numbers of either sign over four orders of magnitude, some of them zero.
 fn numbers(shape: [usize; 2], seed: u32) -> Tensor<2> {
     let noise = Noise::of_step(seed as usize);
     let number = |index: usize| {
@@ -32,14 +32,19 @@ fn numbers(shape: [usize; 2], seed: u32) -> Tensor<2> {
     Tensor::from_data(TensorData::new(numbers, shape), &Device::flex())
 }
 
-fn state(root: Root, coding: Option<Coding>, shape: [usize; 2], seed: u32) -> StateTensor<2> {
+fn state(
+    root: SquareRootCode,
+    scheme: Option<CodeScheme>,
+    shape: [usize; 2],
+    seed: u32,
+) -> StateTensor<2> {
     let state = numbers(shape, seed);
     let state = match root {
-        Root::Signed => state,
-        Root::Positive => state.clone() * state,
+        SquareRootCode::Signed => state,
+        SquareRootCode::Positive => state.clone() * state,
     };
-    match coding {
-        Some(coding) => StateTensor::Packed(PackedState::encoded(state, coding)),
+    match scheme {
+        Some(scheme) => StateTensor::Packed(PackedState::encoded(state, scheme)),
         None => StateTensor::Full(state),
     }
 }
@@ -48,23 +53,23 @@ fn whole(value: Tensor<2>) -> Weight<2> {
     Weight {
         value,
         format: WeightFormat::Plain,
-        low_bits: None,
+        residual: None,
     }
 }
 
 fn in_format(shape: [usize; 2], format: WeightFormat) -> Weight<2> {
     let value = numbers(shape, 5);
-    let (value, low_bits) = match format {
+    let (value, residual) = match format {
         WeightFormat::Stochastic => (value.cast(FloatDType::BF16), None),
         _ => {
-            let (value, low_bits) = LowBits::split(value, format);
-            (value, Some(low_bits))
+            let (value, residual) = Residual::split(value, format);
+            (value, Some(residual))
         }
     };
     Weight {
         value,
         format,
-        low_bits,
+        residual,
     }
 }
 
@@ -84,17 +89,17 @@ fn elements(tensor: Tensor<2>) -> Vec<f32> {
     tensor.into_data().iter::<f32>().collect()
 }
 
-/// The same on the device, with its weight in f32.
+/// Returns the weight on the device, in f32.
 fn there(weight: &Weight<2>) -> Weight<2> {
     let value = weight.value.clone().cast(FloatDType::F32);
     Weight {
         value: value.to_device(&wgpu()),
         format: weight.format,
-        low_bits: weight.low_bits.clone().map(|low| low.on_device(&wgpu())),
+        residual: weight.residual.clone().map(|low| low.on_device(&wgpu())),
     }
 }
 
-/// From there.
+/// Returns the weight from the device.
 fn back(weight: Weight<2>) -> Weight<2> {
     let value = weight.value.to_device(&Device::flex());
     let value = match weight.format {
@@ -109,18 +114,18 @@ fn back(weight: Weight<2>) -> Weight<2> {
     Weight {
         value,
         format: weight.format,
-        low_bits: weight.low_bits.map(|low| low.on_device(&Device::flex())),
+        residual: weight.residual.map(|low| low.on_device(&Device::flex())),
     }
 }
 
 fn in_full(weight: Weight<2>) -> Vec<f32> {
-    elements(match weight.low_bits {
+    elements(match weight.residual {
         Some(low) => low.joined(weight.value),
         None => weight.value.cast(FloatDType::F32),
     })
 }
 
-/// Up to this part of the larger of two numbers.
+/// Asserts that numbers are equal up to this part of the larger one.
 fn assert_near(found: &[f32], expected: &[f32], part: f32, context: &str) {
     for (index, (a, b)) in found.iter().zip(expected).enumerate() {
         let largest = a.abs().max(b.abs());
@@ -131,7 +136,7 @@ fn assert_near(found: &[f32], expected: &[f32], part: f32, context: &str) {
     }
 }
 
-/// The numbers of both, of which a few may have the code beside that of the other.
+/// Asserts that both states have the same numbers; a few may have the adjacent code.
 fn assert_same_state(found: StateTensor<2>, expected: StateTensor<2>, context: &str) {
     let packed = |state: StateTensor<2>| match state {
         StateTensor::Full(state) => Err(elements(state)),
@@ -156,24 +161,25 @@ fn assert_same_state(found: StateTensor<2>, expected: StateTensor<2>, context: &
     }
 }
 
-fn check(rule: Rule, roots: &[Root], states: StateFormat, shape: [usize; 2]) {
+fn check(rule: Rule, roots: &[SquareRootCode], states: StateFormat, shape: [usize; 2]) {
     let context = format!("{rule:?} {states:?} {shape:?}");
     let states = roots.iter().enumerate().map(|(index, root)| {
         // The maximum of AMSGrad is full.
-        let coding = states.coding(*root, usize::MAX).filter(|_| index < 2);
-        state(*root, coding, shape, index as u32)
+        let scheme = states.scheme(*root, usize::MAX).filter(|_| index < 2);
+        state(*root, scheme, shape, index as u32)
     });
     let states: Vec<_> = states.collect();
     let (weight, gradient) = (numbers(shape, 7), numbers(shape, 8));
     let update = update(rule, WeightFormat::Plain);
     let on_device = on_wgpu(&states);
-    let (found, found_states) = Way::Kernel.update(
+    let (found, found_states) = Execution::Kernel.update(
         update.clone(),
         there(&whole(weight.clone())),
         gradient.clone().to_device(&wgpu()),
         on_device,
     );
-    let (expected, expected_states) = Way::Blocks.update(update, whole(weight), gradient, states);
+    let (expected, expected_states) =
+        Execution::Blocks.update(update, whole(weight), gradient, states);
     assert_near(&in_full(back(found)), &in_full(expected), 1e-5, &context);
     for (found, expected) in found_states.into_iter().zip(expected_states) {
         assert_same_state(found.on_device(&Device::flex()), expected, &context);
@@ -191,7 +197,7 @@ fn steps_are_those_of_the_processor_on_wgpu() {
     }
 }
 
-/// Numbers of all kinds: infinite, none, too small and too large for bf16.
+/// Returns numbers of all kinds: infinite, NaN, too small and too large for bf16.
 fn hostile(shape: [usize; 2]) -> Tensor<2> {
     let mut numbers = elements(numbers(shape, 11));
     let odd = [
@@ -221,19 +227,19 @@ fn weights_are_rounded_and_split_as_on_the_processor_on_wgpu() {
             let set = update(Rule::new::<0>(Set), format);
             let weight = in_format(shape, format);
             let numbers = hostile(shape);
-            let (found, _) = Way::Kernel.update(
+            let (found, _) = Execution::Kernel.update(
                 set.clone(),
                 there(&weight),
                 numbers.clone().to_device(&wgpu()),
                 Vec::new(),
             );
-            let (expected, _) = Way::Blocks.update(set, weight, numbers, Vec::new());
-            let on_device = found.low_bits.clone().map(|low| {
+            let (expected, _) = Execution::Blocks.update(set, weight, numbers, Vec::new());
+            let on_device = found.residual.clone().map(|low| {
                 let joined = join::joined(found.value.clone(), low);
                 elements(joined)
             });
             let expected = bits(in_full(expected));
-            // The marks are right, too: what belongs to other weights counts as nothing.
+            // The checksums are right, too: a residual of other weights counts as zero.
             assert_eq!(bits(in_full(back(found))), expected, "{format:?} {shape:?}");
             if let Some(on_device) = on_device {
                 assert_eq!(bits(on_device), expected, "{format:?} {shape:?}");
@@ -249,23 +255,23 @@ fn split_weights_are_trained_with_what_they_lack_on_wgpu() {
             let (rule, roots) = rules::rules().swap_remove(0);
             let weight = in_format(shape, format);
             let states = roots.iter().enumerate().map(|(index, root)| {
-                let coding = StateFormat::Bits8.coding(*root, usize::MAX);
-                state(*root, coding, shape, index as u32)
+                let scheme = StateFormat::Bits8.scheme(*root, usize::MAX);
+                state(*root, scheme, shape, index as u32)
             });
             let states: Vec<_> = states.collect();
             let update = update(rule, format);
             let gradient = numbers(shape, 8);
             let on_device = on_wgpu(&states);
             let there = there(&weight);
-            let (found, _) = Way::Kernel.update(
+            let (found, _) = Execution::Kernel.update(
                 update.clone(),
                 there,
                 gradient.clone().to_device(&wgpu()),
                 on_device,
             );
-            let (expected, _) = Way::Blocks.update(update, weight, gradient, states);
+            let (expected, _) = Execution::Blocks.update(update, weight, gradient, states);
             let (found, expected) = (in_full(back(found)), in_full(expected));
-            // The last of 24 bits may be another, from a number that is a trace larger.
+            // The last of 24 bits may differ, from a number that is slightly larger.
             let part = match format {
                 WeightFormat::Split24 => 4e-5,
                 _ => 1e-5,
@@ -280,17 +286,18 @@ fn what_is_no_number_is_passed_on_by_its_group_on_wgpu() {
     let shape = [10, 500];
     for states in [StateFormat::Bits8, StateFormat::Bits4] {
         let (rule, roots) = rules::rules().swap_remove(3);
-        let coding = states.coding(roots[0], usize::MAX);
-        let state = StateTensor::blank(&numbers(shape, 1).to_device(&wgpu()), coding.unwrap());
+        let scheme = states.scheme(roots[0], usize::MAX);
+        let state = StateTensor::blank(&numbers(shape, 1).to_device(&wgpu()), scheme.unwrap());
         let mut gradient = elements(numbers(shape, 2));
         gradient[GROUP * 3 + 5] = f32::NAN;
         let gradient = TensorData::new(gradient, shape);
         let gradient = Tensor::<2>::from_data(gradient, (&wgpu(), DType::F32));
         let update = update(rule, WeightFormat::Plain);
         let weight = whole(numbers(shape, 1).to_device(&wgpu()));
-        let (weight, state) = Way::Kernel.update(update.clone(), weight, gradient, vec![state]);
+        let (weight, state) =
+            Execution::Kernel.update(update.clone(), weight, gradient, vec![state]);
         let gradient = numbers(shape, 4).to_device(&wgpu());
-        let (weight, _) = Way::Kernel.update(update, weight, gradient, state);
+        let (weight, _) = Execution::Kernel.update(update, weight, gradient, state);
         for (index, value) in in_full(back(weight)).into_iter().enumerate() {
             assert_eq!(
                 value.is_nan(),

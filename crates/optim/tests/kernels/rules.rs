@@ -1,15 +1,15 @@
-use super::super::super::format::Root;
+use super::super::super::format::SquareRootCode;
 use super::super::super::rule::{Adam, AdamW, Cautious, Lion, Moments, Momentum, Sgd};
 use super::super::Rule;
 
-/// Rules with the roots of their states.
-pub(super) fn rules() -> Vec<(Rule, &'static [Root])> {
-    const MOMENTS: &[Root] = &[Root::Signed, Root::Positive];
+/// Returns rules with the square-root codes of their states.
+pub(super) fn rules() -> Vec<(Rule, &'static [SquareRootCode])> {
+    const MOMENTS: &[SquareRootCode] = &[SquareRootCode::Signed, SquareRootCode::Positive];
     let moments = || Moments {
         beta_1: 0.9,
         beta_2: 0.999,
-        rest_1: 0.1,
-        rest_2: 0.001,
+        complement_1: 0.1,
+        complement_2: 0.001,
     };
     let adamw = AdamW {
         moments: moments(),
@@ -37,8 +37,8 @@ pub(super) fn rules() -> Vec<(Rule, &'static [Root])> {
     let lion = Lion {
         beta_1: 0.9,
         beta_2: 0.99,
-        rest_1: 0.1,
-        rest_2: 0.01,
+        complement_1: 0.1,
+        complement_2: 0.01,
         learning_rate: 0.01,
         decay: 0.99,
     };
@@ -57,10 +57,14 @@ pub(super) fn rules() -> Vec<(Rule, &'static [Root])> {
         // AMSGrad.
         (
             Rule::new::<3>(adam),
-            &[Root::Signed, Root::Positive, Root::Positive],
+            &[
+                SquareRootCode::Signed,
+                SquareRootCode::Positive,
+                SquareRootCode::Positive,
+            ],
         ),
-        (Rule::new::<1>(lion), &[Root::Signed]),
-        (Rule::new::<1>(sgd.clone()), &[Root::Signed]),
+        (Rule::new::<1>(lion), &[SquareRootCode::Signed]),
+        (Rule::new::<1>(sgd.clone()), &[SquareRootCode::Signed]),
         (Rule::new::<0>(sgd), &[]),
     ]
 }

@@ -1,5 +1,5 @@
-//! One kernel for all rules, which runs what one does operation by operation, on a vector of elements; the operations
-//! are known when it is compiled.
+//! A kernel for all rules, which runs the operations of a rule on a vector of elements. The operations are known when the
+//! kernel is compiled.
 
 mod groups;
 mod kernel;
@@ -20,7 +20,7 @@ use super::single_pass::{Operands, SinglePass};
 
 type CubeOperands = Operands<CubeBackend>;
 
-/// Takes a step with every element, or with every group of elements in formats.
+/// Applies a step to every element, or to every group of elements in formats.
 impl SinglePass for CubeBackend {
     fn update(gradient: CubeTensor, operands: CubeOperands, update: Update) -> CubeOperands {
         let Some((format, noise)) = update.formats else {
@@ -35,9 +35,9 @@ impl SinglePass for CubeBackend {
     }
 }
 
-/// `tensor` in dense rows and a buffer with one owner: itself, or a copy.
+/// Returns `tensor` in dense rows and a buffer with one owner: itself, or a copy.
 ///
-/// A runtime may leave room behind a buffer and behind every row of it, as CUDA's does.
+/// A runtime may pad a buffer and every row of it, as CUDA's does.
 fn writable(tensor: CubeTensor) -> CubeTensor {
     let writable = |tensor: &CubeTensor| tensor.can_mut() && has_dense_rows(tensor);
     if writable(&tensor) {
@@ -55,7 +55,7 @@ fn has_dense_rows(tensor: &CubeTensor) -> bool {
     tensor.is_contiguous() || is_contiguous_pitched(shape, strides) && tensor.is_nonoverlapping()
 }
 
-/// Whether `tensor` can be read and written in vectors of this size, one after the other.
+/// Returns `true` if `tensor` can be read and written in consecutive vectors of this size.
 fn is_divided_by(tensor: &CubeTensor, size: VectorSize) -> bool {
     if tensor.is_contiguous() {
         return tensor.meta.num_elements().is_multiple_of(size);
@@ -70,11 +70,11 @@ fn is_divided_by(tensor: &CubeTensor, size: VectorSize) -> bool {
         && rows.into_iter().all(|stride| stride.is_multiple_of(size))
 }
 
-/// Updates every element of these, which are writable.
+/// Updates every element of these tensors, which are writable.
 fn each(rule: Traced, parameter: &CubeTensor, gradient: CubeTensor, states: &[CubeTensor]) {
     let client = &parameter.client;
     let tensors = || [parameter, &gradient].into_iter().chain(states);
-    // Where they lie otherwise, element by element.
+    // Without a common vector size, element by element.
     let sizes = client.io_optimized_vector_sizes(parameter.dtype.size());
     let sizes = sizes.filter(|size| tensors().all(|tensor| is_divided_by(tensor, *size)));
     let vector_size = sizes.max().unwrap_or(1);
@@ -87,7 +87,7 @@ fn each(rule: Traced, parameter: &CubeTensor, gradient: CubeTensor, states: &[Cu
         DType::F64 => DType::F64,
         _ => DType::F32,
     };
-    // As they are stored and as they are computed with.
+    // The types of storage and of computation.
     let types = [parameter.dtype, computed].map(dtype_to_storage_type);
     let numbers = rule.numbers.into_iter();
     let numbers = numbers.map(|number| InputScalar::new(number, types[1]));

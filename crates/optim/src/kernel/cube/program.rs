@@ -3,7 +3,7 @@ use cubecl::prelude::*;
 
 use crate::rule::{Operation, Program};
 
-/// The parameter and the states after a step, in this order, from the parameter, the gradient and the states before:
+/// Returns the parameter and the states after a step, in this order, from the parameter, the gradient and the states before:
 /// vectors of elements.
 #[cube]
 pub(super) fn run<C: Float, N: Size>(

@@ -14,7 +14,7 @@ pub(super) const BLOCKS: usize = GROUP / BLOCK;
 /// A part of a group.
 pub(super) type Block<T> = Vector<T, Const<BLOCK>>;
 
-/// The elements of a block, those that are not there as zero.
+/// Reads the elements of a block; missing ones are zero.
 #[cube]
 pub(super) fn read<F: Float, N: Size, V: ViewOperations<Vector<F, N>, Coords1d>>(
     from: &V,
@@ -34,7 +34,7 @@ pub(super) fn read<F: Float, N: Size, V: ViewOperations<Vector<F, N>, Coords1d>>
     }
 }
 
-/// Writes the elements of a block that are there.
+/// Writes the existing elements of a block.
 #[cube]
 pub(super) fn write<F: Float, N: Size>(
     to: &mut LinearViewMut<'_, Vector<F, N>>,
@@ -55,7 +55,7 @@ pub(super) fn write<F: Float, N: Size>(
     }
 }
 
-/// The numbers of the elements of a block.
+/// Returns the indices of the elements of a block.
 #[cube]
 pub(super) fn lanes() -> Block<u32> {
     let mut lanes = Block::<u32>::zero();
@@ -66,7 +66,7 @@ pub(super) fn lanes() -> Block<u32> {
     lanes
 }
 
-/// A word of a byte of each element, the first in its lowest bits.
+/// Packs a byte of each element into a word, the first in its lowest bits.
 #[cube]
 pub(super) fn packed(bytes: Block<u32>) -> u32 {
     let mut word = 0u32;
@@ -77,17 +77,17 @@ pub(super) fn packed(bytes: Block<u32>) -> u32 {
     word
 }
 
-/// The bits of each element's byte from the lowest on, so many of them, and zeros above.
+/// Returns the lowest `width` bits of each element's byte, with zeros above.
 #[cube]
 pub(super) fn unpacked(word: u32, #[comptime] width: u32) -> Block<u32> {
     let shifted = Block::new(word) >> (lanes() * Block::new(8));
     shifted & Block::new(comptime!((1u32 << width) - 1))
 }
 
-/// Numbers of so many bits with their sign, in two's complement.
+/// Converts numbers of `width` bits in two's complement to signed numbers.
 #[cube]
 pub(super) fn signed(bits: Block<u32>, #[comptime] width: u32) -> Block<u32> {
-    // Not by shifts: CubeCL's LLVM does not know the sign of a number that was reinterpreted.
+    // Not by shifts: CubeCL's LLVM ignores the sign of a reinterpreted number.
     let sign = bits & Block::new(comptime!(1u32 << (width - 1)));
     bits - (sign << Block::new(1))
 }

@@ -3,7 +3,7 @@ use cubecl::prelude::*;
 
 use super::block::BLOCKS;
 
-/// The part of a unit in the work on a group, which it shares with others.
+/// The part of a unit in the work on a group, which several units share.
 #[derive(CubeType)]
 pub(super) struct Group {
     /// The number of the group.
@@ -12,16 +12,16 @@ pub(super) struct Group {
     pub(super) first: usize,
     /// A word for every block of the groups of a cube.
     words: Shared<[u32]>,
-    /// Where the words of this group begin.
+    /// Index of the first word of this group.
     start: usize,
-    /// Blocks of a unit.
+    /// Number of blocks of a unit.
     #[cube(comptime)]
     pub(super) blocks: usize,
 }
 
 #[cube]
 impl Group {
-    /// `units` work on a group, `cube` units on those of a cube.
+    /// Creates the part of this unit. `units` work on a group, `cube` units on the groups of a cube.
     pub(super) fn new(#[comptime] units: usize, #[comptime] cube: usize) -> Self {
         let blocks = comptime!(BLOCKS / units);
         let unit = UNIT_POS as usize;
@@ -34,15 +34,15 @@ impl Group {
         }
     }
 
-    /// The number of a block within the parameter.
+    /// Returns the number of a block within the parameter.
     pub(super) fn block(&self, own: usize) -> usize {
         self.index * BLOCKS + self.first + own
     }
 
-    /// Makes a word of each block known to the units of the group. All units of the cube call this together.
+    /// Shares a word of each block with the units of the group. All units of the cube call this together.
     pub(super) fn share(&mut self, words: &Array<u32>) {
         let blocks = comptime!(self.blocks);
-        // Those that were shared before have been read.
+        // The words shared before have been read.
         self.meet();
         #[unroll(blocks == 1)]
         for own in 0..blocks {
@@ -51,12 +51,12 @@ impl Group {
         self.meet();
     }
 
-    /// The word of a block that was shared last.
+    /// Returns the word of a block that was shared last.
     pub(super) fn word(&self, block: usize) -> u32 {
         self.words[self.start + block]
     }
 
-    /// The sum of the words of all blocks that were shared last.
+    /// Returns the sum of the words of all blocks that were shared last.
     pub(super) fn sum(&self) -> u32 {
         let mut sum = 0u32;
         #[unroll]
@@ -66,7 +66,7 @@ impl Group {
         sum
     }
 
-    /// The largest of the words of all blocks that were shared last.
+    /// Returns the largest word of all blocks that were shared last.
     pub(super) fn max(&self) -> u32 {
         let mut max = 0u32;
         #[unroll]

@@ -12,17 +12,17 @@ use super::weight::{Low, stochastic};
 use crate::format::{GROUP, WeightFormat};
 use crate::rule::Program;
 
-/// How the work is parted.
+/// Distribution of the work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Units {
-    /// Of a group.
+    /// Units of a group.
     pub(super) group: usize,
-    /// Of a cube.
+    /// Units of a cube.
     pub(super) cube: usize,
 }
 
-/// The units of a group read its elements in f32, update them and write them back in their formats. Weights are
-/// stored as `F`, the gradient as `G`; the states in codes come before the others.
+/// Updates the elements of a group in f32: the units of the group read them and write them back in their formats. Weights are
+/// stored as `F`, the gradient as `G`; the states in codes precede the others.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn update_groups<F: Float, G: Float, N: Size>(
     gradient: LinearView<'_, Vector<G, N>>,
@@ -86,7 +86,7 @@ pub(super) fn update_groups<F: Float, G: Float, N: Size>(
         let after = program::run::<f32, Const<BLOCK>>(&before, numbers, program.clone());
         let bits = Block::<u32>::reinterpret(*after.index(0usize)) | Block::new(broken);
         values[own] = Block::<f32>::reinterpret(bits);
-        // What fills up a last group has no scale of its own.
+        // The padding of the last group has no scale of its own.
         let is_there = are_there(block, elements);
         #[unroll]
         for state in 0..states.len() {
@@ -132,12 +132,12 @@ pub(super) fn update_groups<F: Float, G: Float, N: Size>(
         write::<F, N>(&mut weights, block, values[own]);
     }
     if comptime!(low.len() == 1) {
-        low.index_mut(0usize).mark(&mut group, &values, groups);
+        low.index_mut(0usize).checksum(&mut group, &values, groups);
     }
 }
 
-/// Bits that make NaN of every weight of a group if one of its states is, and change none if not: Lion takes a sign,
-/// and NaN has none.
+/// Returns bits that turn every weight of a group into NaN if one of its states is NaN, and change none otherwise: Lion takes a
+/// sign, and NaN has none.
 #[cube]
 fn broken_bits(packed: &Sequence<Packed>, group: &Group) -> u32 {
     let mut is_broken = false;
@@ -148,7 +148,7 @@ fn broken_bits(packed: &Sequence<Packed>, group: &Group) -> u32 {
     select(is_broken, comptime!(INFINITE | QUIET).runtime(), 0u32)
 }
 
-/// Which elements of a block a parameter of so many has.
+/// Returns which elements of a block exist in a parameter of this size.
 #[cube]
 fn are_there(block: usize, elements: usize) -> Vector<bool, Const<BLOCK>> {
     let first = block * BLOCK;
@@ -156,7 +156,7 @@ fn are_there(block: usize, elements: usize) -> Vector<bool, Const<BLOCK>> {
     lanes().less_than(&Block::new(rest))
 }
 
-/// The trained weights, in f32.
+/// Computes the trained weights, in f32.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn join_groups<F: Float, N: Size>(
     weights: LinearView<'_, Vector<F, N>>,

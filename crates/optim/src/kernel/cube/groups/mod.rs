@@ -28,7 +28,7 @@ use weight::LowLaunch;
 
 type Operand = Stored<CubeBackend>;
 
-/// Takes a step with every group.
+/// Applies a step to every group.
 pub(super) fn update(
     rule: Traced,
     format: WeightFormat,
@@ -51,10 +51,10 @@ pub(super) fn update(
         let low = low.map(|low| LowLaunch::new(low.clone().into_linear_view(), format));
         let full = states.iter().filter_map(full);
         let types = [value.dtype, gradient.dtype].map(dtype_to_storage_type);
-        // SAFETY: weight, gradient and full states have one shape, codes, scales and low bits a place for every
-        // group; each is read and written through a view of its own strides, in vectors that divide its rows, and
-        // within its bounds; those written have dense rows that don't overlap, and one owner. All units of a cube
-        // come to the same barriers: what decides is known when the kernel is compiled.
+        // SAFETY: weight, gradient and full states have one shape; codes, scales and residual have a place for every group.
+        // Each is read and written through a view of its own strides, in vectors that divide its rows, and within its bounds.
+        // Those written have dense rows that don't overlap, and one owner. All units of a cube reach the same barriers: every
+        // branch is decided when the kernel is compiled.
         unsafe {
             kernel::update_groups::launch_unchecked(
                 &value.client,
@@ -109,7 +109,7 @@ impl Join for CubeBackend {
     }
 }
 
-/// The cubes of a kernel for groups, and how wide it reads.
+/// The cubes of a kernel for groups, and the width of its reads.
 struct Grid {
     cube_count: CubeCount,
     cube_dim: CubeDim,
@@ -119,14 +119,14 @@ struct Grid {
 }
 
 impl Grid {
-    /// For a weight with others of its shape.
+    /// Returns the grid for a weight with other tensors of its shape.
     fn of<'t>(
         weight: &'t CubeTensor,
         others: impl IntoIterator<Item = &'t CubeTensor> + Clone,
     ) -> Self {
         let tensors = || [weight].into_iter().chain(others.clone());
         let client = &weight.client;
-        // Where they lie otherwise, element by element.
+        // Without a common vector size, element by element.
         let in_blocks = tensors().all(|tensor| is_divided_by(tensor, BLOCK));
         let groups = weight.meta.num_elements().div_ceil(GROUP);
         let (units, cube_dim) = units(client, groups);
@@ -141,7 +141,7 @@ impl Grid {
     }
 }
 
-/// A unit for every block, in cubes of four groups; on a device that has smaller cubes (CPUs) one for every group.
+/// Returns a unit for every block, in cubes of four groups; on a device with smaller cubes (CPUs) one for every group.
 fn units(client: &Client, groups: usize) -> (Units, CubeDim) {
     const CUBE: usize = 4 * BLOCKS;
     if client.properties().hardware.max_units_per_cube as usize >= CUBE {
@@ -164,8 +164,8 @@ fn writable_operand(operand: Operand) -> Operand {
         Stored::Nothing => Stored::Nothing,
         Stored::Floats(floats) => Stored::Floats(writable(floats)),
         Stored::Split(floats, words) => Stored::Split(writable(floats), writable(words)),
-        Stored::Codes(scales, codes, coding) => {
-            Stored::Codes(writable(scales), writable(codes), coding)
+        Stored::Codes(scales, codes, scheme) => {
+            Stored::Codes(writable(scales), writable(codes), scheme)
         }
     }
 }
@@ -179,10 +179,10 @@ fn full(state: &Operand) -> Option<&CubeTensor> {
 
 fn packed(state: &Operand) -> Option<PackedLaunch> {
     match state {
-        Stored::Codes(scales, codes, coding) => Some(PackedLaunch::new(
+        Stored::Codes(scales, codes, scheme) => Some(PackedLaunch::new(
             codes.clone().into_linear_view(),
             scales.clone().into_linear_view(),
-            *coding,
+            *scheme,
         )),
         _ => None,
     }

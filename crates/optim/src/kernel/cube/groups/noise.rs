@@ -5,7 +5,7 @@ use cubecl::prelude::*;
 
 use super::block::{BLOCK, Block, lanes};
 
-/// Random bits for the elements of a block.
+/// Returns random bits for the elements of a block.
 #[cube]
 pub(super) fn bits(block: usize, gradient: Block<f32>, salt: u32) -> Block<u32> {
     let first = u32::cast_from(block) * comptime!(BLOCK as u32);
@@ -14,13 +14,13 @@ pub(super) fn bits(block: usize, gradient: Block<f32>, salt: u32) -> Block<u32> 
     hash(place + Block::new(salt))
 }
 
-/// More, from those before.
+/// Derives more random bits.
 #[cube]
 pub(super) fn more(bits: Block<u32>) -> Block<u32> {
     hash(bits ^ Block::new(0x9e37_79b9))
 }
 
-/// Evenly between 0 and 1.
+/// Returns thresholds, uniform between 0 and 1.
 #[cube]
 pub(super) fn threshold(bits: Block<u32>) -> Block<f32> {
     let steps = Block::<f32>::cast_from(bits & Block::new(0xffff)) + Block::new(0.5);

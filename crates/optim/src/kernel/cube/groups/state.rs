@@ -1,4 +1,4 @@
-//! What [`Coding`] does, on a device.
+//! Quantization by a [`CodeScheme`] on a device.
 
 use burn_cubecl::cubecl;
 use cubecl::prelude::*;
@@ -6,12 +6,12 @@ use cubecl::std::tensor::layout::linear::LinearViewMut;
 
 use super::block::{BLOCKS, Block, packed, signed, unpacked};
 use super::group::Group;
-use crate::format::{Coding, Root};
+use crate::format::{CodeScheme, SquareRootCode};
 
-/// Above those of all finite magnitudes.
+/// Bits of infinity, above those of all finite magnitudes.
 pub(super) const INFINITE: u32 = 0x7f80_0000;
 pub(super) const MAGNITUDE: u32 = 0x7fff_ffff;
-/// Makes NaN of infinity.
+/// Bit that turns infinity into NaN.
 pub(super) const QUIET: u32 = 0x0040_0000;
 const LEAST_NORMAL: u32 = 0x0080_0000;
 /// 2 to the power of 125.
@@ -25,15 +25,15 @@ pub(super) struct Packed {
     codes: LinearViewMut<'static, u32>,
     scales: LinearViewMut<'static, f32>,
     #[cube(comptime)]
-    coding: Coding,
+    scheme: CodeScheme,
 }
 
 #[cube]
 impl Packed {
-    /// The numbers of a block, counted within the group.
+    /// Returns the numbers of a block, whose index counts within the group.
     pub(super) fn decode(&self, group: &Group, block: usize) -> Block<f32> {
-        let coding = comptime!(self.coding);
-        let bits = comptime!(coding.width.bits() as u32);
+        let scheme = comptime!(self.scheme);
+        let bits = comptime!(scheme.width.bits() as u32);
         let word = if comptime!(bits == 8) {
             self.codes.read_checked(group.index * BLOCKS + block)
         } else {
@@ -42,19 +42,19 @@ impl Packed {
             word >> (u32::cast_from(block / half) * 4)
         };
         let codes = unpacked(word, bits);
-        let root = if comptime!(coding.root == Root::Signed) {
+        let root = if comptime!(scheme.root == SquareRootCode::Signed) {
             Block::<f32>::cast_from(Block::<i32>::reinterpret(signed(codes, bits)))
         } else {
             Block::<f32>::cast_from(codes) + Block::new(1.0)
         };
-        let levels = comptime!(coding.levels() as f32);
+        let levels = comptime!(scheme.levels() as f32);
         let part = comptime!(1.0 / (levels * levels));
         let scale = self.scales.read_checked(group.index);
         let values = root * root.abs() * Block::new(part) * Block::new(scale);
-        if comptime!(coding.root == Root::Signed) {
+        if comptime!(scheme.root == SquareRootCode::Signed) {
             values
         } else {
-            // A device may take for zero what is less. What is not a number stays that.
+            // A device may flush smaller numbers to zero. NaN stays NaN.
             let least = select(
                 u32::reinterpret(scale) > 0,
                 comptime!(LEAST_NORMAL).runtime(),
@@ -65,7 +65,7 @@ impl Packed {
         }
     }
 
-    /// Whether the codes of the group stand for NaN.
+    /// Returns `true` if the codes of the group stand for NaN.
     pub(super) fn is_broken(&self, group: &Group) -> bool {
         let scale = u32::reinterpret(self.scales.read_checked(group.index));
         scale & MAGNITUDE > INFINITE
@@ -78,7 +78,7 @@ impl Packed {
         values: &Array<Block<f32>>,
         thresholds: &Array<Block<f32>>,
     ) {
-        let coding = comptime!(self.coding);
+        let scheme = comptime!(self.scheme);
         let blocks = comptime!(group.blocks);
         let mut words = Array::<u32>::new(blocks);
         #[unroll(blocks == 1)]
@@ -91,23 +91,23 @@ impl Packed {
         // Compilers refuse a constant that is NaN.
         let broken = f32::reinterpret(largest | comptime!(INFINITE | QUIET));
         let scale = select(is_finite, f32::reinterpret(largest), broken);
-        // The inverses of the largest numbers and of the least are none that a device has for sure.
+        // Devices need not support the inverses of the largest and of the least numbers.
         let small = select(
             largest < TINY,
             comptime!(1.0 / f32::from_bits(TINY)).runtime(),
             1.0,
         );
         let part = select(largest >= HUGE, 0.25, small);
-        // There is none of zeros, nor of what a device takes for zero.
+        // Zeros, and numbers that a device flushes to zero, have no inverse.
         let number = select(is_finite, f32::reinterpret(largest) * part, 0.0);
         let is_there = number > 0.0;
         let inverse = select(is_there, 1.0 / select(is_there, number, 1.0), 0.0);
         #[unroll(blocks == 1)]
         for own in 0..blocks {
             let values = values[own] * Block::new(part);
-            words[own] = packed(codes(values, thresholds[own], inverse, coding));
+            words[own] = packed(codes(values, thresholds[own], inverse, scheme));
         }
-        if comptime!(coding.width.bits() == 8) {
+        if comptime!(scheme.width.bits() == 8) {
             #[unroll(blocks == 1)]
             for own in 0..blocks {
                 self.codes.write_checked(group.block(own), words[own]);
@@ -130,7 +130,7 @@ impl Packed {
     }
 }
 
-/// The bits of the largest magnitude of a block.
+/// Returns the bits of the largest magnitude of a block.
 #[cube]
 fn largest(values: Block<f32>) -> u32 {
     let magnitudes = Block::<u32>::reinterpret(values) & Block::new(MAGNITUDE);
@@ -139,28 +139,28 @@ fn largest(values: Block<f32>) -> u32 {
     left.max(right)
 }
 
-/// The codes of a block, in the lowest bits.
+/// Returns the codes of a block, in the lowest bits.
 #[cube]
 fn codes(
     values: Block<f32>,
     threshold: Block<f32>,
     inverse: f32,
-    #[comptime] coding: Coding,
+    #[comptime] scheme: CodeScheme,
 ) -> Block<u32> {
-    let levels = comptime!(coding.levels());
-    let squares = comptime!(coding.squares());
+    let levels = comptime!(scheme.levels());
+    let squares = comptime!(scheme.squares());
     let square = values.abs() * Block::new(inverse) * Block::new(squares);
     let root = Block::<i32>::cast_from(Vector::sqrt(square));
     let below = Block::<f32>::cast_from(root);
     let way = square - below * below;
     let least = threshold * (below + below + Block::new(1.0));
     let root = select_many(way.greater_than(&least), root + Block::new(1), root);
-    let codes = if comptime!(coding.root == Root::Signed) {
+    let codes = if comptime!(scheme.root == SquareRootCode::Signed) {
         let root = root.clamp(Block::new(0), Block::new(levels));
         select_many(values.less_than(&Block::zero()), -root, root)
     } else {
         root.clamp(Block::new(1), Block::new(levels)) - Block::new(1)
     };
-    let mask = comptime!((1u32 << coding.width.bits()) - 1);
+    let mask = comptime!((1u32 << scheme.width.bits()) - 1);
     Block::<u32>::reinterpret(codes) & Block::new(mask)
 }

@@ -1,4 +1,4 @@
-//! What [`WeightFormat`] keeps of a weight, on a device.
+//! Weights in a [`WeightFormat`] on a device.
 
 use burn_cubecl::cubecl;
 use cubecl::prelude::*;
@@ -9,13 +9,13 @@ use super::group::Group;
 use super::state::{INFINITE, MAGNITUDE, QUIET};
 use crate::format::WeightFormat;
 
-/// Weights that are rounded, as numbers that bf16 has, and what they lack.
+/// Rounded weights, as numbers that bf16 has, and their residuals.
 pub(super) type Rounded = (Block<f32>, Block<u32>);
 
-/// The low bits of a parameter.
+/// The residual of a parameter.
 #[derive(CubeType, CubeLaunch)]
 pub(super) struct Low {
-    /// Those of all groups, then the marks.
+    /// Residuals of all groups, then the checksums.
     words: LinearViewMut<'static, u32>,
     #[cube(comptime)]
     format: WeightFormat,
@@ -23,20 +23,21 @@ pub(super) struct Low {
 
 #[cube]
 impl Low {
-    /// Whether the low bits of a group are those of these weights in bf16, of so many groups.
+    /// Returns `true` if the residual of a group belongs to these weights in bf16, out of `groups` groups.
     pub(super) fn belong(
         &self,
         group: &mut Group,
         weights: &Array<Block<f32>>,
         groups: usize,
     ) -> bool {
-        let mark = mark(group, weights);
-        mark == self
-            .words
-            .read_checked(mark_place(group.index, groups, self.format))
+        let checksum = checksum(group, weights);
+        checksum
+            == self
+                .words
+                .read_checked(mark_place(group.index, groups, self.format))
     }
 
-    /// A block of weights in bf16 with what they lack.
+    /// Joins a block of weights in bf16 with their residuals.
     pub(super) fn join(&self, block: usize, weights: Block<f32>) -> Block<f32> {
         let low = if comptime!(self.format == WeightFormat::Split24) {
             let bytes = unpacked(self.words.read_checked(block), 8u32);
@@ -50,7 +51,7 @@ impl Low {
         Block::<f32>::reinterpret(bits)
     }
 
-    /// Keeps what a block of trained weights lacks in bf16, in which it returns them.
+    /// Stores the residuals of a block of trained weights. Returns the weights in bf16.
     pub(super) fn split(
         &mut self,
         block: usize,
@@ -58,7 +59,7 @@ impl Low {
         random: Block<u32>,
         groups: usize,
     ) -> Block<f32> {
-        // Behind the low bits are the marks.
+        // The checksums follow the residuals.
         let is_there = block < groups * BLOCKS;
         if comptime!(self.format == WeightFormat::Split24) {
             let (high, low) = split24(weights, random);
@@ -78,23 +79,28 @@ impl Low {
         }
     }
 
-    /// Notes to which weights in bf16 the low bits of a group belong.
-    pub(super) fn mark(&mut self, group: &mut Group, weights: &Array<Block<f32>>, groups: usize) {
-        let mark = mark(group, weights);
+    /// Stores the checksum of the weights in bf16 of a group.
+    pub(super) fn checksum(
+        &mut self,
+        group: &mut Group,
+        weights: &Array<Block<f32>>,
+        groups: usize,
+    ) {
+        let checksum = checksum(group, weights);
         if group.first == 0 {
             let place = mark_place(group.index, groups, self.format);
-            self.words.write_checked(place, mark);
+            self.words.write_checked(place, checksum);
         }
     }
 }
 
-/// Where the mark of a group lies.
+/// Returns the index of the checksum of a group.
 #[cube]
 fn mark_place(group: usize, groups: usize, #[comptime] format: WeightFormat) -> usize {
-    groups * comptime!(BLOCKS * format.low_bytes()) + group
+    groups * comptime!(BLOCKS * format.residual_bytes()) + group
 }
 
-/// The 16 bits of four elements from two words.
+/// Joins the 16 bits of four elements from two words.
 #[cube]
 fn halves(left: u32, right: u32) -> Block<u32> {
     let mut bits = Block::<u32>::zero();
@@ -105,9 +111,9 @@ fn halves(left: u32, right: u32) -> Block<u32> {
     bits
 }
 
-/// The mark of the weights of a group, in bf16.
+/// Computes the checksum of the weights of a group, in bf16.
 #[cube]
-fn mark(group: &mut Group, weights: &Array<Block<f32>>) -> u32 {
+fn checksum(group: &mut Group, weights: &Array<Block<f32>>) -> u32 {
     let blocks = comptime!(group.blocks);
     let mut words = Array::<u32>::new(blocks);
     let mut factor = factor(group.first);
@@ -126,12 +132,12 @@ fn mark(group: &mut Group, weights: &Array<Block<f32>>) -> u32 {
     group.sum()
 }
 
-/// What the first element of a block counts in a mark.
+/// Returns the factor of the first element of a block in a checksum.
 #[cube]
 fn factor(block: usize) -> u32 {
     let block = u32::cast_from(block);
     let mut factor = 0x9e37_79b9u32;
-    // Four steps make up a block.
+    // Four steps are a block.
     #[unroll]
     for bit in 0..4u32 {
         let power = comptime!(0x2c1b_3c6d_u32.wrapping_pow(4 << bit));
@@ -140,7 +146,7 @@ fn factor(block: usize) -> u32 {
     factor
 }
 
-/// Weights rounded up or down at random.
+/// Rounds weights up or down at random.
 #[cube]
 pub(super) fn stochastic(values: Block<f32>, random: Block<u32>) -> Block<f32> {
     let bits = Block::<u32>::reinterpret(values);
@@ -167,7 +173,7 @@ fn split32(values: Block<f32>) -> Rounded {
     numbers(bits, high, low & Block::new(0xffff))
 }
 
-/// What was split, unless it is NaN: then it lacks nothing.
+/// Returns the split numbers; for NaN, the residual is zero.
 #[cube]
 fn numbers(bits: Block<u32>, high: Block<u32>, low: Block<u32>) -> Rounded {
     let is_number = (bits & Block::new(MAGNITUDE)).less_equal(&Block::new(INFINITE));
@@ -181,7 +187,7 @@ fn is_finite(bits: Block<u32>) -> Vector<bool, Const<BLOCK>> {
     (bits & Block::new(MAGNITUDE)).less_than(&Block::new(INFINITE))
 }
 
-/// The bits as they are; of NaN, the upper half alone says so.
+/// Returns the bits unchanged; for NaN, only the upper half stays.
 #[cube]
 fn quiet(bits: Block<u32>) -> Block<u32> {
     let is_nan = (bits & Block::new(MAGNITUDE)).greater_than(&Block::new(INFINITE));

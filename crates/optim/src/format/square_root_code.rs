@@ -1,5 +1,5 @@
-//! Codes of a few bits for the square roots of numbers, relative to the largest of their group: the root spreads the
-//! codes over many orders of magnitude.
+//! Codes of a few bits for the square roots of numbers, relative to the largest of their group. The root spreads the codes over
+//! many orders of magnitude.
 //!
 //! With the largest magnitude `S` of a group as its scale, a number `x` lies between two roots,
 //!
@@ -8,33 +8,33 @@
 //!                                    positive  q = r - 1       back: (q + 1)^2 / L^2 S  L = 256 in 8 bits, 16 in 4
 //! ```
 //!
-//! and is rounded up where its part of the way, `(L^2 |x| / S - r^2) / (2 r + 1)`, is more than a threshold between 0 and
-//! 1. With one drawn at random it is right on average: it is the numbers that add up from step to step, not their roots.
+//! and is rounded up if its fraction, `(L^2 |x| / S - r^2) / (2 r + 1)`, is above a threshold between 0 and 1. With a random
+//! threshold it is correct on average: the numbers add up from step to step, not their roots.
 //!
-//! (Fair in the root, momentum in 4 bits moved elements of a hundredth of their group's largest 1.75 times as far as in
-//! f32.) With one half, a number that was decoded gets its code again, and its group the scale.
+//! Unbiased rounding of the root instead moved elements of a hundredth of their group's largest 1.75 times as far as in f32,
+//! for momentum in 4 bits. With threshold 0.5, a decoded number gets the same code again, and its group the same scale.
 //!
-//! There is no positive code for zero: what is divided by the root of a second moment stays finite. A group with a
-//! number that is not finite is NaN as a whole, so nothing is hidden.
+//! There is no positive code for zero, so a division by the root of a second moment stays finite. A group with a number that is
+//! not finite is NaN as a whole, so nothing is hidden.
 
-// Plain loops: closures are compiled for any processor, and these run in the inner loop of a kernel.
+// Plain loops: a closure is compiled for the baseline processor, and these run in the inner loop of a kernel.
 
-/// Elements that share a scale.
+/// Number of elements that share a scale.
 pub(crate) const GROUP: usize = 64;
 
-/// The numbers of a group; what a last one lacks is zero.
+/// The numbers of a group; the last group is padded with zeros.
 pub(crate) type Values = [f32; GROUP];
 
-/// What is known of the sign of a state.
+/// Variant of the code, by the sign of a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Root {
-    /// A first moment.
+pub(crate) enum SquareRootCode {
+    /// For a first moment, of either sign.
     Signed,
-    /// A second moment, which is not negative.
+    /// For a second moment, which is not negative.
     Positive,
 }
 
-/// Bits of a code.
+/// Number of bits of a code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Width {
     Four = 4,
@@ -46,12 +46,12 @@ impl Width {
         self as usize
     }
 
-    /// Bytes of the codes of a group.
+    /// Returns the bytes of the codes of a group.
     pub(crate) const fn group_bytes(self) -> usize {
         GROUP * self.bits() / 8
     }
 
-    /// The codes of a group in the lowest bits of these. Two of 4 bits share a byte, one of each half of the group.
+    /// Unpacks the codes of a group into bytes. Two codes of 4 bits share a byte, one of each half of the group.
     #[inline(always)]
     fn unpacked(self, codes: &[u8]) -> [u8; GROUP] {
         let mut bits = [0; GROUP];
@@ -80,68 +80,68 @@ impl Width {
     }
 }
 
-/// What a group has, of a length that the compiler knows.
+/// Returns a group as an array of its constant length.
 #[inline(always)]
 pub(super) fn whole<T, const N: usize>(group: &[T]) -> &[T; N] {
     group.first_chunk().expect("a group has as many")
 }
 
-/// The same, to write.
+/// Returns a group as a mutable array of its constant length.
 #[inline(always)]
 pub(super) fn whole_mut<T, const N: usize>(group: &mut [T]) -> &mut [T; N] {
     group.first_chunk_mut().expect("a group has as many")
 }
 
-/// What codes stand for.
+/// Quantization scheme of a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Coding {
-    pub(crate) root: Root,
+pub(crate) struct CodeScheme {
+    pub(crate) root: SquareRootCode,
     pub(crate) width: Width,
 }
 
-impl Coding {
-    /// `L` of the formulas.
+impl CodeScheme {
+    /// Returns `L` of the formulas.
     pub(crate) const fn levels(self) -> i32 {
         match (self.root, self.width) {
-            (Root::Signed, Width::Eight) => 127,
-            (Root::Signed, Width::Four) => 7,
-            (Root::Positive, Width::Eight) => 256,
-            (Root::Positive, Width::Four) => 16,
+            (SquareRootCode::Signed, Width::Eight) => 127,
+            (SquareRootCode::Signed, Width::Four) => 7,
+            (SquareRootCode::Positive, Width::Eight) => 256,
+            (SquareRootCode::Positive, Width::Four) => 16,
         }
     }
 
-    /// What the part of a number in its scale is multiplied by to be the square of a root. It is the next number above `L^2`:
-    /// the part of the largest may be a step below one, and it must get the root `L` whatever its threshold.
+    /// Returns the factor from a number relative to its scale to the square of its root. It is the next number above `L^2`: the
+    /// largest number may be one rounding step below 1, and must get the root `L` at any threshold.
     pub(crate) const fn squares(self) -> f32 {
         ((self.levels() * self.levels()) as f32).next_up()
     }
 
-    /// The numbers that the `codes` of a group stand for.
+    /// Decodes the `codes` of a group.
     #[inline(always)]
     pub(crate) fn decode(self, codes: &[u8], scale: f32) -> Values {
         let bits = self.width.unpacked(codes);
         let unused = 32 - self.width.bits() as u32;
-        // The square of the largest root times this is one, exactly.
+        // This times the square of the largest root is exactly 1.
         let part = 1.0 / (self.levels() * self.levels()) as f32;
-        // In the place of zeros, which what is far below its scale is rounded to; all of a group may be zero.
+        // Replaces zeros, which numbers far below their scale are rounded to. A whole group may be zero.
         let least = f32::from_bits(u32::from(scale > 0.0));
         let mut values = [0.0; GROUP];
         for lane in 0..GROUP {
             let code = i32::from(bits[lane]);
-            values[lane] = if self.root == Root::Signed {
+            values[lane] = if self.root == SquareRootCode::Signed {
                 let root = (code << unused >> unused) as f32;
                 root * root.abs() * part * scale
             } else {
                 let root = (code + 1) as f32;
                 let value = root * root * part * scale;
-                // What is not a number stays that.
+                // NaN stays NaN.
                 if value < least { least } else { value }
             };
         }
         values
     }
 
-    /// Writes the codes of `values`, which have this scale, rounded by these thresholds.
+    /// Encodes `values`, which have this scale, rounded by these thresholds.
     #[inline(always)]
     pub(crate) fn encode_in(
         self,
@@ -160,8 +160,8 @@ impl Coding {
             &moved
         };
         let bits = match self.root {
-            Root::Signed => self.bits::<true>(scale.inverse, values, thresholds),
-            Root::Positive => self.bits::<false>(scale.inverse, values, thresholds),
+            SquareRootCode::Signed => self.bits::<true>(scale.inverse, values, thresholds),
+            SquareRootCode::Positive => self.bits::<false>(scale.inverse, values, thresholds),
         };
         self.width.pack(&bits, codes);
     }
@@ -174,7 +174,7 @@ impl Coding {
         thresholds: &Values,
     ) -> [u8; GROUP] {
         let (levels, squares) = (self.levels() as f32, self.squares());
-        // That of what is not a number, too: zeros and NaN have no inverse.
+        // Also for NaN: zeros and NaN have no inverse.
         let least = if SIGNED { 0.0 } else { 1.0 };
         let mut bits = [0; GROUP];
         for lane in 0..GROUP {
@@ -196,12 +196,12 @@ impl Coding {
     }
 }
 
-/// What the numbers of a group are parts of.
+/// Scale of the numbers of a group.
 #[derive(Clone, Copy)]
 pub(crate) struct Scale {
-    /// The largest magnitude: NaN if one is not finite.
+    /// Largest magnitude; NaN if a number is not finite.
     pub(crate) largest: f32,
-    /// A power of two that takes numbers of this scale to where the inverse is a normal number.
+    /// A power of two that scales the numbers so that the inverse is a normal number.
     part: f32,
     inverse: f32,
 }
@@ -215,7 +215,7 @@ impl Scale {
 
     #[inline(always)]
     pub(crate) fn of(values: &Values) -> Self {
-        // Magnitudes are ordered as their bits are, with those that are not finite above all.
+        // Magnitudes are ordered like their bits, with those that are not finite above all.
         let mut largest = 0;
         for value in values {
             largest = i32::max(largest, (value.to_bits() & 0x7fff_ffff) as i32);
@@ -236,17 +236,17 @@ impl Scale {
         Self {
             largest,
             part,
-            // Of zeros and NaN there is none.
+            // Not used for zeros and NaN.
             inverse: 1.0 / (largest * part),
         }
     }
 }
 
-/// With this, the lowest bits of a float are those of a whole number, in two's complement. (A cast saturates, which
-/// takes many instructions.)
+/// After this is added, the lowest bits of a float are those of an integer in two's complement. A cast saturates, which takes
+/// many instructions.
 const WHOLE: f32 = 1.5 * 8_388_608.0;
 
-/// Its inverse is normal, and no larger scale's is for sure.
+/// Its inverse is normal; that of a larger scale may not be.
 const HUGE: f32 = f32::from_bits(0x7e00_0000); // 2^125
 const TINY: f32 = f32::from_bits(0x2000_0000); // 2^-63
 

@@ -3,52 +3,52 @@ use proptest::prelude::*;
 use super::super::noise::threshold;
 use super::*;
 
-const CODINGS: [(Coding, f64); 4] = [
-    (coding(Root::Signed, Width::Eight), 127.0),
-    (coding(Root::Signed, Width::Four), 7.0),
-    (coding(Root::Positive, Width::Eight), 256.0),
-    (coding(Root::Positive, Width::Four), 16.0),
+const CODINGS: [(CodeScheme, f64); 4] = [
+    (scheme(SquareRootCode::Signed, Width::Eight), 127.0),
+    (scheme(SquareRootCode::Signed, Width::Four), 7.0),
+    (scheme(SquareRootCode::Positive, Width::Eight), 256.0),
+    (scheme(SquareRootCode::Positive, Width::Four), 16.0),
 ];
 
-const fn coding(root: Root, width: Width) -> Coding {
-    Coding { root, width }
+const fn scheme(root: SquareRootCode, width: Width) -> CodeScheme {
+    CodeScheme { root, width }
 }
 
-/// The codes of `values`, rounded by one threshold, and their scale.
-fn encoded(coding: Coding, values: &Values, threshold: f32) -> (Vec<u8>, f32) {
-    let mut bytes = vec![0; coding.width.group_bytes()];
+/// Encodes `values`, rounded by one threshold. Returns their codes and scale.
+fn encoded(scheme: CodeScheme, values: &Values, threshold: f32) -> (Vec<u8>, f32) {
+    let mut bytes = vec![0; scheme.width.group_bytes()];
     let scale = Scale::of(values);
-    coding.encode_in(scale, values, &[threshold; GROUP], &mut bytes);
+    scheme.encode_in(scale, values, &[threshold; GROUP], &mut bytes);
     (bytes, scale.largest)
 }
 
-/// A group of any numbers that this coding is for: of either sign or none, near to each other or not.
-fn group(coding: Coding) -> impl Strategy<Value = Values> {
+/// Generates a group of numbers for this scheme: of either sign or none, near to each other or not.
+fn group(scheme: CodeScheme) -> impl Strategy<Value = Values> {
     let number = (-30..30_i32, -1.0..1.0_f32, prop::bool::weighted(0.2));
     let numbers = prop::collection::vec(number, GROUP);
     (numbers, 0..3_i32).prop_map(move |(numbers, spread)| {
         let mut values = [0.0; GROUP];
         for (value, (exponent, mantissa, is_zero)) in values.iter_mut().zip(numbers) {
             let number = mantissa * 10_f32.powi(exponent * spread / 2);
-            *value = match coding.root {
+            *value = match scheme.root {
                 _ if is_zero => 0.0,
-                Root::Signed => number,
-                Root::Positive => number.abs(),
+                SquareRootCode::Signed => number,
+                SquareRootCode::Positive => number.abs(),
             };
         }
         values
     })
 }
 
-/// The codes of a group, as numbers.
-fn codes(coding: Coding, bytes: &[u8]) -> Vec<i32> {
-    let code = |lane| match (coding.root, coding.width) {
-        (Root::Signed, Width::Eight) => i32::from(bytes[lane] as i8),
-        (Root::Positive, Width::Eight) => i32::from(bytes[lane]),
+/// Returns the codes of a group as numbers.
+fn codes(scheme: CodeScheme, bytes: &[u8]) -> Vec<i32> {
+    let code = |lane| match (scheme.root, scheme.width) {
+        (SquareRootCode::Signed, Width::Eight) => i32::from(bytes[lane] as i8),
+        (SquareRootCode::Positive, Width::Eight) => i32::from(bytes[lane]),
         (root, Width::Four) => {
             let both = bytes[lane % 32];
             let code = i32::from(if lane < 32 { both & 15 } else { both >> 4 });
-            if root == Root::Signed && code > 7 {
+            if root == SquareRootCode::Signed && code > 7 {
                 code - 16
             } else {
                 code
@@ -58,12 +58,12 @@ fn codes(coding: Coding, bytes: &[u8]) -> Vec<i32> {
     (0..GROUP).map(code).collect()
 }
 
-/// What a code stands for, by the formula.
-fn formula(coding: Coding, levels: f64, code: i32, scale: f32) -> f64 {
+/// Decodes a code by the formula.
+fn formula(scheme: CodeScheme, levels: f64, code: i32, scale: f32) -> f64 {
     let code = f64::from(code);
-    let root = match coding.root {
-        Root::Signed => code,
-        Root::Positive => code + 1.0,
+    let root = match scheme.root {
+        SquareRootCode::Signed => code,
+        SquareRootCode::Positive => code + 1.0,
     };
     root * root.abs() / (levels * levels) * f64::from(scale)
 }
@@ -75,13 +75,13 @@ proptest! {
             (Just(index), group(CODINGS[index].0), 0.01..0.99_f32)
         }),
     ) {
-        let (coding, levels) = CODINGS[index];
-        let (bytes, scale) = encoded(coding, &values, threshold);
+        let (scheme, levels) = CODINGS[index];
+        let (bytes, scale) = encoded(scheme, &values, threshold);
         prop_assert_eq!(scale, values.iter().fold(0.0, |most, x| f32::max(most, x.abs())));
-        let decoded = coding.decode(&bytes, scale);
-        for (lane, code) in codes(coding, &bytes).into_iter().enumerate() {
+        let decoded = scheme.decode(&bytes, scale);
+        for (lane, code) in codes(scheme, &bytes).into_iter().enumerate() {
             let x = f64::from(values[lane]);
-            let stands_for = formula(coding, levels, code, scale);
+            let stands_for = formula(scheme, levels, code, scale);
             let error = (f64::from(decoded[lane]) - stands_for).abs();
             prop_assert!(error <= 1e-6 * stands_for.abs() + 1e-38);
             if scale == 0.0 {
@@ -89,18 +89,18 @@ proptest! {
                 continue;
             }
             let square = levels * levels * x.abs() / f64::from(scale);
-            let found = match coding.root {
-                Root::Signed if x < 0.0 => f64::from(-code),
-                Root::Signed => f64::from(code),
-                Root::Positive => f64::from(code) + 1.0,
+            let found = match scheme.root {
+                SquareRootCode::Signed if x < 0.0 => f64::from(-code),
+                SquareRootCode::Signed => f64::from(code),
+                SquareRootCode::Positive => f64::from(code) + 1.0,
             };
-            // Up to rounding errors, the root below or the one above, as the way and the threshold say.
+            // Up to rounding errors, the root below or the one above, as the fraction and the threshold say.
             let below = square.sqrt().floor();
             let way = (square - below * below) / (2.0 * below + 1.0);
             let rounded = below + f64::from(u8::from(way > f64::from(threshold)));
             let is_near = (way - f64::from(threshold)).abs() < 1e-3 || !(1e-3..0.999).contains(&way);
             let allowed = if is_near { 1.0 } else { 0.0 };
-            let least = if coding.root == Root::Signed { 0.0 } else { 1.0 };
+            let least = if scheme.root == SquareRootCode::Signed { 0.0 } else { 1.0 };
             let expected = rounded.clamp(least, levels);
             prop_assert!((found - expected).abs() <= allowed, "{found} for {square}, {threshold}");
         }
@@ -112,37 +112,38 @@ proptest! {
         codes in prop::collection::vec(any::<u8>(), GROUP),
         scale in (-20..30_i32, 1.0..10.0_f32),
     ) {
-        let (coding, _) = CODINGS[index];
+        let (scheme, _) = CODINGS[index];
         let scale = scale.1 * 10_f32.powi(scale.0);
-        let mut before = codes[..coding.width.group_bytes()].to_vec();
-        // The largest of the group has the largest code, and no code is below its least.
-        match (coding.root, coding.width) {
-            (Root::Signed, Width::Eight) => {
+        let mut before = codes[..scheme.width.group_bytes()].to_vec();
+        // The largest number of the group has the largest code, and no code is below the least.
+        match (scheme.root, scheme.width) {
+            (SquareRootCode::Signed, Width::Eight) => {
                 before[7] = 127;
                 before.iter_mut().filter(|code| **code == 128).for_each(|code| *code = 0);
             }
-            (Root::Signed, Width::Four) => {
+            (SquareRootCode::Signed, Width::Four) => {
                 before.iter_mut().filter(|both| **both & 15 == 8).for_each(|both| *both &= 240);
                 before.iter_mut().filter(|both| **both >> 4 == 8).for_each(|both| *both &= 15);
                 before[7] = 7;
             }
-            (Root::Positive, _) => before[7] = 255,
+            (SquareRootCode::Positive, _) => before[7] = 255,
         }
-        let values = coding.decode(&before, scale);
-        prop_assert_eq!(encoded(coding, &values, 0.5), (before, scale));
+        let values = scheme.decode(&before, scale);
+        prop_assert_eq!(encoded(scheme, &values, 0.5), (before, scale));
     }
 }
 
 #[test]
 fn the_largest_of_a_group_has_the_largest_code_whatever_its_threshold() {
-    for (coding, levels) in CODINGS {
+    for (scheme, levels) in CODINGS {
         for bits in (1.0_f32.to_bits()..2.0_f32.to_bits()).step_by(1021) {
             let mut values = [0.0; GROUP];
             values[5] = f32::from_bits(bits);
             for random in [0, 0xffff] {
-                let (bytes, _) = encoded(coding, &values, threshold(random));
-                let root = codes(coding, &bytes)[5] + i32::from(coding.root == Root::Positive);
-                assert_eq!(f64::from(root), levels, "{coding:?}, {}", values[5]);
+                let (bytes, _) = encoded(scheme, &values, threshold(random));
+                let root =
+                    codes(scheme, &bytes)[5] + i32::from(scheme.root == SquareRootCode::Positive);
+                assert_eq!(f64::from(root), levels, "{scheme:?}, {}", values[5]);
             }
         }
     }
@@ -150,28 +151,28 @@ fn the_largest_of_a_group_has_the_largest_code_whatever_its_threshold() {
 
 #[test]
 fn a_group_with_a_number_that_is_not_finite_hides_nothing() {
-    for (coding, _) in CODINGS {
+    for (scheme, _) in CODINGS {
         for wrong in [f32::NAN, f32::INFINITY, -f32::INFINITY] {
             let mut values = [1.0; GROUP];
             values[40] = wrong;
-            let (bytes, scale) = encoded(coding, &values, 0.5);
-            let decoded = coding.decode(&bytes, scale);
-            assert!(decoded.iter().all(|value| value.is_nan()), "{coding:?}");
+            let (bytes, scale) = encoded(scheme, &values, 0.5);
+            let decoded = scheme.decode(&bytes, scale);
+            assert!(decoded.iter().all(|value| value.is_nan()), "{scheme:?}");
         }
     }
 }
 
 #[test]
 fn zeros_stay_zeros_and_small_second_moments_do_not_become_any() {
-    for (coding, _) in CODINGS {
-        let (bytes, scale) = encoded(coding, &[0.0; GROUP], 0.01);
-        assert_eq!(coding.decode(&bytes, scale), [0.0; GROUP]);
+    for (scheme, _) in CODINGS {
+        let (bytes, scale) = encoded(scheme, &[0.0; GROUP], 0.01);
+        assert_eq!(scheme.decode(&bytes, scale), [0.0; GROUP]);
         let mut values = [0.0; GROUP];
         values[3] = 1e-8;
-        let (bytes, scale) = encoded(coding, &values, 0.99);
-        let decoded = coding.decode(&bytes, scale);
+        let (bytes, scale) = encoded(scheme, &values, 0.99);
+        let decoded = scheme.decode(&bytes, scale);
         assert_eq!(decoded[3], 1e-8);
-        assert_eq!(decoded[4] > 0.0, coding.root == Root::Positive);
+        assert_eq!(decoded[4] > 0.0, scheme.root == SquareRootCode::Positive);
     }
 }
 
@@ -179,34 +180,34 @@ fn zeros_stay_zeros_and_small_second_moments_do_not_become_any() {
 #[test]
 fn a_number_between_two_codes_is_right_on_average() {
     const DRAWS: usize = 1 << 12;
-    for (coding, _) in CODINGS {
+    for (scheme, _) in CODINGS {
         let mut values = [0.0; GROUP];
         for (lane, value) in values.iter_mut().enumerate() {
             // Over four orders of magnitude, the smallest signed ones far below the first code.
             *value = 10_f32.powf(-(lane as f32) / 16.0) * if lane % 2 == 0 { 3.0 } else { -3.0 };
-            if coding.root == Root::Positive {
+            if scheme.root == SquareRootCode::Positive {
                 *value = value.abs();
             }
         }
         let mut sums = [0.0_f64; GROUP];
         for draw in 0..DRAWS {
             let threshold = (draw as f32 + 0.5) / DRAWS as f32;
-            let (bytes, scale) = encoded(coding, &values, threshold);
-            for (sum, value) in sums.iter_mut().zip(coding.decode(&bytes, scale)) {
+            let (bytes, scale) = encoded(scheme, &values, threshold);
+            for (sum, value) in sums.iter_mut().zip(scheme.decode(&bytes, scale)) {
                 *sum += f64::from(value);
             }
         }
-        let least = match (coding.root, coding.width) {
-            (Root::Signed, _) => 0.0,
-            (Root::Positive, Width::Eight) => 3.0 / 65536.0,
-            (Root::Positive, Width::Four) => 3.0 / 256.0,
+        let least = match (scheme.root, scheme.width) {
+            (SquareRootCode::Signed, _) => 0.0,
+            (SquareRootCode::Positive, Width::Eight) => 3.0 / 65536.0,
+            (SquareRootCode::Positive, Width::Four) => 3.0 / 256.0,
         };
         for (value, sum) in values.into_iter().zip(sums) {
             let (mean, value) = (sum / DRAWS as f64, f64::from(value));
             let expected = if value.abs() < least { least } else { value };
             assert!(
                 (mean - expected).abs() < 2e-5 + 1e-3 * expected.abs(),
-                "{coding:?}: {mean} for {value}"
+                "{scheme:?}: {mean} for {value}"
             );
         }
     }
@@ -214,32 +215,32 @@ fn a_number_between_two_codes_is_right_on_average() {
 
 #[test]
 fn groups_below_the_least_normal_number_are_no_zeros() {
-    for (coding, levels) in CODINGS {
+    for (scheme, levels) in CODINGS {
         for exponent in [-126, -127, -135, -149] {
             let scale = f64::from(2.0_f32).powi(exponent) as f32;
             let mut values = [0.0; GROUP];
             values[5] = scale;
             values[6] = scale / 4.0;
-            let (bytes, largest) = encoded(coding, &values, 0.5);
+            let (bytes, largest) = encoded(scheme, &values, 0.5);
             assert_eq!(largest, scale);
-            let decoded = coding.decode(&bytes, scale);
-            assert_eq!(decoded[5], scale, "{coding:?}");
+            let decoded = scheme.decode(&bytes, scale);
+            assert_eq!(decoded[5], scale, "{scheme:?}");
             let error = (decoded[6] - values[6]).abs();
             assert!(
                 error <= scale / levels as f32 + f32::from_bits(1),
-                "{coding:?}"
+                "{scheme:?}"
             );
             assert_eq!(
                 decoded[7] > 0.0,
-                coding.root == Root::Positive,
-                "{coding:?}"
+                scheme.root == SquareRootCode::Positive,
+                "{scheme:?}"
             );
-            // Decoded and encoded again it is the same, as in a record.
-            let (bytes, again) = encoded(coding, &decoded, 0.5);
+            // Decoding and encoding again returns the same codes, as in a record.
+            let (bytes, again) = encoded(scheme, &decoded, 0.5);
             assert_eq!(
-                (coding.decode(&bytes, again), again),
+                (scheme.decode(&bytes, again), again),
                 (decoded, scale),
-                "{coding:?}"
+                "{scheme:?}"
             );
         }
     }

@@ -1,125 +1,129 @@
-//! Elements as they lie in memory, read as numbers and written again.
+//! Buffers of encoded elements, which are decoded to f32 and encoded again.
 
 use super::super::vectorized::{Loop, vectorized};
 use super::noise::Dither;
-use super::root::{Coding, GROUP, Scale};
 use super::split;
+use super::square_root_code::{CodeScheme, GROUP, Scale};
 use super::weight::{WeightFormat, nearest};
 use super::widen::Widen;
 use burn::tensor::{DType, f16};
 use bytemuck::{cast_slice, cast_slice_mut};
 
-/// How elements are kept.
+/// Encoding of elements in memory.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Kept {
-    /// In floats of this type, rounded to the nearest.
+pub(crate) enum ElementEncoding {
+    /// Floats of this type, rounded to the nearest.
     Floats(DType),
-    /// In bf16, with what the format keeps beside.
+    /// Floats in bf16, with the residual of the format.
     Weights(WeightFormat),
-    /// In codes, a scale in f32 for every group.
-    Codes(Coding),
+    /// Codes, with a scale in f32 for every group.
+    Codes(CodeScheme),
 }
 
-impl Kept {
-    /// Bytes of the floats of a group, and of the words beside them; how many marks it has.
+impl ElementEncoding {
+    /// Returns the bytes of a group's floats and of its words, and its number of checksums.
     fn group(self) -> [usize; 3] {
         match self {
             Self::Floats(dtype) => [GROUP * dtype.size(), 0, 0],
             Self::Weights(format) => {
-                let low = format.low_bytes();
+                let low = format.residual_bytes();
                 [GROUP * 2, GROUP * low, usize::from(low > 0)]
             }
-            Self::Codes(coding) => [4, coding.width.group_bytes(), 0],
+            Self::Codes(scheme) => [4, scheme.width.group_bytes(), 0],
         }
     }
 
-    /// Words of 32 bits beside the floats of so many elements.
+    /// Returns the number of 32-bit words that `elements` elements need in addition to their floats.
     pub(crate) fn words(self, elements: usize) -> usize {
-        let [_, bytes, marks] = self.group();
-        elements.div_ceil(GROUP) * (bytes / 4 + marks)
+        let [_, bytes, checksums] = self.group();
+        elements.div_ceil(GROUP) * (bytes / 4 + checksums)
     }
 
-    /// So many numbers in f32, of their floats and words.
+    /// Decodes `elements` numbers to f32 from their floats and words.
     pub(crate) fn numbers(self, floats: &mut [u8], words: &mut [u32], elements: usize) -> Vec<f32> {
         let mut numbers = vec![0.0; elements.next_multiple_of(GROUP)];
-        Column::new(self, floats, words).read(&mut numbers);
+        ElementBuffer::new(self, floats, words).read(&mut numbers);
         numbers.truncate(elements);
         numbers
     }
 
-    /// Writes the floats of these numbers, rounded to the nearest, and returns the words beside them.
+    /// Encodes these numbers, rounded to the nearest, into `floats`. Returns the words.
     pub(crate) fn keep(self, mut numbers: Vec<f32>, floats: &mut [u8]) -> Vec<u32> {
         let mut words = vec![0; self.words(numbers.len())];
         numbers.resize(numbers.len().next_multiple_of(GROUP), 0.0);
-        Column::new(self, floats, &mut words).write(&numbers, Dither::ToTheNearest);
+        ElementBuffer::new(self, floats, &mut words).write(&numbers, Dither::ToTheNearest);
         words
     }
 }
 
-/// Some elements in memory, from the first of a group on.
-pub(crate) struct Column<'a> {
-    kept: Kept,
-    /// The elements, or the scales of groups.
+/// Encoded elements in memory, from the start of a group on.
+pub(crate) struct ElementBuffer<'a> {
+    encoding: ElementEncoding,
+    /// Elements, or scales of groups.
     floats: &'a mut [u8],
-    /// What is beside them: the low bits of elements, or codes, of whole groups.
+    /// Residuals or codes of whole groups.
     words: &'a mut [u8],
-    /// A number for each group that has low bits, which tells the weights that they belong to from others.
-    marks: &'a mut [u32],
+    /// Checksum of the weights of each group that has a residual.
+    checksums: &'a mut [u32],
 }
 
-impl<'a> Column<'a> {
-    /// `words` are the low bits of all groups, then their marks; or codes.
-    pub(crate) fn new(kept: Kept, floats: &'a mut [u8], words: &'a mut [u32]) -> Self {
-        let [bytes, _, marks] = kept.group();
-        let marks = floats.len().div_ceil(bytes) * marks;
-        let (words, marks) = words.split_at_mut(words.len() - marks);
+impl<'a> ElementBuffer<'a> {
+    /// Creates a buffer. `words` are the residuals of all groups, then their checksums; or codes.
+    pub(crate) fn new(
+        encoding: ElementEncoding,
+        floats: &'a mut [u8],
+        words: &'a mut [u32],
+    ) -> Self {
+        let [bytes, _, checksums] = encoding.group();
+        let checksums = floats.len().div_ceil(bytes) * checksums;
+        let (words, checksums) = words.split_at_mut(words.len() - checksums);
         Self {
-            kept,
+            encoding,
             floats,
             words: cast_slice_mut(words),
-            marks,
+            checksums,
         }
     }
 
-    /// Takes off the elements of so many groups.
+    /// Splits off the elements of `groups` groups.
     pub(crate) fn take(&mut self, groups: usize) -> Self {
         fn first<'a, T>(all: &mut &'a mut [T], length: usize) -> &'a mut [T] {
             let length = length.min(all.len());
             all.split_off_mut(..length).expect("there are as many")
         }
-        let [floats, words, marks] = self.kept.group();
+        let [floats, words, checksums] = self.encoding.group();
         Self {
-            kept: self.kept,
+            encoding: self.encoding,
             floats: first(&mut self.floats, groups * floats),
             words: first(&mut self.words, groups * words),
-            marks: first(&mut self.marks, groups * marks),
+            checksums: first(&mut self.checksums, groups * checksums),
         }
     }
 
-    /// Whether random bits decide how an element is rounded.
+    /// Returns `true` if elements are rounded at random.
     pub(crate) fn is_dithered(&self) -> bool {
         use WeightFormat::{Split24, Stochastic};
         matches!(
-            self.kept,
-            Kept::Weights(Stochastic | Split24) | Kept::Codes(_)
+            self.encoding,
+            ElementEncoding::Weights(Stochastic | Split24) | ElementEncoding::Codes(_)
         )
     }
 
-    /// Whether they are numbers in f32.
+    /// Returns `true` if the elements are stored in f32.
     fn are_numbers(&self) -> bool {
-        matches!(self.kept, Kept::Floats(DType::F32))
+        matches!(self.encoding, ElementEncoding::Floats(DType::F32))
     }
 
-    /// Notes the groups whose codes stand for NaN.
+    /// Sets the flags of groups whose codes stand for NaN.
     pub(crate) fn broken(&self, groups: &mut [bool]) {
-        if let Kept::Codes(_) = self.kept {
+        if let ElementEncoding::Codes(_) = self.encoding {
             for (broken, scale) in groups.iter_mut().zip(cast_slice::<u8, f32>(self.floats)) {
                 *broken |= scale.is_nan();
             }
         }
     }
 
-    /// All elements, which are so many, as numbers in f32: where they lie, or in `numbers`, which has room for whole groups.
+    /// Returns all `length` elements as numbers in f32: in place, or in `numbers`, which holds whole groups.
     pub(crate) fn open<'s>(&'s mut self, numbers: &'s mut [f32], length: usize) -> &'s mut [f32] {
         if self.are_numbers() {
             return cast_slice_mut(self.floats);
@@ -128,41 +132,41 @@ impl<'a> Column<'a> {
         &mut numbers[..length]
     }
 
-    /// Puts so many `numbers` back, unless they lie where they were opened.
+    /// Writes back `length` opened `numbers`, unless they are in place.
     pub(crate) fn close(&mut self, numbers: &mut [f32], length: usize, dither: Dither<'_>) {
         if !self.are_numbers() {
-            // What fills up a last group has no scale of its own.
+            // The padding of the last group has no scale of its own.
             let numbers = &mut numbers[..length.next_multiple_of(GROUP)];
             numbers[length..].fill(0.0);
             self.write(numbers, dither);
         }
     }
 
-    /// Reads all elements.
+    /// Decodes all elements.
     pub(crate) fn read(&self, numbers: &mut [f32]) {
         if !self.floats.is_empty() {
             vectorized(Read(self, numbers));
         }
     }
 
-    /// Writes these in the place of all elements: whole groups, filled up with zeros.
+    /// Encodes these numbers over all elements: whole groups, padded with zeros.
     pub(crate) fn write(&mut self, numbers: &[f32], dither: Dither<'_>) {
         if !self.floats.is_empty() {
             vectorized(Write(self, numbers, dither));
         }
     }
 
-    /// Puts the weights that were split in the place of what a cast has made of them, if there are some.
+    /// Restores split weights that a cast has rounded differently. Returns `true` if there were any.
     #[cfg(feature = "cubecl")]
     pub(crate) fn mend(self) -> bool {
-        let Kept::Weights(format) = self.kept else {
+        let ElementEncoding::Weights(format) = self.encoding else {
             return false;
         };
-        let low = self.words.chunks_exact(GROUP * format.low_bytes());
-        let low = low.zip(&*self.marks);
+        let low = self.words.chunks_exact(GROUP * format.residual_bytes());
+        let low = low.zip(&*self.checksums);
         let mut is_other = false;
-        for (weights, (low, mark)) in cast_slice_mut(self.floats).chunks_mut(GROUP).zip(low) {
-            if let Some(split) = split::as_split(format, &split::high(weights), low, *mark) {
+        for (weights, (low, checksum)) in cast_slice_mut(self.floats).chunks_mut(GROUP).zip(low) {
+            if let Some(split) = split::as_split(format, &split::high(weights), low, *checksum) {
                 split::put(&split, weights);
                 is_other = true;
             }
@@ -171,85 +175,88 @@ impl<'a> Column<'a> {
     }
 }
 
-// What follows is compiled for what the processor can do. (Plain loops: closures are not.)
+// These loops are compiled for the instruction set of the processor, so they contain no closures.
 
-struct Read<'a, 'c>(&'a Column<'c>, &'a mut [f32]);
+struct Read<'a, 'c>(&'a ElementBuffer<'c>, &'a mut [f32]);
 
 impl Loop for Read<'_, '_> {
     type Output = ();
 
     #[inline(always)]
     fn call(self) {
-        let Self(column, numbers) = self;
-        let (floats, words) = (&*column.floats, &*column.words);
+        let Self(buffer, numbers) = self;
+        let (floats, words) = (&*buffer.floats, &*buffer.words);
         let groups = numbers.as_chunks_mut::<GROUP>().0.iter_mut();
-        let [_, bytes, _] = column.kept.group();
-        match column.kept {
-            Kept::Floats(dtype) => Widen(dtype, floats, numbers).call(),
-            Kept::Weights(_) if bytes == 0 => Widen(DType::BF16, floats, numbers).call(),
-            Kept::Weights(format) => {
+        let [_, bytes, _] = buffer.encoding.group();
+        match buffer.encoding {
+            ElementEncoding::Floats(dtype) => Widen(dtype, floats, numbers).call(),
+            ElementEncoding::Weights(_) if bytes == 0 => Widen(DType::BF16, floats, numbers).call(),
+            ElementEncoding::Weights(format) => {
                 let weights = cast_slice(floats).chunks(GROUP);
-                let low = words.chunks_exact(bytes).zip(&*column.marks);
-                for ((numbers, weights), (low, mark)) in groups.zip(weights).zip(low) {
-                    split::join(format, &split::high(weights), low, *mark, numbers);
+                let low = words.chunks_exact(bytes).zip(&*buffer.checksums);
+                for ((numbers, weights), (low, checksum)) in groups.zip(weights).zip(low) {
+                    split::join(format, &split::high(weights), low, *checksum, numbers);
                 }
             }
-            Kept::Codes(coding) => {
+            ElementEncoding::Codes(scheme) => {
                 let codes = words.chunks_exact(bytes).zip(cast_slice::<u8, f32>(floats));
                 for (numbers, (codes, scale)) in groups.zip(codes) {
-                    *numbers = coding.decode(codes, *scale);
+                    *numbers = scheme.decode(codes, *scale);
                 }
             }
         }
     }
 }
 
-/// Groups whose scales are known before the first is written, so that none waits for its own.
+/// Number of groups whose scales are computed together, so that no write waits for its own scale.
 const TOGETHER: usize = 16;
 
-struct Write<'a, 'c>(&'a mut Column<'c>, &'a [f32], Dither<'a>);
+struct Write<'a, 'c>(&'a mut ElementBuffer<'c>, &'a [f32], Dither<'a>);
 
 impl Loop for Write<'_, '_> {
     type Output = ();
 
     #[inline(always)]
     fn call(self) {
-        let Self(column, numbers, dither) = self;
-        let (floats, words) = (&mut *column.floats, &mut *column.words);
+        let Self(buffer, numbers, dither) = self;
+        let (floats, words) = (&mut *buffer.floats, &mut *buffer.words);
         let groups = numbers.as_chunks::<GROUP>().0.iter().enumerate();
-        let [_, bytes, _] = column.kept.group();
-        match column.kept {
-            Kept::Floats(DType::F16) => {
+        let [_, bytes, _] = buffer.encoding.group();
+        match buffer.encoding {
+            ElementEncoding::Floats(DType::F16) => {
                 for (float, number) in cast_slice_mut(floats).iter_mut().zip(numbers) {
                     *float = f16::from_f32(*number);
                 }
             }
-            Kept::Floats(DType::BF16) | Kept::Weights(WeightFormat::Plain) => {
+            ElementEncoding::Floats(DType::BF16)
+            | ElementEncoding::Weights(WeightFormat::Plain) => {
                 for (float, number) in cast_slice_mut(floats).iter_mut().zip(numbers) {
                     *float = nearest(*number);
                 }
             }
-            Kept::Floats(_) => {
+            ElementEncoding::Floats(_) => {
                 let floats = cast_slice_mut(floats);
                 floats.copy_from_slice(&numbers[..floats.len()]);
             }
-            Kept::Weights(format) => {
+            ElementEncoding::Weights(format) => {
                 let weights = cast_slice_mut(floats).chunks_mut(GROUP);
-                let mut low = words.chunks_exact_mut(bytes.max(1)).zip(&mut *column.marks);
+                let mut low = words
+                    .chunks_exact_mut(bytes.max(1))
+                    .zip(&mut *buffer.checksums);
                 for ((group, numbers), weights) in groups.zip(weights) {
                     let random = dither.random(group);
                     let high = if format == WeightFormat::Stochastic {
                         split::rounded(numbers, &random)
                     } else {
-                        let (low, mark) = low.next().expect("there are as many");
-                        let (high, marked) = split::split(format, numbers, &random, low);
-                        *mark = marked;
+                        let (low, checksum) = low.next().expect("there are as many");
+                        let (high, group_checksum) = split::split(format, numbers, &random, low);
+                        *checksum = group_checksum;
                         high
                     };
                     split::put(&high, weights);
                 }
             }
-            Kept::Codes(coding) => {
+            ElementEncoding::Codes(scheme) => {
                 let codes = words.chunks_mut(TOGETHER * bytes);
                 let codes = codes.zip(cast_slice_mut::<u8, f32>(floats).chunks_mut(TOGETHER));
                 let groups = numbers.as_chunks::<GROUP>().0.chunks(TOGETHER);
@@ -261,7 +268,7 @@ impl Loop for Write<'_, '_> {
                     }
                     for (index, codes) in codes.chunks_exact_mut(bytes).enumerate() {
                         let thresholds = dither.thresholds(run * TOGETHER + index);
-                        coding.encode_in(scales[index], &groups[index], &thresholds, codes);
+                        scheme.encode_in(scales[index], &groups[index], &thresholds, codes);
                     }
                 }
             }

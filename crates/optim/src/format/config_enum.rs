@@ -1,7 +1,7 @@
-//! A format in a config: its name, or nothing, as in those of Burn's optimizers.
+//! Formats as values of a config: a name, or nothing in a config of Burn's optimizers.
 
-/// Makes a format, whose derives of serde are `remote = "Self"`, a value of a config, with this default.
-macro_rules! told {
+/// Implements `Config` for a format with this default. The serde derives of the format must have `remote = "Self"`.
+macro_rules! config_enum {
     ($format:ident, $default:expr) => {
         impl serde::Serialize for $format {
             fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
@@ -12,9 +12,9 @@ macro_rules! told {
         impl<'de> serde::Deserialize<'de> for $format {
             fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
                 #[derive(serde::Deserialize)]
-                struct Told(#[serde(with = "Format")] Format);
+                struct Named(#[serde(with = "Format")] Format);
                 type Format = $format;
-                Ok(Option::<Told>::deserialize(from)?.map_or($default, |Told(format)| format))
+                Ok(Option::<Named>::deserialize(from)?.map_or($default, |Named(format)| format))
             }
         }
 
@@ -28,4 +28,4 @@ macro_rules! told {
     };
 }
 
-pub(super) use told;
+pub(super) use config_enum;

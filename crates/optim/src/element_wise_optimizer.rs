@@ -3,38 +3,38 @@ use burn::tensor::{Device, Tensor};
 
 use super::call;
 use super::element_wise::{AccumulateInState, ElementWise};
-use super::format::{Fitted, Formats, StateFormat, WeightFormat};
+use super::format::{Formats, ResolvedFormats, StateFormat, WeightFormat};
 use super::kernel;
 use super::rule::Step;
-use super::state::RuledState;
+use super::state::ElementWiseState;
 
-/// The Burn optimizer of an [`ElementWise`] one, in a single pass over memory.
+/// A Burn optimizer of an [`ElementWise`] formula, in a single pass over memory.
 ///
 /// ```
-/// use backburn_optim::{LionConfig, Ruled, StateFormat};
+/// use backburn_optim::{LionConfig, ElementWiseOptimizer, StateFormat};
 /// use burn::optim::ModuleOptimizer;
 ///
-/// let lion = Ruled::new(LionConfig::new()).with_state_format(StateFormat::Bits8);
+/// let lion = ElementWiseOptimizer::new(LionConfig::new()).with_state_format(StateFormat::Bits8);
 /// let optimizer = ModuleOptimizer::from(lion);
 /// ```
 #[derive(Clone, Debug)]
-pub struct Ruled<R> {
+pub struct ElementWiseOptimizer<R> {
     pub(super) optimizer: R,
     pub(super) formats: Formats,
 }
 
-/// Makes the optimizers of an element-wise config that has formats and the clipping of gradients.
-macro_rules! ruled {
+/// Implements `build` and `init` for an element-wise config with formats and gradient clipping.
+macro_rules! element_wise_config {
     ($config:ty) => {
         impl $config {
-            /// The bare optimizer, for a parameter group. Gradient clipping is not part of it.
-            pub fn build(&self) -> Ruled<Self> {
-                Ruled::new(self.clone())
+            /// Returns the bare optimizer, for a parameter group. Gradient clipping is not part of it.
+            pub fn build(&self) -> ElementWiseOptimizer<Self> {
+                ElementWiseOptimizer::new(self.clone())
                     .with_state_format(self.state_format)
                     .with_weight_format(self.weight_format)
             }
 
-            /// The optimizer of a whole module, with gradient clipping.
+            /// Returns the optimizer of a whole module, with gradient clipping.
             pub fn init(&self) -> burn::optim::ModuleOptimizer {
                 super::with_clipping(self.build(), self.grad_clipping.as_ref())
             }
@@ -42,34 +42,34 @@ macro_rules! ruled {
     };
 }
 
-pub(super) use ruled;
+pub(super) use element_wise_config;
 
-impl<R: ElementWise> Ruled<R> {
-    /// With full states, and weights as they are.
+impl<R: ElementWise> ElementWiseOptimizer<R> {
+    /// Creates the optimizer with full states and plain weights.
     pub fn new(optimizer: R) -> Self {
         let formats = Formats {
             state: StateFormat::Full,
             weight: WeightFormat::Plain,
-            is_around: false,
+            is_wrapper: false,
         };
         Self { optimizer, formats }
     }
 
-    /// How states are kept.
+    /// Sets the format of the states.
     pub fn with_state_format(mut self, format: StateFormat) -> Self {
         self.formats.state = format;
         self
     }
 
-    /// What weights in bf16 have beside their bits.
+    /// Sets the format of weights in bf16.
     pub fn with_weight_format(mut self, format: WeightFormat) -> Self {
         self.formats.weight = format;
         self
     }
 }
 
-impl<R: AccumulateInState> Ruled<R> {
-    /// Why this optimizer can't accumulate in its state, if it can't.
+impl<R: AccumulateInState> ElementWiseOptimizer<R> {
+    /// Returns the reason why this optimizer can't accumulate in its state, if it can't.
     #[doc(hidden)]
     pub fn accumulation_refusal(&self) -> Option<&'static str> {
         let is_full = self.formats.state == StateFormat::Full;
@@ -80,57 +80,58 @@ impl<R: AccumulateInState> Ruled<R> {
     }
 }
 
-impl<R: ElementWise, const D: usize> RuledState<R, D> {
-    /// How `parameter` is stepped from this state in these formats. Refuses a step that can't be.
-    pub(super) fn fit(
+impl<R: ElementWise, const D: usize> ElementWiseState<R, D> {
+    /// Resolves these formats for a step of `parameter` from this state. Returns an error if the step is not possible.
+    pub(super) fn resolve(
         state: Option<&Self>,
         formats: Formats,
         parameter: &Tensor<D>,
         gradient: &Tensor<D>,
-    ) -> Result<Fitted, String> {
-        let low_bits = state.and_then(|state| state.low_bits.as_ref());
+    ) -> Result<ResolvedFormats, String> {
+        let residual = state.and_then(|state| state.residual.as_ref());
         let states = state.map_or(&[][..], |state| &state.states);
-        formats.fit(parameter, gradient, states, low_bits)
+        formats.resolve(parameter, gradient, states, residual)
     }
 
-    /// The step of the next gradient, after which there are `more_to_come` of its group of micro-batches or not: a group
-    /// counts as one step.
-    fn next_step(&mut self, learning_rate: LearningRate, more_to_come: bool) -> Step {
-        let anew = || Step {
+    /// Returns the step of the next gradient. `more_micro_batches_follow` is `true` if more gradients of its group follow: a
+    /// group counts as one step.
+    fn next_step(&mut self, learning_rate: LearningRate, more_micro_batches_follow: bool) -> Step {
+        let fresh = || Step {
             learning_rate: 0.0,
             time: self.time as i32 + 1,
             is_first: self.states.iter().all(Option::is_none),
             adds: false,
         };
-        let more = |begun| Step {
+        let more = |open_group| Step {
             adds: true,
-            ..begun
+            ..open_group
         };
-        let mut step = self.begun.map_or_else(anew, more);
-        self.begun = more_to_come.then_some(step);
-        if !more_to_come {
+        let mut step = self.open_group.map_or_else(fresh, more);
+        self.open_group = more_micro_batches_follow.then_some(step);
+        if !more_micro_batches_follow {
             step.learning_rate = learning_rate;
         }
         step
     }
 }
 
-impl<R: ElementWise> Optimizer for Ruled<R> {
-    type State<const D: usize> = RuledState<R, D>;
+impl<R: ElementWise> Optimizer for ElementWiseOptimizer<R> {
+    type State<const D: usize> = ElementWiseState<R, D>;
 
     fn step<const D: usize>(
         &self,
         lr: LearningRate,
         parameter: Tensor<D>,
         gradient: Tensor<D>,
-        state: Option<RuledState<R, D>>,
-    ) -> (Tensor<D>, Option<RuledState<R, D>>) {
-        let fitted = RuledState::fit(state.as_ref(), self.formats, &parameter, &gradient);
-        let Ok(formats) = fitted.map_err(call::refuse) else {
+        state: Option<ElementWiseState<R, D>>,
+    ) -> (Tensor<D>, Option<ElementWiseState<R, D>>) {
+        let resolved =
+            ElementWiseState::resolve(state.as_ref(), self.formats, &parameter, &gradient);
+        let Ok(formats) = resolved.map_err(call::refuse) else {
             return (parameter, state);
         };
-        let mut state = state.unwrap_or_else(RuledState::none);
-        let step = state.next_step(lr, call::more_to_come());
+        let mut state = state.unwrap_or_else(ElementWiseState::none);
+        let step = state.next_step(lr, call::more_micro_batches_follow());
         let rule = self.optimizer.rule(step);
         let (taken, there) = (rule.states, R::STATES.len());
         assert!(
@@ -140,31 +141,34 @@ impl<R: ElementWise> Optimizer for Ruled<R> {
         );
         let taken = &R::STATES[..taken];
         let before = taken.iter().zip(&mut state.states).enumerate();
-        let before = before.map(|(index, (kept, state))| {
-            // Beside its maximum, a state is always full.
+        let before = before.map(|(index, (declared, state))| {
+            // A state with a maximum is always in full precision.
             let has_maximum = taken.get(index + 1).is_some_and(|next| next.root.is_none());
-            let root = kept.root.filter(|_| !has_maximum);
-            formats.state(state.take(), root, || kept.blank(), &parameter)
+            let root = declared.root.filter(|_| !has_maximum);
+            formats.state(state.take(), root, || declared.blank(), &parameter)
         });
         let before = before.collect();
-        let weight = formats.weight(parameter, state.low_bits.take());
+        let weight = formats.weight(parameter, state.residual.take());
         let time = step.time as usize;
         let (weight, after) = kernel::update(rule, weight, gradient, before, time);
         let counts = R::TIME.is_some() || !formats.is_plain;
         state.time = if counts { time } else { 0 };
-        state.low_bits = weight.low_bits;
+        state.residual = weight.residual;
         for (state, after) in state.states.iter_mut().zip(after) {
             *state = Some(after);
         }
         (weight.value, Some(state))
     }
 
-    fn to_device<const D: usize>(state: RuledState<R, D>, device: &Device) -> RuledState<R, D> {
+    fn to_device<const D: usize>(
+        state: ElementWiseState<R, D>,
+        device: &Device,
+    ) -> ElementWiseState<R, D> {
         let states = state.states.into_iter();
         let states = states.map(|state| state.map(|state| state.on_device(device)));
-        RuledState {
+        ElementWiseState {
             states: states.collect(),
-            low_bits: state.low_bits.map(|low| low.on_device(device)),
+            residual: state.residual.map(|low| low.on_device(device)),
             ..state
         }
     }
