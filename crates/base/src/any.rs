@@ -5,16 +5,18 @@ use burn::tensor::{DType, Device, GradientCheckpointingStrategy, Shape, Tensor};
 
 use crate::{in_type, lift, moved, sent};
 
-/// A float tensor of any rank. It shows itself as one of rank one: Burn keeps the rank in the type alone, where neither
-/// what a tensor tells of itself nor an operation on single elements looks at it. A function that does takes it
-/// [`of_rank`](Self::of_rank), [`with_rank`](crate::with_rank) if that has to be found out.
+/// A float tensor of any rank, with the type of a tensor of rank 1. Burn stores the rank only in the type; neither the
+/// properties of a tensor nor element-wise operations use it. For other functions use [`of_rank`](Self::of_rank), with
+/// [`with_rank`](crate::with_rank) if the rank is known only at run time.
 #[derive(Clone, Debug)]
 pub struct AnyTensor(Tensor<1>);
 
 impl AnyTensor {
+    /// Returns the tensor with its rank in the type.
+    ///
     /// # Panics
     ///
-    /// If it is of another rank.
+    /// If the rank of the tensor differs.
     pub fn of_rank<const D: usize>(self) -> Tensor<D> {
         let rank = self.shape().num_dims();
         assert!(
@@ -24,7 +26,7 @@ impl AnyTensor {
         Tensor::from_dispatch(self.0.into_dispatch())
     }
 
-    /// `value`, which has no autodiff, in the place of this one: on its device, and a constant if this one is under autodiff.
+    /// Returns `value`, which has no autodiff, on the device of this tensor; as a constant if this one is under autodiff.
     pub fn replaced_by(&self, value: Tensor<1>) -> Self {
         let value = moved(value, &self.device().inner());
         match self.gradient_checkpointing_strategy() {
@@ -33,42 +35,42 @@ impl AnyTensor {
         }
     }
 
-    /// As if it were of rank one.
+    /// Returns the tensor with rank 1 in its type.
     pub fn untyped(self) -> Tensor<1> {
         self.0
     }
 
-    /// The same in this float type.
+    /// Casts the tensor to this float type.
     pub fn in_type(self, dtype: DType) -> Self {
         Self(in_type(self.0, dtype))
     }
 
-    /// The same, which has no autodiff, on `device`: what it holds now.
+    /// Copies the current value to `device`. The tensor must have no autodiff.
     pub fn moved(self, device: &Device) -> Self {
         Self(moved(self.0, device))
     }
 
-    /// The same on `device`, when its time comes.
+    /// Transfers the tensor to `device`, in the order of the device's operations.
     pub fn sent(self, device: &Device) -> Self {
         Self(sent(self.0, device))
     }
 
-    /// With another one added, in the type and the buffer of this one.
+    /// Adds `other`, in the type and the buffer of this tensor.
     pub fn added(self, other: Self) -> Self {
         let other = in_type(other.0, self.0.dtype());
         Self(self.0.add(other))
     }
 
-    /// As a constant under autodiff.
+    /// Returns the tensor as a constant under autodiff.
     pub fn lifted(self, strategy: GradientCheckpointingStrategy) -> Self {
         Self(lift(self.0, strategy))
     }
 }
 
-/// The most dimensions that Burn's optimizers know.
+/// Largest rank that Burn's optimizers support.
 pub const MAX_RANK: usize = 8;
 
-/// What `$do` gives, in which `$D` is this rank as a constant: one of those that Burn's optimizers know.
+/// Evaluates `$do` with `$D` as a constant equal to `$rank`, for the ranks that Burn's optimizers support.
 #[macro_export]
 macro_rules! with_rank {
     ($rank:expr, $D:ident => $do:expr) => {
@@ -103,18 +105,18 @@ impl Deref for AnyTensor {
 pub trait AnyParam {
     fn id(&self) -> ParamId;
 
-    /// Its shape. A lazy one stays lazy.
+    /// Returns the shape. A lazy parameter stays lazy.
     fn shape(&self) -> Shape;
 
     fn is_initialized(&self) -> bool;
 
-    /// Its value without what it carries. A lazy one is initialized.
+    /// Returns the value without autodiff attributes. A lazy parameter is initialized.
     fn value(&self) -> AnyTensor;
 
-    /// Whether it is to be trained, which a quantized value does not tell.
+    /// Returns `true` if the parameter is configured to be trained, which a quantized value does not show.
     fn is_active(&self) -> bool;
 
-    /// Where its value is kept, which clones of it share.
+    /// Returns the address of the value. Clones share it.
     fn place(&self) -> *const ();
 }
 
@@ -136,7 +138,7 @@ impl<const D: usize> AnyParam for Param<Tensor<D>> {
     }
 
     fn is_active(&self) -> bool {
-        // Burn shows what is configured when it makes a value for training.
+        // Burn applies this configuration when it creates a value for training.
         let asked = self.clone().map(|value| {
             let device = value.device().inner();
             Tensor::zeros([1; D], (&device, DType::F32))

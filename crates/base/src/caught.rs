@@ -1,41 +1,40 @@
-//! Panics that are caught.
+//! Caught panics.
 
 use std::any::Any;
 use std::fmt::{Debug, Formatter};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-/// What a panic carries. It may panic in its turn when it is dropped, as anything that a user's code has thrown: here
-/// that ends nothing.
+/// The payload of a panic. A payload from user code may panic when it is dropped; `Caught` catches that.
 pub struct Caught(Box<dyn Any + Send>);
 
-/// What `work` returns, or its panic.
+/// Runs `work`. Returns its result or its panic.
 pub fn catch<R>(work: impl FnOnce() -> R) -> Result<R, Caught> {
     catch_unwind(AssertUnwindSafe(work)).map_err(Caught)
 }
 
-/// What `work` returns, or what it says in its panic.
+/// Runs `work`. Returns its result or the message of its panic.
 pub fn caught<R>(work: impl FnOnce() -> R) -> Result<R, String> {
     catch(work).map_err(|panic| panic.message().to_string())
 }
 
 impl Caught {
-    /// The panic that says so.
+    /// Creates a panic with this message.
     pub fn saying(text: String) -> Self {
         Self(Box::new(text))
     }
 
-    /// What the panic says, if anything.
+    /// Returns the message of the panic, if it has one.
     pub fn text(&self) -> Option<&str> {
         let text = self.0.downcast_ref::<String>().map(String::as_str);
         text.or_else(|| self.0.downcast_ref::<&str>().copied())
     }
 
-    /// The same in any case.
+    /// Returns the message of the panic, or a default text.
     pub fn message(&self) -> &str {
         self.text().unwrap_or("it panicked without a message")
     }
 
-    /// Goes on with it.
+    /// Resumes the panic.
     pub fn resume(mut self) -> ! {
         resume_unwind(self.take())
     }
@@ -55,7 +54,7 @@ impl Drop for Caught {
     fn drop(&mut self) {
         let carried = self.take();
         if let Err(next) = catch_unwind(AssertUnwindSafe(|| drop(carried))) {
-            // The next one could go on so for ever.
+            // Dropping the next payload could panic again without end.
             std::mem::forget(next);
         }
     }
@@ -80,7 +79,7 @@ mod tests {
         let caught = catch(|| panic_any(Bomb)).unwrap_err();
         assert_eq!(caught.text(), None);
         drop(caught);
-        // In the middle of another panic, too.
+        // Also during another panic.
         let caught = catch(|| {
             let _dropped = catch(|| panic_any(Bomb));
             panic!("goes on")

@@ -5,20 +5,20 @@ use serde::{Deserialize, Serialize};
 
 use super::list::list;
 
-/// What tells a model from another: paths and shapes of its float parameters, in its order. Values, float types and what is frozen
-/// do not count.
+/// Identity of a model: paths and shapes of its float parameters, in its order. Values, float types and frozen parameters do
+/// not count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModelKey {
     /// Number of float parameters.
     pub parameters: usize,
-    /// Number of their elements.
+    /// Number of elements of these parameters.
     pub elements: usize,
-    /// A hash of paths and shapes.
+    /// Hash of paths and shapes.
     pub hash: u64,
 }
 
 impl ModelKey {
-    /// The key of `model`, whose lazy parameters stay lazy.
+    /// Returns the key of `model`. Lazy parameters stay lazy.
     pub fn of<M: Module>(model: &M) -> Self {
         let mut key = Self {
             parameters: 0,
@@ -33,13 +33,13 @@ impl ModelKey {
             for dim in shape.iter() {
                 key.add(&(*dim as u64).to_le_bytes());
             }
-            // No byte of a path, nor the begin of one.
+            // A separator that is no byte of UTF-8.
             key.add(&[0xff]);
         }
         key
     }
 
-    /// FNV-1a: a hash that is the same in every build.
+    /// Adds bytes to the FNV-1a hash, which is the same in every build.
     fn add(&mut self, bytes: &[u8]) {
         for byte in bytes {
             self.hash = (self.hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);

@@ -1,6 +1,6 @@
 #![doc = include_str!("../README.md")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
-// Without flex there is no host that has all types.
+// Without `flex` there is no host device that supports all types.
 #![cfg_attr(not(feature = "flex"), allow(unused))]
 
 mod any;
@@ -20,8 +20,7 @@ pub use read::{in_memory, moved, of_data, read};
 pub use servers::{answered, answers, forked, is_remote, sent};
 pub use transfer::{in_type, transferred};
 
-/// Whether `device` is one of CubeCL's: it computes on a thread of its own, and what has to be known of a result
-/// has to be waited for.
+/// Returns `true` for a device of CubeCL. It computes asynchronously, so reading a result waits.
 pub fn is_cubecl(device: &Device) -> bool {
     #[allow(unreachable_patterns, unused_variables)] // What is there depends on the build.
     match device.clone().inner().as_dispatch() {
@@ -31,27 +30,26 @@ pub fn is_cubecl(device: &Device) -> bool {
     }
 }
 
-/// Lets `device` have what this thread has asked it for.
+/// Flushes the operations of this thread to `device`.
 ///
-/// As long as `fusion` gathers operations, they hold their tensors, those that were dropped among them. And every thread
-/// has a stream of its own on CubeCL devices: what one has uploaded and not handed over, another can read too early. What is
-/// meant for a server waits for more to be sent with it.
+/// Pending operations of `fusion` hold their tensors, also dropped ones. On CubeCL devices every thread has its own stream:
+/// another thread could read an upload too early that was not flushed. A client of a server batches operations.
 pub fn hand_over(device: &Device) {
     if (is_cubecl(device) || is_remote(device))
         && let Err(error) = device.flush()
     {
-        // Whoever reads a result is told what has failed.
+        // The read of a result reports the error.
         log::debug!("{device:?} has not taken all operations: {error}");
     }
 }
 
-/// The device of this process that has all types, or `device` if this build has none.
+/// Returns the device of this process that supports all types, or `device` if this build has none.
 #[cfg(feature = "flex")]
 pub fn host(_device: &Device) -> Device {
     Device::flex()
 }
 
-/// The same without a backend for all types.
+/// Returns `device`: this build has no backend that supports all types.
 #[cfg(not(feature = "flex"))]
 pub fn host(device: &Device) -> Device {
     device.clone()
@@ -62,7 +60,7 @@ pub fn lift<const D: usize>(
     value: Tensor<D>,
     strategy: GradientCheckpointingStrategy,
 ) -> Tensor<D> {
-    // `from_inner` alone gives the default strategy, and Burn refuses to mix strategies.
+    // `from_inner` alone uses the default strategy, and Burn refuses to mix strategies.
     Tensor::from_inner(value).with_gradient_checkpointing_strategy(strategy)
 }
 

@@ -5,15 +5,15 @@ use burn::tensor::Tensor;
 
 use super::any::{AnyParam, AnyTensor};
 
-/// A float parameter of a module: the values are the module's, lazy ones stay lazy.
+/// A float parameter of a module. It shares its value with the module, and stays lazy.
 pub struct Parameter {
     pub param: Box<dyn AnyParam>,
     pub path: String,
-    /// The name of the reparameterization that it carries.
+    /// Name of its reparameterization.
     pub reparameterization: Option<String>,
 }
 
-/// The values of these parameters of `module`.
+/// Returns the values of these parameters of `module`.
 pub fn values<M: Module>(module: &M, among: &HashSet<ParamId>) -> HashMap<ParamId, AnyTensor> {
     if among.is_empty() {
         return HashMap::new();
@@ -23,7 +23,7 @@ pub fn values<M: Module>(module: &M, among: &HashSet<ParamId>) -> HashMap<ParamI
     found.map(|param| (param.id(), param.value())).collect()
 }
 
-/// The float parameters of `module`, in its order. As long as the list lives, it is a second owner of all of them.
+/// Returns the float parameters of `module`, in its order. While the list lives, it is a second owner of all of them.
 pub fn list<M: Module>(module: &M) -> Vec<Parameter> {
     let mut lister = Lister::default();
     module.visit(&mut lister);

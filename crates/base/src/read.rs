@@ -4,24 +4,24 @@ use burn::tensor::{Bytes, DType, Device, Tensor, TensorData};
 
 use crate::{is_cubecl, is_remote, sent};
 
-/// What `tensor`, which has no autodiff, holds now.
+/// Reads the current value of `tensor`, which has no autodiff.
 ///
-/// CubeCL reads when the data are first looked at, and shows what has been written in place by then; meanwhile the
-/// memory of the device stays taken. So it is looked at, and copied, at once.
+/// CubeCL reads lazily: later writes in place would show, and the device memory would stay allocated. So the data are copied at
+/// once.
 pub fn read<const D: usize>(tensor: Tensor<D>) -> TensorData {
-    // With a second handle nobody writes in place.
+    // A second handle prevents writes in place.
     let _kept = tensor.clone();
     let data = tensor.into_data();
     let bytes = Bytes::from_bytes_vec(data.as_bytes().to_vec());
     TensorData::from_bytes(bytes, data.shape(), data.dtype())
 }
 
-/// `tensor`, which has no autodiff, when it has what it was made of: Burn reads what is in a file when somebody looks.
+/// Loads `tensor`, which has no autodiff, into memory: Burn reads data of a file lazily.
 pub fn in_memory<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
     let (elements, dtype) = (tensor.shape().num_elements(), tensor.dtype());
     let data = match dtype {
         DType::QFloat(_) => tensor.clone().into_data(),
-        // Nothing to look at, so that it would stay in its file.
+        // Without elements there is nothing to read, so it would keep its file open.
         _ if elements == 0 => return Tensor::zeros(tensor.shape(), (&tensor.device(), dtype)),
         _ => {
             let row: Tensor<1> = tensor.clone().reshape([elements]);
@@ -32,10 +32,10 @@ pub fn in_memory<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
     tensor
 }
 
-/// `tensor`, which has no autodiff, on `device`: what it holds now. The rank in its type doesn't matter.
+/// Copies the current value of `tensor`, which has no autodiff, to `device`. The rank in its type doesn't matter.
 pub fn moved<const D: usize>(tensor: Tensor<D>, device: &Device) -> Tensor<D> {
     let from = tensor.device();
-    // Burn moves what is quantized in a buffer of twice its length.
+    // Burn transfers quantized values in a buffer of twice their length.
     let is_quantized = matches!(tensor.dtype(), DType::QFloat(_));
     let is_long = is_quantized && !is_remote(&from) && !is_remote(device);
     if from == *device || !(is_cubecl(&from) || is_long) {
@@ -44,7 +44,7 @@ pub fn moved<const D: usize>(tensor: Tensor<D>, device: &Device) -> Tensor<D> {
     of_data(read(tensor), device)
 }
 
-/// A float tensor of `data`, in its type. `Tensor::from_data` would ask the type for the rank.
+/// Creates a float tensor of `data`, in the type of the data. `Tensor::from_data` would check the rank of the type.
 pub fn of_data<const D: usize>(data: TensorData, device: &Device) -> Tensor<D> {
     let device = device.as_dispatch();
     Tensor::from_dispatch(match data.dtype() {

@@ -2,10 +2,10 @@
 //!
 //! # Timeouts
 //!
-//! Burn's client waits for an answer until its connection breaks: never, if a server hangs, and for about 15 minutes, if a link
-//! is cut while data are in flight. So what this crate waits for is waited for on a thread of its own, with a timeout
-//! ([`answered`], [`answers`]). The thread of the device, which all operations pass, must not wait: it takes no more than
-//! 32 operations meanwhile, and dropping a tensor is one. So a read is used and not `sync`.
+//! Burn's client waits for an answer until its connection breaks: forever if a server hangs, and about 15 minutes if a link
+//! breaks while data are in flight. So this crate waits on a separate thread with a timeout ([`answered`], [`answers`]). The
+//! device's own thread, which runs all operations, must not wait: its queue holds 32 operations, and dropping a tensor is one.
+//! So reads are used, not `sync`.
 
 use std::sync::LazyLock;
 use std::sync::mpsc::channel;
@@ -20,7 +20,7 @@ use parking_lot::Mutex;
 use crate::caught::caught;
 use crate::host;
 
-/// The environment variable with the seconds within which a server must answer.
+/// Environment variable with the number of seconds within which a server must answer.
 const VARIABLE: &str = "BACKBURN_SERVER_TIMEOUT";
 
 static TIMEOUT: LazyLock<Duration> = LazyLock::new(|| {
@@ -28,7 +28,7 @@ static TIMEOUT: LazyLock<Duration> = LazyLock::new(|| {
     Duration::from_secs(seconds.unwrap_or(300))
 });
 
-/// Devices whose servers have not answered in time. A process has one session for each, which Burn does not open again.
+/// Devices whose servers have not answered in time. A process has one session for each server, and Burn does not reopen it.
 static LOST: Mutex<Vec<Device>> = Mutex::new(Vec::new());
 
 /// Returns what `work` reads from `device`, which has no autodiff.
@@ -46,7 +46,7 @@ pub fn answered<R: Send + 'static>(
     }
 }
 
-/// Does `work`, which waits for an answer of the server of `device`. If it is late, its thread waits on.
+/// Runs `work`, which waits for an answer of the server of `device`. After a timeout, its thread keeps waiting.
 fn in_time<R: Send + 'static>(
     device: &Device,
     work: impl FnOnce() -> R + Send + 'static,
@@ -62,7 +62,7 @@ fn in_time<R: Send + 'static>(
     let stream = StreamId::current();
     std::thread::spawn(move || {
         let answer = stream.executes(|| caught(work));
-        // Fails if it is too late.
+        // Fails after a timeout.
         let _ = sender.send(answer);
     });
     answer.recv_timeout(*TIMEOUT).unwrap_or_else(|_| {
@@ -71,7 +71,7 @@ fn in_time<R: Send + 'static>(
     })
 }
 
-/// Waits until the server of `device`, which has no autodiff, has done all operations.
+/// Waits until the server of `device`, which has no autodiff, has run all operations.
 pub fn answers(device: &Device) -> Result<(), String> {
     let asked = device.clone();
     let answer = in_time(device, move || {
@@ -92,16 +92,17 @@ pub fn is_remote(device: &Device) -> bool {
     }
 }
 
-/// Whether Burn would have one server ask another for a tensor, or one device of a server another.
+/// Returns `true` if Burn would transfer a tensor directly between two servers, or between two devices of a server.
 ///
-/// What we move goes through this process instead: a server waits for ever if the other is gone, or has the tensor ready just
-/// when it is asked for it (`ExternalCommService` of Burn 0.22.1 looks, and listens for news only then). And it need not
-/// know under what address the other is reached from there. Two devices of one server can't be told from those of two.
+/// This crate transfers through this process instead. A server waits forever if the other is gone, or if the tensor becomes
+/// ready during the request (`ExternalCommService` of Burn 0.22.1). The other server may also be unreachable under its address.
+/// Two devices of one server can't be distinguished from those of two.
 fn between_servers(from: &Device, to: &Device) -> bool {
     is_remote(from) && is_remote(to) && from.clone().inner() != to.clone().inner()
 }
 
-/// [`Tensor::to_device`], but from one server to another through this process. What is there is the same tensor.
+/// Like [`Tensor::to_device`], but transfers between servers go through this process. On the same device it returns the same
+/// tensor.
 pub fn sent<const D: usize, K: Basic + 'static>(
     tensor: Tensor<D, K>,
     device: &Device,
@@ -116,7 +117,7 @@ pub fn sent<const D: usize, K: Basic + 'static>(
     };
     let read = match is_remote(&from) && !from.is_autodiff() {
         true => answered(&from, move || tensor.to_device(&between)),
-        // Another thread would wait for the graph of a tracked one.
+        // For a tracked tensor, another thread would wait for the graph.
         false => tensor.to_device(&between),
     };
     match read.device() == *device {
@@ -125,11 +126,11 @@ pub fn sent<const D: usize, K: Basic + 'static>(
     }
 }
 
-/// [`Module::fork`], but what is on another server than `device` goes through this process.
+/// Like [`Module::fork`], but tensors on another server than `device` go through this process.
 pub fn forked<M: Module>(module: M, device: &Device) -> M {
     let devices = module.devices();
     match devices.iter().any(|from| between_servers(from, device)) {
-        // As a whole, since Burn's mappers don't see constants.
+        // The module as a whole, since Burn's mappers don't visit constants.
         true => module.fork(&host(device)).fork(device),
         false => module.fork(device),
     }

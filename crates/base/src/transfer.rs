@@ -3,8 +3,8 @@ use burn::tensor::{DType, Device, FloatDType, Tensor};
 use crate::caught::caught;
 use crate::moved;
 
-/// `tensor`, without autodiff, on `device` and in `dtype`, or what a device says: the one way of weights and gradients
-/// between where they rest and where they are computed with.
+/// Transfers `tensor`, without autodiff, to `device` and `dtype`, or returns the error of a device. All weights and gradients
+/// move between storage and computation by this function.
 pub fn transferred<const D: usize>(
     tensor: Tensor<D>,
     device: &Device,
@@ -15,7 +15,7 @@ pub fn transferred<const D: usize>(
         return Ok(tensor);
     }
     caught(|| {
-        // In the smaller of both types, if both sides have it.
+        // Transfer in the smaller of both types, if both sides support it.
         let cast_first = of != dtype
             && from != *device
             && match dtype.size() < of.size() {
@@ -29,7 +29,7 @@ pub fn transferred<const D: usize>(
     })
 }
 
-/// `tensor` in this float type.
+/// Casts `tensor` to this float type.
 pub fn in_type<const D: usize>(tensor: Tensor<D>, dtype: DType) -> Tensor<D> {
     match tensor.dtype() == dtype {
         true => tensor,
