@@ -45,7 +45,7 @@ fn a_recording_of_a_device_tells_bytes_in_use_and_reserved() {
     assert_eq!(updates.count(), 2);
     let text = timeline.to_string();
     assert!(
-        text.contains("reserved at most") && text.contains("does not tell"),
+        text.contains("reserved at most") && text.contains("does not report"),
         "{text}"
     );
     let json = serde_json::to_string(&timeline).unwrap();

@@ -1,26 +1,26 @@
-//! From the moments of a recomputed block, as they are recorded, to what the timeline says of it.
+//! Moments of checkpointed blocks, which become the blocks of a timeline.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::timeline::RecomputedBlock;
 
-/// A block whose first run has begun, for the recorder.
+/// Id of a block whose first run has started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct BlockRun(pub(super) usize);
 
 impl BlockRun {
-    /// One that no recording has seen.
+    /// Returns a new id.
     pub(super) fn next() -> Self {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
         Self(NEXT.fetch_add(1, Ordering::Relaxed))
     }
 }
 
-/// The blocks that a recording has seen, by run.
+/// Recorded blocks by id.
 pub(super) type SeenBlocks = BTreeMap<BlockRun, SeenBlock>;
 
-/// What a block has told of itself.
+/// Description of a block.
 #[derive(Debug)]
 pub(super) struct SeenBlock {
     pub(super) index: usize,
@@ -29,24 +29,25 @@ pub(super) struct SeenBlock {
     pub(super) outputs: usize,
 }
 
-/// The moments of every block: the first run begins, the second begins, the second has been recorded, it goes back (from each output).
+/// Moments of every block: the start of the first run, the start of the recomputation, its end, and its backward pass (from
+/// each output).
 #[derive(Debug, Default)]
 pub(super) struct BlockMoments(BTreeMap<BlockRun, Vec<(f64, usize)>>);
 
 impl BlockMoments {
-    /// Notes the next moment of `run`, with the bytes in use.
+    /// Records the next moment of `run`, with the bytes in use.
     pub(super) fn note(&mut self, run: BlockRun, seconds: f64, bytes: usize) {
         self.0.entry(run).or_default().push((seconds, bytes));
     }
 
-    /// Bytes of the notes, about.
+    /// Returns the approximate bytes of these records.
     pub(super) fn own_bytes(&self) -> usize {
-        /// The first moments of a block make room for so many.
+        /// The first moment of a block allocates space for so many.
         const MOMENTS: usize = 4;
         self.0.len() * (MOMENTS * size_of::<(f64, usize)>() + size_of::<(BlockRun, Vec<()>)>())
     }
 
-    /// The blocks that ran twice, in the order of their first runs.
+    /// Returns the blocks that were recomputed, in the order of their first runs.
     pub(super) fn blocks(self, mut seen: SeenBlocks) -> Vec<RecomputedBlock> {
         let blocks = self.0.into_iter().filter_map(|(run, moments)| {
             let SeenBlock {

@@ -1,7 +1,7 @@
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
-/// What can go wrong with a recording.
+/// An error of a recording.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum MemoryError {
@@ -9,12 +9,12 @@ pub enum MemoryError {
     #[error(
         "the recording allocator is not installed: add `#[global_allocator] static ALLOCATOR: \
          backburn::memory::RecordingAllocator = backburn::memory::RecordingAllocator::new();` to \
-         the program, or record a device that tells what its pools hold with `start_on`"
+         the program, or use `start_on` with a device that reports its memory pools"
     )]
     NotInstalled,
 
-    /// There is one log, and so one recording at a time.
-    #[error("a memory recording is under way already: finish it first")]
+    /// A recording is in progress. The process has a single log.
+    #[error("a memory recording is already in progress: finish it first")]
     AlreadyRecording,
 
     /// Nothing happened between start and finish.
@@ -23,17 +23,17 @@ pub enum MemoryError {
     )]
     Empty,
 
-    /// What was read from a file, or put together by hand, is not what a recorder wrote.
+    /// A timeline that no recorder wrote: from a file, or built by hand.
     #[error("the recording is damaged: {reason}. Record again")]
     Damaged {
-        /// What can't be.
+        /// Property that is impossible.
         reason: String,
     },
 
-    /// CubeCL reads its configuration once.
+    /// CubeCL reads its configuration once, and has done so.
     #[error(
-        "the memory pools are laid out already: call `match_pool_sizes` before the first use of a \
-         device, and configure CubeCL at one place"
+        "the memory pools are already configured: call `match_pool_sizes` before the first use of a \
+         device, and configure CubeCL in one place"
     )]
     AlreadyConfigured,
 
@@ -42,7 +42,7 @@ pub enum MemoryError {
     Unwritable {
         /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// Error of the operating system.
         reason: String,
     },
 }

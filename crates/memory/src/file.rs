@@ -7,20 +7,20 @@ use burn_pack::AtomicFile;
 
 use super::error::MemoryError;
 
-/// Writes `contents` to the file at `path`: all of it, or the file stays as it was.
+/// Writes `contents` to the file at `path` atomically.
 ///
-/// It is written beside the file and moved there, so its folder must take another file. Links are followed, permissions stay (on Unix).
-/// What is no file, a pipe or a device, is written to.
+/// A temporary file in the same folder is renamed, so the folder must be writable. Links are followed, and permissions are kept
+/// (on Unix). A path that is not a regular file, such as a pipe or a device, is written directly.
 pub(super) fn write(path: &Path, contents: &[u8]) -> Result<(), MemoryError> {
     if fs::metadata(path).is_ok_and(|found| !found.is_file()) {
         return fs::write(path, contents).map_err(|error| MemoryError::unwritable(path, error));
     }
-    // What is not there yet is no link.
+    // A missing file is not a link.
     let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
     let replace = || -> Result<(), Box<dyn Error>> {
         let (beside, mut file) = AtomicFile::create(&target)?;
         file.write_all(contents)?;
-        // Some file systems say only now that there is no room.
+        // Some file systems report a full disk only here.
         file.sync_all()?;
         drop(file);
         Ok(beside.commit()?)

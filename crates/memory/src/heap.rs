@@ -1,4 +1,4 @@
-/// What in the environment counts for more than a call.
+/// Environment variables that override the call.
 const SETTINGS: [&str; 5] = [
     "MALLOC_TRIM_THRESHOLD_",
     "MALLOC_MMAP_THRESHOLD_",
@@ -7,29 +7,26 @@ const SETTINGS: [&str; 5] = [
     "GLIBC_TUNABLES",
 ];
 
-/// Keeps the heap of the process from giving pages back to the system that the next training step takes
-/// again. Returns whether it does so from now on.
+/// Keeps freed pages of the heap in the process, for the next training step. Returns `true` if this is in effect.
 ///
-/// The buffers of a training step come and go, in a fused step those of one update after the other. glibc gives
-/// the top of its heap back whenever it is larger than a threshold, and each buffer of more than 32 MiB when it is freed.
-/// It takes the same pages again a moment later, zeroed by the system: time that this call saves. It counts for
+/// A training step allocates and frees many buffers, in a fused step those of one update after the other. glibc returns the
+/// top of its heap to the system whenever it is larger than a threshold, and each buffer of more than 32 MiB when it is
+/// freed. A moment later it allocates the same pages again, zeroed by the system. This call saves that time. It applies to
 /// the whole process, so the rest of this crate leaves it to the program. Call it first in `main`:
 ///
 /// ```
 /// backburn_memory::keep_pages();
 /// ```
 ///
-/// It costs memory that other programs could use, between steps and after the training: the heap stays
-/// as large as it has ever been, with gaps that no buffer fits in. The bytes that the program has allocated, which a
-/// [`MemoryRecorder`](super::MemoryRecorder) counts, are the same with and without.
+/// It costs memory that other programs could use, between steps and after the training: the heap stays at its largest
+/// size, with fragmentation. The allocated bytes, which a [`MemoryRecorder`](super::MemoryRecorder) counts, are the same.
 ///
-/// It works with glibc on Linux, where it sets `M_TRIM_THRESHOLD` to never, `M_MMAP_MAX` to 0, so that buffers of any size
-/// come from the heap, and `M_ARENA_MAX` to 1: other threads would allocate from heaps of their own, which go back to the system
-/// when they are empty.
+/// It works with glibc on Linux. It sets `M_TRIM_THRESHOLD` to never, `M_MMAP_MAX` to 0, so that buffers of any size come
+/// from the heap, and `M_ARENA_MAX` to 1, because the heaps of other threads return to the system when they are empty.
 ///
 /// If the environment sets `MALLOC_TRIM_THRESHOLD_`, `MALLOC_MMAP_THRESHOLD_`, `MALLOC_MMAP_MAX_`, `MALLOC_ARENA_MAX` or
-/// `GLIBC_TUNABLES`, nothing is changed. Neither is anything on other systems; and a program on another allocator than
-/// the system's does not profit.
+/// `GLIBC_TUNABLES`, the call changes nothing. It also changes nothing on other systems, and a program on another allocator
+/// than the system's does not profit.
 pub fn keep_pages() -> bool {
     let is_set = |name| std::env::var_os(name).is_some();
     !SETTINGS.into_iter().any(is_set) && never_trim()
@@ -57,7 +54,7 @@ mod glibc {
         fn mallopt(parameter: c_int, value: c_int) -> c_int;
     }
 
-    /// Whether glibc takes the setting.
+    /// Sets the limits. Returns `true` if glibc accepts them.
     pub(super) fn never_trim() -> bool {
         // SAFETY: all three parameters exist and take any value; one that is refused changes nothing. Each
         // call writes a single word under the lock of the main arena. Threads that allocate meanwhile

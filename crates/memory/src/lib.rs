@@ -1,48 +1,47 @@
 #![doc = include_str!("../README.md")]
 //!
-//! # What is counted, and as what
+//! # Categories of memory
 //!
-//! Every byte that Rust's global allocator hands out, on all threads, in four categories:
+//! The recorder counts every byte of Rust's global allocator, on all threads, in four categories:
 //!
-//! - *parameters* and *gradients*: the buffers of tensors that were shown to the recorder as such.
-//!   A fused optimizer shows its own; a stock loop shows them with
+//! - *parameters* and *gradients*: the buffers of tensors that were reported to the recorder as such.
+//!   A fused optimizer reports its own; a stock loop reports them with
 //!   [`parameters`](MemoryRecorder::parameters) and [`gradients`](MemoryRecorder::gradients). A
-//!   buffer counts from its birth, so a gradient shown when it is finished counts from the moment
-//!   it was computed.
-//! - *optimizer state*: what was allocated during an update, outlives it, and is no parameter.
-//! - *rest*: everything else: activations, intermediates, autodiff's bookkeeping, data, and whatever
-//!   the program held before.
+//!   buffer counts from its allocation, so a complete gradient counts from the moment it was
+//!   computed.
+//! - *optimizer state*: memory that was allocated during an update, outlives it, and is no parameter.
+//! - *rest*: everything else: activations, intermediates, autodiff's bookkeeping, data, and memory
+//!   allocated before the recording.
 //!
-//! The buffers of `flex` and `ndarray` tensors are known.
+//! The recorder finds the buffers of `flex` and `ndarray` tensors.
 //!
 //! # On a device
 //!
 //! The tensors of CubeCL's backends (`wgpu`, `cuda`, ..) lie in memory pools of the device.
-//! [`MemoryRecorder::start_on`] reads the figures of the pools at the begin of every phase, so of
-//! every update too, and when a gradient comes: bytes in use, and bytes reserved, which include pages kept for later. No
-//! allocator needs to be installed. What the pools don't tell is said so, not guessed: what the bytes
-//! are used for (they are [`unassigned`](Bytes::unassigned)), and what came and went between two
-//! readings; only the reserved bytes keep a trace of that. A reading does not wait for the device, only for
-//! what was submitted to be handed to it, and makes `fusion` hand over what it has gathered, so training is a
-//! little slower while it is recorded, and may use memory a little otherwise than unrecorded.
+//! [`MemoryRecorder::start_on`] reads the pools at the start of every phase, including every update, and at
+//! each gradient: bytes in use, and bytes reserved, which include unused pages. No allocator needs to be
+//! installed. The pools don't report the use of the bytes (they are [`unassigned`](Bytes::unassigned)), nor
+//! allocations that were freed between two readings; only the reserved bytes show those. A reading does not wait
+//! for the device, only for the submission of operations, and flushes the pending operations of `fusion`. So
+//! training is a little slower while it is recorded, and may use slightly different memory.
 //!
-//! # The rooms
+//! # Modules
 //!
-//! Each knows some of those below it, and none above. What trains is known to none: it tells the recorder what it does.
+//! Modules import downwards only. No module depends on the training, which reports to the recorder.
 //!
-//! | room | what it knows |
+//! | module | content |
 //! |---|---|
-//! | `metric` | Burn's training display; asks `process` for the peak |
-//! | `recorder` | the one recording under way; hands on to `process` or `marks` what it is told |
-//! | `marks` | the bytes at every mark: in the memory pools of a device, or of the process |
+//! | `metric` | a metric of Burn's training display with the peak of `process` |
+//! | `recorder` | the current recording, which passes reports to `process` or `marks` |
+//! | `marks` | the bytes at every mark, in the memory pools of a device or in the process |
 //! | `process` | every allocation of the program |
-//! | `block_run` | the moments of a recomputed block, for both |
-//! | `plot` | pictures of a timeline |
-//! | `timeline` | what was recorded, and what is saved of it |
-//! | `file` | how something is saved: whole, or not at all |
-//! | `error` | what can go wrong |
+//! | `block_run` | the moments of a checkpointed block, for both |
+//! | `plot` | plots of a timeline |
+//! | `timeline` | the recorded data, and its files |
+//! | `file` | atomic writes of files |
+//! | `error` | errors |
 //!
-//! `heap` and `size_match` stand beside them: they change what the heap of the process and the pools of devices keep, and record nothing.
+//! `heap` and `size_match` are separate: they configure the heap of the process and the pools of devices, and record nothing.
 
 #![warn(missing_docs)]
 #![cfg_attr(docsrs, feature(doc_cfg))]

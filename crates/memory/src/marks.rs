@@ -1,4 +1,4 @@
-//! A recording without a log of events: the bytes in use at every mark, in the memory pools of a device or of the process.
+//! A recording without a log of events: the bytes in use at every mark, in the memory pools of a device or in the process.
 
 use std::time::Instant;
 
@@ -9,41 +9,42 @@ use super::error::MemoryError;
 use super::process;
 use super::timeline::{Bytes, CompletedGradient, Mark, MemoryTimeline, Phase, Pool, Sample};
 
-/// Where bytes are counted.
+/// Source of the number of bytes.
 pub(crate) enum Meter {
-    /// In the pools of a device, which tells what they hold.
+    /// Pools of a device that reports them.
     Pools(Box<Device>),
-    /// In the process, the most between two readings, too.
+    /// The process, with the peak between two readings.
     Process,
 }
 
-/// How far a recorded pass may go.
+/// Limit of a recorded pass.
 #[derive(Clone, Copy, Debug)]
 pub struct Limit {
-    /// Beyond so many bytes nothing more is worth recording.
+    /// Number of bytes from which a recording is of no use.
     pub worth: usize,
-    /// So many there are.
+    /// Number of bytes available.
     pub budget: usize,
-    /// The most of them that the pass may take from one look at it to the next.
+    /// Upper bound of the bytes that the pass allocates between two checks.
     pub stretch: usize,
-    /// The most that the backward pass may take over what is in use when it begins: it can't be ended later, unless it recomputes blocks.
+    /// Upper bound of the bytes that the backward pass allocates after its start. It can't be stopped later, unless it
+    /// recomputes blocks.
     pub backward: usize,
 }
 
-/// What looks at the bytes in use have told.
+/// Results of the checks of the bytes in use.
 #[derive(Default)]
-struct Looks {
-    /// Bytes at the last one.
+struct Checks {
+    /// Bytes at the last check.
     last: usize,
-    /// The most since the last reading.
+    /// Peak since the last reading.
     unread: usize,
-    /// The most of all.
+    /// Peak of all checks.
     most: usize,
-    /// The most from one to the next, over those at the first.
+    /// Largest growth from one check to the next.
     stretch: usize,
 }
 
-/// What has been recorded: a few bytes for each mark, whatever is allocated meanwhile.
+/// Record of the marks: a few bytes for each, whatever is allocated meanwhile.
 pub(crate) struct MarkLog {
     meter: Meter,
     limit: Option<Limit>,
@@ -52,8 +53,8 @@ pub(crate) struct MarkLog {
     readings: Vec<Reading>,
     moments: BlockMoments,
     gradients: Vec<CompletedGradient>,
-    looks: Looks,
-    /// The backward pass begins with the next look.
+    checks: Checks,
+    /// `true` if the backward pass starts with the next check.
     is_backward_next: bool,
 }
 
@@ -65,7 +66,7 @@ struct Reading {
     reserved: Option<usize>,
 }
 
-/// The bytes in the pools of `device` that are in use, and those that they reserve, if it tells.
+/// Returns the bytes in use and reserved in the pools of `device`, if it reports them.
 pub(super) fn in_pools(device: &Device) -> Option<[usize; 2]> {
     let usage = device.memory_pool_usage()?;
     let in_use = usage.bytes_in_use + usage.bytes_padding;
@@ -82,21 +83,21 @@ impl MarkLog {
             readings: Vec::with_capacity(64),
             moments: BlockMoments::default(),
             gradients: Vec::new(),
-            looks: Looks::default(),
+            checks: Checks::default(),
             is_backward_next: false,
         };
-        log.look();
-        log.looks = Looks {
-            last: log.looks.last,
-            ..Looks::default()
+        log.check();
+        log.checks = Checks {
+            last: log.checks.last,
+            ..Checks::default()
         };
         log.enter(Phase::Other);
         log
     }
 
-    /// Marks the begin of a phase.
+    /// Marks the start of a phase.
     pub(super) fn enter(&mut self, phase: Phase) {
-        // The most until now is of the phase before.
+        // The peak until now belongs to the previous phase.
         if self.has_peaks() && !self.marks.is_empty() {
             self.read();
         }
@@ -106,21 +107,21 @@ impl MarkLog {
         self.read();
     }
 
-    /// Notes the next moment of a recomputed block.
+    /// Records the next moment of a checkpointed block.
     pub(super) fn note_block(&mut self, run: BlockRun) {
         if let Some(Reading { seconds, bytes, .. }) = self.read() {
             self.moments.note(run, seconds, bytes);
         }
     }
 
-    /// Notes that a gradient is complete.
+    /// Records that a gradient is complete.
     pub(super) fn note_gradient(&mut self, bytes: usize) {
         let read = self.has_peaks().then(|| self.read()).flatten();
         let seconds = read.map_or_else(|| self.seconds(), |reading| reading.seconds);
         self.gradients.push(CompletedGradient { seconds, bytes });
     }
 
-    /// A gradient has just come: that may be the moment of the most, which pools don't tell afterwards.
+    /// Checks the bytes at a new gradient: this may be the peak, which pools don't report later.
     pub(super) fn show_gradient(&mut self) {
         if !self.has_peaks() {
             self.read();
@@ -131,21 +132,22 @@ impl MarkLog {
         matches!(self.meter, Meter::Process)
     }
 
-    /// Whole nanoseconds, so that JSON reads back what was written.
+    /// Whole nanoseconds, so that a JSON file reads back exactly.
     fn seconds(&self) -> f64 {
         self.start.elapsed().as_nanos() as f64 / 1e9
     }
 
-    /// Reads the bytes in use now, if the device tells, and the most since the last reading, if they are known, at a moment between.
+    /// Reads the bytes in use, if the device reports them, and the peak since the last reading with a time in between, if
+    /// known.
     fn read(&mut self) -> Option<Reading> {
-        let reserved = self.look()?;
-        let most = std::mem::take(&mut self.looks.unread);
+        let reserved = self.check()?;
+        let most = std::mem::take(&mut self.checks.unread);
         let own_bytes = if self.has_peaks() {
             self.own_bytes()
         } else {
             0
         };
-        let [bytes, most] = [self.looks.last, most].map(|it| it.saturating_sub(own_bytes));
+        let [bytes, most] = [self.checks.last, most].map(|it| it.saturating_sub(own_bytes));
         let (seconds, mark) = (self.seconds(), self.marks.len() - 1);
         let reading = Reading {
             seconds,
@@ -166,7 +168,7 @@ impl MarkLog {
         Some(reading)
     }
 
-    /// Bytes of the log itself, which nobody wants to know.
+    /// Returns the bytes of the log itself, which do not count.
     fn own_bytes(&self) -> usize {
         self.marks.capacity() * size_of::<Mark>()
             + self.readings.capacity() * size_of::<Reading>()
@@ -174,8 +176,8 @@ impl MarkLog {
             + self.moments.own_bytes()
     }
 
-    /// Looks at the bytes in use, if the device tells. Returns those that it reserves.
-    fn look(&mut self) -> Option<Option<usize>> {
+    /// Checks the bytes in use, if the device reports them. Returns the reserved bytes.
+    fn check(&mut self) -> Option<Option<usize>> {
         let (live, most, reserved) = match &self.meter {
             Meter::Pools(device) => {
                 let [in_use, reserved] = in_pools(device)?;
@@ -183,36 +185,36 @@ impl MarkLog {
             }
             Meter::Process => (process::live(), process::take_peak(), None),
         };
-        let looks = &mut self.looks;
-        looks.stretch = looks.stretch.max(most.saturating_sub(looks.last));
-        looks.unread = looks.unread.max(most);
-        looks.most = looks.most.max(most);
-        looks.last = live;
+        let checks = &mut self.checks;
+        checks.stretch = checks.stretch.max(most.saturating_sub(checks.last));
+        checks.unread = checks.unread.max(most);
+        checks.most = checks.most.max(most);
+        checks.last = live;
         Some(reserved)
     }
 
-    /// Whether there were, or may be until the next look, more bytes than the limit.
+    /// Returns `true` if the bytes exceed the limit, or may do so before the next check.
     pub(super) fn is_beyond(&mut self) -> bool {
         let Some(limit) = self.limit else {
             return false;
         };
-        self.look();
+        self.check();
         let next = match std::mem::take(&mut self.is_backward_next) {
             true => limit.backward.max(limit.stretch),
             false => limit.stretch,
         };
-        let next = self.looks.last.saturating_add(next);
-        self.looks.most > limit.worth || next > limit.budget
+        let next = self.checks.last.saturating_add(next);
+        self.checks.most > limit.worth || next > limit.budget
     }
 
-    /// The most bytes from one look to the next, over those at the first.
+    /// Returns the largest growth from one check to the next.
     pub(super) fn stretch(&self) -> usize {
-        self.looks.stretch
+        self.checks.stretch
     }
 
     /// Ends the log.
     pub(super) fn finish(mut self, blocks: SeenBlocks) -> Result<MemoryTimeline, MemoryError> {
-        // One of them begins with the log.
+        // The log starts with one mark.
         if self.marks.len() < 2 {
             return Err(MemoryError::Empty);
         }

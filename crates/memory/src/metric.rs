@@ -29,7 +29,7 @@ pub struct PeakMemoryMetric {
 }
 
 impl PeakMemoryMetric {
-    /// The peak of the memory of the process, from now on.
+    /// Creates the metric for the memory of the process, from now on.
     pub fn new() -> Self {
         process::take_peak();
         Self {
@@ -40,7 +40,7 @@ impl PeakMemoryMetric {
         }
     }
 
-    /// The memory that the pools of `device` reserve, if it tells; else that of the process.
+    /// Creates the metric for the reserved memory of the pools of `device`, or of the process if the device does not report it.
     pub fn on(device: &Device) -> Self {
         if device.memory_pool_usage().is_none() {
             return Self::new();
@@ -52,7 +52,7 @@ impl PeakMemoryMetric {
         }
     }
 
-    /// Bytes since the last call.
+    /// Returns the peak in bytes since the last call.
     fn take(&self) -> f64 {
         let usage = self.device.as_ref().and_then(Device::memory_pool_usage);
         usage.map_or_else(

@@ -5,16 +5,15 @@ use burn_cubecl::cubecl::config::{CubeClRuntimeConfig, RuntimeConfig};
 
 use super::error::MemoryError;
 
-/// Lets CubeCL's memory pools hand out weights, optimizer states and gradients by exact size, so that
-/// the memory of a released gradient serves the next one: the best setting for fused training.
+/// Lets CubeCL's memory pools allocate weights, optimizer states and gradients by exact size, so that the next gradient reuses
+/// the memory of a released one. This is the best setting for fused training.
 ///
-/// By default the pools cut allocations of all sizes out of large pages, which they keep; what fusing
-/// frees shows in the bytes in use, and hardly in the bytes reserved (figures in `docs/memory.md`).
-/// The setting is CubeCL's `persistent_memory = "size-match"`. It costs memory where activations
-/// happen to have the size of a weight, in inference above all.
+/// By default the pools cut allocations of all sizes out of large pages, which they keep. Memory that fused training frees then
+/// reduces the bytes in use, but hardly the bytes reserved (figures in `docs/memory.md`). The setting is CubeCL's
+/// `persistent_memory = "size-match"`. It costs memory if activations happen to have the size of a weight, above all in
+/// inference.
 ///
-/// Call it first in `main`: it counts for all devices of the process, on top of what a `cubecl.toml`
-/// says.
+/// Call it first in `main`. It applies to all devices of the process, in addition to a `cubecl.toml`.
 ///
 /// ```no_run
 /// backburn_memory::match_pool_sizes().unwrap();
@@ -32,9 +31,9 @@ pub fn match_pool_sizes() -> Result<(), MemoryError> {
     }
 }
 
-/// Says once what is lost where nobody has called [`match_pool_sizes`], and no `cubecl.toml` has the setting.
+/// Logs a recommendation once if [`match_pool_sizes`] was not called, and no `cubecl.toml` has the setting.
 ///
-/// Gradients of so many `bytes` are released in training.
+/// `bytes` is the size of the gradients that a training step releases.
 pub fn recommend_size_match(bytes: usize) {
     static SAID: Once = Once::new();
     let config = CubeClRuntimeConfig::get();

@@ -1,4 +1,4 @@
-//! CubeCL is configured once a process, so this test has one of its own.
+//! CubeCL is configured once per process, so this test has its own.
 
 #![cfg(feature = "wgpu")]
 

@@ -1,5 +1,5 @@
-//! Pictures of timelines: stacked areas by category over time, one below the other, on a common
-//! scale. As SVG and PNG for documents, as an HTML page to zoom and hover.
+//! Plots of timelines: stacked areas by category over time, one below the other, on a common scale. They are SVG and PNG for
+//! documents, and an HTML page with zoom.
 
 mod page;
 mod palette;
@@ -11,7 +11,7 @@ pub use picture::{save_png, save_svg};
 use super::error::MemoryError;
 use super::timeline::MemoryTimeline;
 
-/// Something to draw: at least one timeline, none of them empty or damaged.
+/// Checks the input: at least one timeline, none of them empty or damaged.
 fn check(timelines: &[(&str, &MemoryTimeline)]) -> Result<(), MemoryError> {
     if timelines.is_empty() {
         return Err(MemoryError::Empty);

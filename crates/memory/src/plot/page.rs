@@ -10,7 +10,7 @@ use super::palette::{self, RESERVED};
 
 /// The page without its timelines.
 const TEMPLATE: &str = include_str!("page.html");
-/// Stands in the template where they go.
+/// Placeholder in the template.
 const PLACE: &str = "\"TIMELINES\"";
 
 /// Writes `timelines`, each with its title, as an HTML page that needs no network: the wheel zooms
@@ -32,7 +32,7 @@ pub fn save_html(
     file::write(path, page.as_bytes())
 }
 
-/// What the script of the page reads. Seconds, bytes by layer and phases are those of each sample.
+/// Returns the data for the page's script. Seconds, bytes by layer and phases are those of each sample.
 fn contents(timelines: &[(&str, &MemoryTimeline)]) -> Value {
     let layers = palette::layers(timelines);
     let run = |(title, timeline): &(&str, &MemoryTimeline)| {

@@ -3,7 +3,7 @@ use super::super::timeline::{Bytes, MemoryTimeline, Phase};
 /// Red, green, blue.
 pub(super) type Rgb = [u8; 3];
 
-/// One category of bytes, as it is drawn.
+/// A category of bytes in a plot.
 pub(super) struct Layer {
     pub(super) name: &'static str,
     pub(super) color: Rgb,
@@ -42,14 +42,14 @@ const LAYERS: [Layer; 5] = [
 /// Name and color of the line of the reserved bytes.
 pub(super) const RESERVED: (&str, Rgb) = ("reserved", [40, 40, 40]);
 
-/// The layers that hold anything in `timelines`.
+/// Returns the layers that have bytes in `timelines`.
 pub(super) fn layers(timelines: &[(&str, &MemoryTimeline)]) -> Vec<&'static Layer> {
     let samples = || timelines.iter().flat_map(|(_, t)| &t.samples);
     let used = |layer: &&Layer| samples().any(|sample| (layer.bytes)(&sample.bytes) > 0);
     LAYERS.iter().filter(used).collect()
 }
 
-/// The color of a phase; none where nothing is trained.
+/// Returns the color of a phase; `None` outside of training.
 pub(super) fn color(phase: &Phase) -> Option<Rgb> {
     match phase {
         Phase::Other => None,

@@ -17,9 +17,9 @@ use super::palette::{self, Layer, RESERVED, Rgb};
 const WIDTH: u32 = 1000;
 /// Height of one timeline in pixels.
 const HEIGHT: u32 = 300;
-/// Columns that are drawn of a timeline: the highest moment of each.
+/// Number of columns of a plot. Each shows its highest sample.
 const COLUMNS: usize = 400;
-/// The time axis goes on by this factor to leave room for the legend.
+/// Factor that extends the time axis, which leaves room for the legend.
 const LEGEND: f64 = 1.2;
 
 /// Draws `timelines`, each with its title, as SVG, as in the example of the [recorder](crate::MemoryRecorder).
@@ -73,7 +73,7 @@ fn draw<B: DrawingBackend>(
 where
     B::ErrorType: 'static,
 {
-    // Text is measured and drawn with a font that comes along: machines may have none.
+    // The crate includes a font, since a machine may have none.
     register_font("sans-serif", FontStyle::Normal, UBUNTU_LIGHT)
         .map_err(|_| "the font can't be used".to_string())?;
     root.fill(&WHITE).map_err(|error| error.to_string())?;
@@ -96,12 +96,12 @@ where
     root.present().map_err(|error| error.to_string())
 }
 
-/// What the timelines of a picture have in common.
+/// Common scale of the timelines.
 struct Sheet {
     layers: Vec<&'static Layer>,
-    /// MB.
+    /// Highest value in MB.
     highest: f64,
-    /// Seconds.
+    /// Longest time in seconds.
     longest: f64,
 }
 
@@ -131,7 +131,7 @@ where
         .label_style(("sans-serif", 13))
         .draw()?;
 
-    // The phases as a strip along the top.
+    // The phases are a strip along the top.
     let ends = timeline.marks.iter().skip(1).map(|mark| mark.seconds);
     let last = timeline
         .samples
@@ -144,7 +144,7 @@ where
         Some(Rectangle::new(corners, color.filled()))
     }))?;
 
-    // The upper layers first: each area goes down to zero.
+    // The upper layers first: each area extends down to zero.
     let columns = columns(timeline, longest);
     for (index, layer) in sheet.layers.iter().enumerate().rev() {
         let color = rgb(layer.color);
@@ -190,7 +190,7 @@ where
         .draw()
 }
 
-/// The highest sample of each column of the picture, and the last one.
+/// Returns the highest sample of each column of the plot, and the last one.
 fn columns(timeline: &MemoryTimeline, longest: f64) -> Vec<Sample> {
     let column = |s: &Sample| (s.seconds / longest * COLUMNS as f64) as usize;
     let mut columns: Vec<Sample> = Vec::new();

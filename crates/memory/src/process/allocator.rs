@@ -3,8 +3,8 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use super::counter;
 use super::events::{self, Event};
 
-/// A global allocator that counts the bytes it hands out, and tells a
-/// [`MemoryRecorder`](crate::MemoryRecorder) of each allocation while one records.
+/// A global allocator that counts its bytes, and reports each allocation to a
+/// [`MemoryRecorder`](crate::MemoryRecorder) while one records.
 ///
 /// ```
 /// use backburn_memory::RecordingAllocator;
@@ -22,14 +22,14 @@ pub struct RecordingAllocator<A = System> {
 }
 
 impl RecordingAllocator {
-    /// On top of the allocator of the operating system.
+    /// Creates an allocator over that of the operating system.
     pub const fn new() -> Self {
         Self { inner: System }
     }
 }
 
 impl<A> RecordingAllocator<A> {
-    /// On top of another allocator.
+    /// Creates an allocator over another one.
     pub const fn over(inner: A) -> Self {
         Self { inner }
     }
@@ -43,37 +43,37 @@ unsafe impl<A: GlobalAlloc> GlobalAlloc for RecordingAllocator<A> {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller keeps the contract of `alloc`, which is that of `inner`.
         let pointer = unsafe { self.inner.alloc(layout) };
-        tell_allocated(pointer, layout.size())
+        report_allocated(pointer, layout.size())
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller keeps the contract of `alloc_zeroed`, which is that of `inner`.
         let pointer = unsafe { self.inner.alloc_zeroed(layout) };
-        tell_allocated(pointer, layout.size())
+        report_allocated(pointer, layout.size())
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // Before, so that no other thread can be told of the same address first.
-        tell_freed(pointer, layout.size());
+        // Reported before, so that no other thread reports the same address first.
+        report_freed(pointer, layout.size());
         // SAFETY: the caller got `pointer` from this allocator with `layout`, and so from `inner`.
         unsafe { self.inner.dealloc(pointer, layout) }
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        tell_freed(pointer, layout.size());
+        report_freed(pointer, layout.size());
         // SAFETY: the caller got `pointer` from this allocator with `layout`, and so from `inner`,
         // and keeps the contract of `realloc` on `size`.
         let moved = unsafe { self.inner.realloc(pointer, layout, size) };
         if moved.is_null() {
-            tell_allocated(pointer, layout.size());
+            report_allocated(pointer, layout.size());
             return moved;
         }
-        tell_allocated(moved, size)
+        report_allocated(moved, size)
     }
 }
 
 #[inline]
-fn tell_allocated(pointer: *mut u8, size: usize) -> *mut u8 {
+fn report_allocated(pointer: *mut u8, size: usize) -> *mut u8 {
     if !pointer.is_null() {
         counter::count(size as isize);
         let address = pointer as usize;
@@ -83,7 +83,7 @@ fn tell_allocated(pointer: *mut u8, size: usize) -> *mut u8 {
 }
 
 #[inline]
-fn tell_freed(pointer: *mut u8, size: usize) {
+fn report_freed(pointer: *mut u8, size: usize) {
     counter::count(-(size as isize));
     let address = pointer as usize;
     events::note(Event::Freed { address, size });

@@ -1,11 +1,11 @@
-//! The bytes in use, as far as the recording allocator handed them out, recorded or not.
+//! Counter of the bytes that the recording allocator has allocated, recorded or not.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 static LIVE: AtomicUsize = AtomicUsize::new(0);
 static PEAK: AtomicUsize = AtomicUsize::new(0);
-/// Bytes that a thread may keep to itself.
+/// Largest number of bytes that a thread may leave out of `LIVE`.
 const PENDING_BYTES: usize = 4096;
 
 thread_local! {
@@ -14,7 +14,7 @@ thread_local! {
     static PENDING: Cell<isize> = const { Cell::new(0) };
 }
 
-/// Whether the program runs on the recording allocator.
+/// Returns `true` if the program runs on the recording allocator.
 pub(crate) fn is_counting() -> bool {
     let before = LIVE.load(Ordering::Relaxed);
     let probe = std::hint::black_box(Vec::<u8>::with_capacity(2 * PENDING_BYTES));
@@ -23,18 +23,18 @@ pub(crate) fn is_counting() -> bool {
     before != after
 }
 
-/// Bytes in use; each thread may have a few KB more or less.
+/// Returns the bytes in use, up to a few KB for each thread.
 pub(super) fn live() -> usize {
     LIVE.load(Ordering::Relaxed)
 }
 
-/// The most bytes in use since the last call.
+/// Returns the peak of the bytes in use since the last call.
 pub(crate) fn take_peak() -> usize {
     PEAK.swap(LIVE.load(Ordering::Relaxed), Ordering::Relaxed)
 }
 
-/// Adds what this thread has kept to itself.
-pub(super) fn settle() {
+/// Adds the pending bytes of this thread to `LIVE`.
+pub(super) fn flush_pending() {
     add(PENDING.with(|pending| pending.replace(0)));
 }
 

@@ -1,5 +1,5 @@
-//! The log of what happened to memory, written from inside the allocator: atomics in chunks that the system hands out as the
-//! log grows, and has back when the recording ends. The program's allocator knows nothing of them.
+//! The log of memory events, written from inside the allocator: atomics in chunks from the operating system, which are released
+//! when the recording ends. The program's allocator does not serve them.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::ptr::null_mut;
@@ -7,16 +7,16 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use std::time::Instant;
 
-/// What a buffer is used for.
+/// Use of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Category {
-    /// The value of a parameter.
+    /// Value of a parameter.
     Parameter,
-    /// A gradient.
+    /// Gradient of a parameter.
     Gradient,
 }
 
-/// What happened.
+/// An event of a recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Event {
     Allocated {
@@ -27,39 +27,39 @@ pub(super) enum Event {
         address: usize,
         size: usize,
     },
-    /// The bytes from `address` on are of a category.
+    /// The bytes from `address` on belong to a category.
     Shown {
         address: usize,
         size: usize,
         category: Category,
     },
-    /// A phase begins: its index in the recorder's list.
+    /// A phase starts: its index in the recorder's list.
     Entered {
         phase: usize,
     },
-    /// The next moment of a recomputed block.
+    /// The next moment of a checkpointed block.
     Block {
         run: usize,
     },
-    /// The gradient of a parameter is complete.
+    /// A gradient of a parameter is complete.
     Gradient {
         size: usize,
     },
 }
 
-/// Events in a chunk, of 1 MB.
+/// Number of events in a chunk of 1 MB.
 const CHUNK: usize = 1 << 15;
-/// The chunks that there may be: 33 million events.
+/// Largest number of chunks: 33 million events.
 const CHUNKS: usize = 1 << 10;
 
 static LOGGING: AtomicBool = AtomicBool::new(false);
-/// Threads that are about to write.
+/// Number of threads that are writing an event.
 static WRITERS: AtomicUsize = AtomicUsize::new(0);
 static NEXT: AtomicUsize = AtomicUsize::new(0);
 static LOG: [AtomicPtr<Entry>; CHUNKS] = [const { AtomicPtr::new(null_mut()) }; CHUNKS];
 static START: OnceLock<Instant> = OnceLock::new();
 
-/// Valid if all its bytes are zero: then it has not been written.
+/// An event in the log. All zeros is a valid entry that has not been written.
 #[repr(C)]
 struct Entry {
     /// Nanoseconds since the first recording of the process.
@@ -70,7 +70,7 @@ struct Entry {
 }
 
 impl Event {
-    /// Kind, address and size. The kind is not zero.
+    /// Returns kind, address and size. The kind is not zero.
     #[inline]
     fn written(self) -> [usize; 3] {
         match self {
@@ -92,7 +92,7 @@ impl Event {
         }
     }
 
-    /// What was written so.
+    /// Reads the result of `written`.
     fn read([kind, address, size]: [usize; 3]) -> Option<Self> {
         let shown = |category| Self::Shown {
             address,
@@ -112,7 +112,7 @@ impl Event {
     }
 }
 
-/// Starts the log. It may not be under way, and the one before must have been cleared.
+/// Starts the log. No log may be active, and the previous one must have been cleared.
 pub(super) fn start() {
     START.get_or_init(Instant::now);
     NEXT.store(0, Ordering::SeqCst);
@@ -122,13 +122,13 @@ pub(super) fn start() {
 /// Ends the log.
 pub(crate) fn stop() {
     LOGGING.store(false, Ordering::SeqCst);
-    // Each is in a few instructions of the allocator.
+    // Each writer runs a few instructions of the allocator.
     while WRITERS.load(Ordering::SeqCst) > 0 {
         std::thread::yield_now();
     }
 }
 
-/// Gives the log, which has ended, back to the system.
+/// Releases the memory of the log, which has ended.
 pub(super) fn clear() {
     for chunk in &LOG {
         let first = chunk.swap(null_mut(), Ordering::SeqCst);
@@ -144,13 +144,13 @@ fn layout() -> Layout {
     Layout::new::<[Entry; CHUNK]>()
 }
 
-/// The number of events that did not fit.
+/// Returns the number of events that did not fit.
 pub(super) fn lost() -> usize {
     let all = NEXT.load(Ordering::SeqCst);
     all - events().count()
 }
 
-/// The events of the log, which has ended, in order with their time in seconds.
+/// Returns the events of the log, which has ended, in order, with their time in seconds.
 pub(super) fn events() -> impl Iterator<Item = (f64, Event)> {
     let written = NEXT.load(Ordering::SeqCst).min(CHUNKS * CHUNK);
     let time = |index| entry(index).map_or(0, |it| it.time.load(Ordering::Relaxed));
@@ -168,7 +168,7 @@ pub(super) fn events() -> impl Iterator<Item = (f64, Event)> {
     })
 }
 
-/// Writes an event, if the log is under way.
+/// Writes an event, if the log is active.
 #[inline]
 pub(super) fn note(event: Event) {
     if LOGGING.load(Ordering::Relaxed) {
@@ -179,7 +179,7 @@ pub(super) fn note(event: Event) {
 #[cold]
 fn log(event: Event) {
     WRITERS.fetch_add(1, Ordering::SeqCst);
-    // Who clears the log ends it first, and then waits for the writers.
+    // `clear` runs after the log has ended and the writers have left.
     if LOGGING.load(Ordering::SeqCst)
         && let Some(entry) = entry(NEXT.fetch_add(1, Ordering::SeqCst))
     {
@@ -193,7 +193,7 @@ fn log(event: Event) {
     WRITERS.fetch_sub(1, Ordering::SeqCst);
 }
 
-/// The place of an event; none if there is no room. To be called between `start` and `clear` only.
+/// Returns the entry of an event; `None` if the log is full. Call it only between `start` and `clear`.
 fn entry(index: usize) -> Option<&'static Entry> {
     let chunk = LOG.get(index / CHUNK)?;
     let mut first = chunk.load(Ordering::Acquire);

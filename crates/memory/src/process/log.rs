@@ -5,16 +5,16 @@ use super::counter;
 use super::events::{self, Event};
 use super::replay::replay;
 
-/// A recording of the memory of the process: what belongs to it beside the events.
+/// A recording of the memory of the process, apart from its events.
 pub(crate) struct ProcessLog {
     /// Bytes in use at the start.
     before: usize,
-    /// In the order of their events.
+    /// Phases in the order of their events.
     phases: Vec<Phase>,
 }
 
 impl ProcessLog {
-    /// Starts the log of events. None may be under way.
+    /// Starts the log of events. No log may be active.
     pub(crate) fn start() -> Self {
         let phases = Vec::with_capacity(64);
         events::start();
@@ -24,19 +24,19 @@ impl ProcessLog {
         log
     }
 
-    /// Marks the begin of a phase.
+    /// Marks the start of a phase.
     pub(crate) fn enter(&mut self, phase: Phase) {
         self.phases.push(phase);
         let phase = self.phases.len() - 1;
         events::note(Event::Entered { phase });
     }
 
-    /// Notes the next moment of a recomputed block.
+    /// Records the next moment of a checkpointed block.
     pub(crate) fn note_block(&mut self, run: BlockRun) {
         events::note(Event::Block { run: run.0 });
     }
 
-    /// Notes that a gradient is complete.
+    /// Records that a gradient is complete.
     pub(crate) fn note_gradient(&mut self, bytes: usize) {
         events::note(Event::Gradient { size: bytes });
     }

@@ -1,8 +1,8 @@
-//! Records the memory of the process.
+//! Recording of the memory of the process.
 //!
-//! The global [`allocator`] tells two what it hands out: the [`counter`] always, and [`events`] while
-//! their [`log`] runs. A tensor can be shown, which is an event, too; [`buffer`] finds its memory. When
-//! a recording ends, [`uses`] follows every allocation through the events, and [`replay`] makes a timeline.
+//! The global [`allocator`] reports to the [`counter`] always, and to [`events`] while their [`log`] is active. Reporting a
+//! tensor is an event too; [`buffer`] finds its memory. When a recording ends, [`uses`] follows every allocation through the
+//! events, and [`replay`] builds the timeline.
 
 mod allocator;
 mod buffer;
@@ -21,13 +21,13 @@ pub(super) use counter::{is_counting, take_peak};
 pub use events::Category;
 pub(super) use log::ProcessLog;
 
-/// Bytes in use, with what this thread has kept to itself.
+/// Returns the bytes in use, with the pending bytes of this thread.
 pub(super) fn live() -> usize {
-    counter::settle();
+    counter::flush_pending();
     counter::live()
 }
 
-/// Tells what the buffer of `tensor` is used for.
+/// Reports the use of the buffer of `tensor`.
 pub(super) fn show<const D: usize>(category: Category, tensor: &Tensor<D>) {
     if let Some((address, size)) = buffer::buffer(tensor) {
         events::note(Event::Shown {
@@ -38,11 +38,11 @@ pub(super) fn show<const D: usize>(category: Category, tensor: &Tensor<D>) {
     }
 }
 
-/// The most bytes in use during `work` over those before.
+/// Runs `work`. Returns the peak of the bytes in use over those before.
 pub(super) fn most_during<R>(work: impl FnOnce() -> R) -> (R, usize) {
     let before = live();
     counter::take_peak();
     let result = work();
-    counter::settle();
+    counter::flush_pending();
     (result, counter::take_peak().saturating_sub(before))
 }

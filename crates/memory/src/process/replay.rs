@@ -1,4 +1,4 @@
-//! From the events of a recording to a timeline.
+//! Conversion of the events of a recording to a timeline.
 
 use super::super::block_run::{BlockMoments, BlockRun, SeenBlocks};
 use super::super::error::MemoryError;
@@ -6,16 +6,16 @@ use super::super::timeline::{Bytes, CompletedGradient, Mark, MemoryTimeline, Pha
 use super::events::{self, Event};
 use super::uses::{Change, Use, Uses};
 
-/// A sample is kept when the total has changed by this part of the peak.
+/// A sample is stored when the total has changed by this fraction of the peak.
 const RESOLUTION: usize = 2000;
 
-/// Builds the timeline of the recording in the log, which began with `before` bytes in use.
+/// Builds the timeline of the log, which started with `before` bytes in use.
 pub(super) fn replay(
     before: usize,
     phases: Vec<Phase>,
     blocks: SeenBlocks,
 ) -> Result<MemoryTimeline, MemoryError> {
-    // One of them is the phase that begins with the log.
+    // The log starts with one event, its first phase.
     if events::events().nth(1).is_none() {
         return Err(MemoryError::Empty);
     }
@@ -67,7 +67,7 @@ pub(super) fn replay(
     })
 }
 
-/// Goes through the events with their seconds, and the bytes in use after each.
+/// Calls `step` for each event with its seconds, and the bytes in use after it.
 fn walk(before: usize, uses: &Uses, mut step: impl FnMut(f64, Event, Bytes)) {
     let mut bytes = [0; 4];
     bytes[Use::Rest as usize] = before as i64;

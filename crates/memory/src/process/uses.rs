@@ -1,11 +1,11 @@
-//! What every allocation of a recording is used for.
+//! Use of every allocation of a recording.
 
 use std::collections::{BTreeMap, HashMap};
 
 use super::super::timeline::Phase;
 use super::events::{Category, Event};
 
-/// What bytes are used for: an index into the bytes by use.
+/// Use of bytes: an index into the bytes by use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Use {
     Parameter,
@@ -14,7 +14,7 @@ pub(super) enum Use {
     Rest,
 }
 
-/// Bytes that change their use; `None` is memory not in use.
+/// Bytes that change their use; `None` is free memory.
 #[derive(Clone, Copy)]
 pub(super) struct Change {
     pub(super) size: usize,
@@ -22,21 +22,21 @@ pub(super) struct Change {
     pub(super) to: Option<Use>,
 }
 
-/// Where a recording differs from one of rest only. Events are told by their index.
+/// Differences of a recording from one in which all memory is `rest`. Events are identified by their index.
 #[derive(Default)]
 pub(super) struct Uses {
-    /// Of memory that was there before.
+    /// Changes of memory that was allocated before.
     pub(super) before: Vec<Change>,
-    /// What happens in place of an allocation or a release of rest, or beside another event.
+    /// Changes that replace an allocation or a release of `rest`, or that accompany another event.
     at: HashMap<usize, Vec<Change>>,
 }
 
-/// A piece of memory that is in use.
+/// An allocation in use.
 struct Allocation {
     size: usize,
-    /// `None` if it was there before.
+    /// Event of the allocation; `None` before the recording.
     born: Option<usize>,
-    /// What it was shown to be used for, and when. The first counts from its birth.
+    /// Reported uses, with their events. The first counts from the allocation.
     uses: Vec<(usize, Use)>,
 }
 
@@ -45,7 +45,7 @@ impl Uses {
     pub(super) fn of(events: impl Iterator<Item = (f64, Event)>, phases: &[Phase]) -> Self {
         let mut found = Self::default();
         let mut live = BTreeMap::<usize, Allocation>::new();
-        // The addresses of what was allocated in the update under way.
+        // Addresses of the allocations of the current update.
         let mut in_update: Option<Vec<usize>> = None;
 
         for (index, (_, event)) in events.enumerate() {
@@ -84,7 +84,7 @@ impl Uses {
                 }
                 Event::Block { .. } | Event::Gradient { .. } => {}
                 Event::Entered { phase } => {
-                    // What an update leaves behind is the optimizer's.
+                    // Memory that outlives an update is optimizer state.
                     for address in in_update.take().into_iter().flatten() {
                         if let Some(allocation) = live.get_mut(&address)
                             && allocation.uses.is_empty()
@@ -126,7 +126,7 @@ impl Uses {
         }
     }
 
-    /// What changes with this event.
+    /// Returns the changes of this event.
     pub(super) fn changes(&self, index: usize, event: Event) -> impl Iterator<Item = Change> {
         let known = self.at.get(&index).map_or(&[][..], Vec::as_slice);
         let rest = Some(Use::Rest);

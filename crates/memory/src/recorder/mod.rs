@@ -1,5 +1,4 @@
-//! What stands in front: a [`MemoryRecorder`] starts and ends the one [`recording`] there may be, and the
-//! other rooms of the crate tell it what they do.
+//! The public front end: a [`MemoryRecorder`] starts and ends the single [`recording`], and other modules report to it.
 
 mod recording;
 
@@ -19,7 +18,7 @@ pub use recording::{
     is_recording, leave_second_run, note_gradient, show,
 };
 
-/// Bytes in use: in the pools of `device`, if it tells, else those of the process.
+/// Returns the bytes in use in the pools of `device`, if it reports them, or else in the process.
 ///
 /// # Errors
 ///
@@ -32,7 +31,8 @@ pub fn live(device: &Device) -> Result<usize, MemoryError> {
     }
 }
 
-/// The most bytes in use during `work` over those before, if all are counted: those in the pools of a device are not.
+/// Runs `work`. Returns the peak of the bytes in use over those before, if all are counted: those in the pools of a device are
+/// not.
 pub fn most_during<R>(device: &Device, work: impl FnOnce() -> R) -> (R, Option<usize>) {
     if device.memory_pool_usage().is_some() || !process::is_counting() {
         return (work(), None);
@@ -41,7 +41,7 @@ pub fn most_during<R>(device: &Device, work: impl FnOnce() -> R) -> (R, Option<u
     (result, Some(most))
 }
 
-/// The bytes of the process that `work` leaves in use, if they are counted, and a tensor on `device` is among them.
+/// Returns the bytes that `work` leaves in use in the process, if they are counted and include tensors on `device`.
 pub fn left_by(device: &Device, work: impl FnOnce()) -> Option<usize> {
     if device.memory_pool_usage().is_some() || !process::is_counting() {
         work();
@@ -54,9 +54,9 @@ pub fn left_by(device: &Device, work: impl FnOnce()) -> Option<usize> {
 
 /// Records allocated memory from [`start`](Self::start) to [`finish`](Self::finish).
 ///
-/// Start it before the first step: what an optimizer allocated earlier counts as rest. A fused
-/// optimizer tells the recorder its phases and shows it parameters and gradients by itself. A stock
-/// loop does so with the methods here:
+/// Start it before the first step: memory that an optimizer allocated earlier counts as `rest`. A
+/// fused optimizer reports phases, parameters and gradients to the recorder. A stock loop reports
+/// them with these methods:
 ///
 /// ```
 /// # use backburn_memory::{MemoryRecorder, RecordingAllocator};
@@ -80,8 +80,8 @@ pub fn left_by(device: &Device, work: impl FnOnce()) -> Option<usize> {
 /// # let _ = timeline;
 /// ```
 ///
-/// Dropped without `finish`, it stops recording. A panic in what is recorded leaves it as it is:
-/// `finish` gives what was recorded until then.
+/// A recorder that is dropped without `finish` stops recording. After a panic in the recorded work,
+/// `finish` returns the timeline until then.
 #[derive(Debug)]
 pub struct MemoryRecorder {
     _started: (),
@@ -92,8 +92,7 @@ impl MemoryRecorder {
     ///
     /// # Errors
     ///
-    /// If the program does not run on the [`RecordingAllocator`](super::RecordingAllocator), or a
-    /// recording is under way.
+    /// If the program does not run on the [`RecordingAllocator`](super::RecordingAllocator), or a recording is in progress.
     pub fn start() -> Result<Self, MemoryError> {
         if !process::is_counting() {
             return Err(MemoryError::NotInstalled);
@@ -102,8 +101,8 @@ impl MemoryRecorder {
         Ok(Self { _started: () })
     }
 
-    /// Starts recording the memory of `device`, if it tells what its pools hold, else that of the
-    /// process. No allocator is needed for the former.
+    /// Starts recording the memory of `device`, if it reports its pools, or else of the process. Pools need no recording
+    /// allocator.
     ///
     /// # Errors
     ///
@@ -115,9 +114,9 @@ impl MemoryRecorder {
         }
     }
 
-    /// Starts recording the most bytes between two marks: those in the pools of `device`, if it tells, else those of the
-    /// process, without a log of events. What is recorded ends with a panic where a parameter is read, a block runs or the backward pass
-    /// begins, if the process is beyond `limit` there.
+    /// Starts recording the peak between two marks, without a log of events: in the pools of `device`, if it reports them, or
+    /// else in the process. If the memory exceeds `limit`, the recorded work ends with a panic where a parameter is read, a
+    /// block runs or the backward pass starts.
     ///
     /// # Errors
     ///
@@ -137,7 +136,7 @@ impl MemoryRecorder {
         Ok(Self { _started: () })
     }
 
-    /// Ends a recording of peaks, and tells the most bytes that the pass has taken until it could be ended; none if it was.
+    /// Ends a recording of peaks. Also returns the largest growth of the pass between two checks; `None` if the limit ended it.
     ///
     /// # Errors
     ///
@@ -154,19 +153,19 @@ impl MemoryRecorder {
     ///
     /// If nothing happened since the start.
     pub fn finish(self) -> Result<MemoryTimeline, MemoryError> {
-        // There is nothing left to give up: the next recording may have begun.
+        // The drop must not discard a recording: the next one may have started.
         std::mem::forget(self);
         recording::finish()
     }
 
-    /// Shows the parameters of `model`: again after an update that does not work in place.
+    /// Reports the parameters of `model`. Repeat it after an update that does not work in place.
     pub fn parameters<M: Module>(&self, model: &M) {
-        model.visit(&mut Show { gradients: None });
+        model.visit(&mut ReportTensors { gradients: None });
     }
 
-    /// Shows the gradients of `model` after a stock backward pass.
+    /// Reports the gradients of `model` after a stock backward pass.
     pub fn gradients<M: Module>(&self, gradients: &GradientsParams, model: &M) {
-        model.visit(&mut Show {
+        model.visit(&mut ReportTensors {
             gradients: Some(gradients),
         });
     }
@@ -194,7 +193,7 @@ impl MemoryRecorder {
 
 impl Drop for MemoryRecorder {
     fn drop(&mut self) {
-        recording::give_up();
+        recording::discard();
     }
 }
 
@@ -205,11 +204,11 @@ fn during<R>(phase: Phase, work: impl FnOnce() -> R) -> R {
     result
 }
 
-struct Show<'a> {
+struct ReportTensors<'a> {
     gradients: Option<&'a GradientsParams>,
 }
 
-impl ModuleVisitor for Show<'_> {
+impl ModuleVisitor for ReportTensors<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         match self.gradients {
             None => show(Category::Parameter, &with_value(param).base()),

@@ -11,25 +11,25 @@ use super::super::process::{self, Category, ProcessLog};
 use super::super::timeline::{MemoryTimeline, Phase};
 use backburn_base::ModelKey;
 
-/// Whether a recording is under way.
+/// `true` while a recording is in progress.
 static RECORDING: AtomicBool = AtomicBool::new(false);
-/// The one under way.
+/// Current recording.
 static CURRENT: Mutex<Option<Recording>> = Mutex::new(None);
 
-/// What has been recorded so far.
+/// State of a recording.
 struct Recording {
-    /// The recomputed blocks.
+    /// Checkpointed blocks.
     blocks: SeenBlocks,
-    /// The models of the dry runs.
+    /// Models of the dry runs.
     dry_runs: Vec<ModelKey>,
-    /// Whether it has gone beyond its limit.
+    /// `true` after the limit was exceeded.
     ended: bool,
     log: Log,
 }
 
-/// How it is recorded.
+/// Log of a recording.
 pub(super) enum Log {
-    /// By every allocation of the process.
+    /// Every allocation of the process.
     Process(ProcessLog),
     Marks(MarkLog),
 }
@@ -50,7 +50,7 @@ impl Log {
     }
 }
 
-/// Starts a recording, unless one is under way.
+/// Starts a recording, unless one is in progress.
 pub(super) fn start(log: impl FnOnce() -> Log) -> Result<(), MemoryError> {
     let mut current = CURRENT.lock();
     if current.is_some() {
@@ -66,8 +66,8 @@ pub(super) fn start(log: impl FnOnce() -> Log) -> Result<(), MemoryError> {
     Ok(())
 }
 
-/// Stops the recording, of which nothing is left.
-pub(super) fn give_up() {
+/// Stops the recording and discards it.
+pub(super) fn discard() {
     let mut current = CURRENT.lock();
     RECORDING.store(false, Ordering::SeqCst);
     *current = None;
@@ -93,7 +93,7 @@ pub(super) fn finish() -> Result<MemoryTimeline, MemoryError> {
     })
 }
 
-/// The most bytes that the recorded pass has taken until it could be ended; none if it was.
+/// Returns the largest growth of the recorded pass between two checks; `None` if the limit ended it.
 pub(super) fn stretch() -> Option<usize> {
     let current = CURRENT.lock();
     match current.as_ref() {
@@ -106,25 +106,25 @@ pub(super) fn stretch() -> Option<usize> {
     }
 }
 
-/// Whether a recording is under way.
+/// Returns `true` while a recording is in progress.
 pub fn is_recording() -> bool {
     RECORDING.load(Ordering::Relaxed)
 }
 
-/// Tells the recording something, if there is one.
-fn tell<R>(tell: impl FnOnce(&mut Recording) -> R) -> Option<R> {
+/// Calls `report` with the recording, if there is one.
+fn with_recording<R>(report: impl FnOnce(&mut Recording) -> R) -> Option<R> {
     match is_recording() {
-        true => CURRENT.lock().as_mut().map(tell),
+        true => CURRENT.lock().as_mut().map(report),
         false => None,
     }
 }
 
-/// Marks the begin of a phase, and so the end of the one before, if something records.
+/// Marks the start of a phase, which ends the previous one, if a recording is in progress.
 pub fn enter(phase: Phase) {
-    tell(|recording| recording.log.enter(phase));
+    with_recording(|recording| recording.log.enter(phase));
 }
 
-/// Marks the begin of the update of one parameter, if something records.
+/// Marks the start of the update of one parameter, if a recording is in progress.
 pub fn enter_update(path: &str) {
     if is_recording() {
         let parameter = Some(path.to_string());
@@ -132,13 +132,12 @@ pub fn enter_update(path: &str) {
     }
 }
 
-/// What has ended a pass. It is no text: nobody who catches it on its way has something to say of it.
+/// Panic payload that ends a pass. It has no message, since it is not an error.
 struct BeyondLimit;
 
-/// Ends what is recorded, with a panic that says nothing to the terminal, if it has gone beyond the limit of the recording, or may
-/// until it is looked at again.
+/// Ends the recorded work by a silent panic if it has exceeded the limit of the recording, or may do so before the next check.
 pub fn end_beyond_limit() {
-    let is_beyond = tell(|recording| {
+    let is_beyond = with_recording(|recording| {
         recording.ended |= match &mut recording.log {
             Log::Marks(log) => log.is_beyond(),
             Log::Process(_) => false,
@@ -150,10 +149,10 @@ pub fn end_beyond_limit() {
     }
 }
 
-/// The first run of a recomputed block begins: the one with this index in its step. Returns what the
-/// other moments are told by, if something records.
+/// Reports the first run of the checkpointed block with this index in its step. Returns the id for its later moments, if a
+/// recording is in progress.
 pub fn enter_block(index: usize) -> Option<BlockRun> {
-    tell(|recording| {
+    with_recording(|recording| {
         let run = BlockRun::next();
         let seen = SeenBlock {
             index,
@@ -166,9 +165,9 @@ pub fn enter_block(index: usize) -> Option<BlockRun> {
     })
 }
 
-/// The second run of a recomputed block begins, which returns tensors of so many bytes.
+/// Reports the start of a block's recomputation, and the bytes of its outputs.
 pub fn enter_second_run(run: BlockRun, name: &str, outputs: usize) {
-    tell(|recording| {
+    with_recording(|recording| {
         if let Some(seen) = recording.blocks.get_mut(&run) {
             seen.name = name.to_string();
             seen.outputs = outputs;
@@ -177,38 +176,38 @@ pub fn enter_second_run(run: BlockRun, name: &str, outputs: usize) {
     });
 }
 
-/// The second run of a recomputed block has been recorded.
+/// Reports the end of a block's recomputation.
 pub fn leave_second_run(run: BlockRun) {
-    tell(|recording| recording.log.note_block(run));
+    with_recording(|recording| recording.log.note_block(run));
 }
 
-/// The second run goes back, from one of its outputs.
+/// Reports the start of a block's backward pass, from one of its outputs.
 pub fn go_back(run: BlockRun) {
     if let Some(recording) = &mut *CURRENT.lock() {
         recording.log.note_block(run);
     }
 }
 
-/// Tells what the buffer of `tensor` is used for, if something records.
+/// Reports the use of the buffer of `tensor`, if a recording is in progress.
 pub fn show<const D: usize>(category: Category, tensor: &Tensor<D>) {
-    tell(|recording| match &mut recording.log {
+    with_recording(|recording| match &mut recording.log {
         Log::Process(_) => process::show(category, tensor),
         Log::Marks(log) if category == Category::Gradient => log.show_gradient(),
         Log::Marks(_) => {}
     });
 }
 
-/// A dry run of a model with this key begins, if something records.
+/// Reports the start of a dry run of this model, if a recording is in progress.
 pub fn enter_dry_run(model: impl FnOnce() -> ModelKey) {
     if is_recording() {
         let model = model();
-        tell(|recording| recording.dry_runs.push(model));
+        with_recording(|recording| recording.dry_runs.push(model));
     }
 }
 
-/// The gradient of a parameter, of so many bytes, is complete, if something records.
+/// Reports a complete gradient and its size in bytes, if a recording is in progress.
 pub fn note_gradient(bytes: usize) {
-    tell(|recording| match &mut recording.log {
+    with_recording(|recording| match &mut recording.log {
         Log::Process(log) => log.note_gradient(bytes),
         Log::Marks(log) => log.note_gradient(bytes),
     });

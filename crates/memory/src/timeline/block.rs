@@ -1,32 +1,31 @@
 use serde::{Deserialize, Serialize};
 
-/// A block of a model that was recomputed in a step: how much memory that
-/// saved, and how long.
+/// A checkpointed block that was recomputed in a step, with the memory that this saved.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RecomputedBlock {
-    /// Which of the blocks of its step it is, from 0 on, in the order of the calls. Blocks within
-    /// blocks don't count.
+    /// Index of the block in its step, from 0, in the order of the calls. Nested blocks don't count.
     pub index: usize,
-    /// Type of the block, and the place of its parameters in the model.
+    /// Type of the block, and the path of its parameters in the model.
     pub name: String,
-    /// When its first run began, in seconds since the start of the recording.
+    /// Start of its first run, in seconds since the start of the recording.
     pub forward: f64,
-    /// When its second run began.
+    /// Start of its recomputation.
     pub backward: f64,
-    /// Bytes that the second run had allocated when it was about to go back: what would have been held
-    /// all the time in between.
+    /// Bytes that the recomputation had allocated before its backward pass. Without checkpointing they would be held in
+    /// between.
     pub activations: usize,
-    /// Bytes of the float tensors that it returns. They are among the activations, and held anyway as inputs of what follows.
+    /// Bytes of the float tensors that it returns. They are part of the activations, and are held anyway as inputs of later
+    /// layers.
     #[serde(default)]
     pub outputs: usize,
-    /// Bytes of autodiff's notes of the way back through it, made when that begins: those of all blocks at once, if they keep their
+    /// Bytes of its autodiff graph, allocated at the start of the backward pass: for all blocks at once, if they keep their
     /// activations.
     #[serde(default)]
     pub tape: usize,
 }
 
 impl RecomputedBlock {
-    /// Bytes that it would have held at this moment in a fused step if it had kept its activations.
+    /// Returns the bytes that the block would hold at this moment in a fused step if it kept its activations.
     #[doc(hidden)]
     pub fn held_at(&self, seconds: f64) -> usize {
         if self.is_between(seconds) {
@@ -36,7 +35,7 @@ impl RecomputedBlock {
         }
     }
 
-    /// The same in a step of stock Burn, whose tape is shorter.
+    /// Returns the bytes that the block would hold at this moment in a stock step, whose graph is smaller.
     #[doc(hidden)]
     pub fn held_in_stock_at(&self, seconds: f64) -> usize {
         if self.is_between(seconds) {
@@ -46,12 +45,12 @@ impl RecomputedBlock {
         }
     }
 
-    /// What it returns was there in any case.
+    /// Returns the activations without the outputs, which are held in any case.
     fn own(&self) -> usize {
         self.activations.saturating_sub(self.outputs)
     }
 
-    /// Whether its activations would wait at this moment.
+    /// Returns `true` if its activations would be held at this moment.
     fn is_between(&self, seconds: f64) -> bool {
         (self.forward..self.backward).contains(&seconds)
     }

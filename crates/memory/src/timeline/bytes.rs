@@ -5,13 +5,13 @@ use serde::{Deserialize, Serialize};
 pub struct Bytes {
     /// Buffers of parameters.
     pub parameters: usize,
-    /// Buffers of finished gradients, from their birth on.
+    /// Buffers of complete gradients, from their allocation on.
     pub gradients: usize,
-    /// What updates have allocated and not freed.
+    /// Memory that updates have allocated and not freed.
     pub optimizer_state: usize,
-    /// Everything else: activations, intermediates, bookkeeping, data, what was there before.
+    /// Everything else: activations, intermediates, bookkeeping, data, and memory allocated before.
     pub rest: usize,
-    /// In use on a device that does not tell for what.
+    /// Bytes in use on a device that does not report their use.
     pub unassigned: usize,
 }
 
@@ -24,7 +24,7 @@ impl Bytes {
         unassigned: 0,
     };
 
-    /// The sum of the categories: all bytes in use.
+    /// Returns the sum of the categories: all bytes in use.
     pub fn total(&self) -> usize {
         let others = [
             self.gradients,

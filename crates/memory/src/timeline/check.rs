@@ -1,13 +1,13 @@
 use super::super::error::MemoryError;
 use super::MemoryTimeline;
 
-/// More blocks than a step has that fits in the log of events.
+/// More blocks than a step with a complete log can have.
 const MAX_BLOCKS: usize = 1 << 20;
-/// More seconds than a recording takes.
+/// More seconds than a recording can take.
 const MAX_SECONDS: f64 = 1e9;
 
 impl MemoryTimeline {
-    /// Refuses what no recorder writes: a timeline from a file can hold anything.
+    /// Checks a timeline, which from a file can hold anything.
     #[doc(hidden)]
     pub fn check(&self) -> Result<(), MemoryError> {
         if self.samples.is_empty() {

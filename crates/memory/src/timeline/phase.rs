@@ -2,20 +2,20 @@ use std::fmt::{Display, Formatter};
 
 use serde::{Deserialize, Serialize};
 
-/// What a program does at a moment of a [`MemoryTimeline`](super::MemoryTimeline).
+/// Phase of a training at a moment of a [`MemoryTimeline`](super::MemoryTimeline).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Phase {
-    /// None of the others.
+    /// No other phase.
     Other,
     /// The forward pass.
     Forward,
-    /// The backward pass, but for the updates in it. Where a `TrainStep` of Burn's training runs
-    /// both, it begins with the first finished gradient.
+    /// The backward pass, without the updates in it. If a `TrainStep` of Burn's training runs both passes, it starts with the
+    /// first complete gradient.
     Backward,
     /// An update.
     Update {
-        /// Path of the parameter; `None` if all are updated at once, as stock Burn does.
+        /// Path of the parameter; `None` if all are updated at once, as in stock Burn.
         parameter: Option<String>,
     },
     /// Validation.
@@ -37,11 +37,11 @@ impl Display for Phase {
     }
 }
 
-/// The begin of a phase.
+/// Start of a phase.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Mark {
     /// Seconds since the start of the recording.
     pub seconds: f64,
-    /// The phase that begins.
+    /// Phase that starts.
     pub phase: Phase,
 }

@@ -22,7 +22,7 @@ impl MemoryTimeline {
     ///
     /// # Errors
     ///
-    /// If the timeline is empty or damaged, or the file can't be written. What was there before is there still.
+    /// If the timeline is empty or damaged, or the file can't be written, in which case the old file stays.
     pub fn save_csv(&self, path: impl AsRef<Path>) -> Result<(), MemoryError> {
         self.check()?;
         let path = path.as_ref();

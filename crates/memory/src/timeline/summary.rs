@@ -2,7 +2,7 @@ use std::fmt::{Display, Formatter};
 
 use super::MemoryTimeline;
 
-/// The peak: how much, when, of what.
+/// Prints size, time and categories of the peak.
 impl Display for MemoryTimeline {
     fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
         let peak = self.peak();
@@ -18,7 +18,7 @@ impl Display for MemoryTimeline {
         match self.peak_reserved() {
             Some(reserved) => write!(
                 f,
-                "reserved at most {:.1} MB; the device does not tell for what",
+                "reserved at most {:.1} MB; the device does not report their use",
                 mega(reserved)
             )?,
             None => write!(
