@@ -1,4 +1,4 @@
-//! A loop of your own: a network learns a curve, and each step takes the optimizer along.
+//! A custom training loop: a network learns a curve, and each step applies the optimizer in the backward pass.
 //!
 //! ```sh
 //! cargo run --release --example custom_loop

@@ -1,4 +1,4 @@
-//! Fine-tuning with LoRA: adapters beside frozen layers are trained, and merged into the layers in the end.
+//! Fine-tuning with LoRA: adapters on frozen layers are trained, and merged into the layers at the end.
 //!
 //! ```sh
 //! cargo run --release --example lora
@@ -10,7 +10,7 @@ use burn::module::{Lora, Module};
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, Distribution, Tensor};
 
-/// Blocks that run twice: of a frozen layer nothing is kept between its two runs.
+/// Runs the layers as checkpointed blocks: a frozen layer keeps no activations for the backward pass.
 fn forward(layers: &[Linear], x: Tensor<2>) -> Tensor<2> {
     let block = |layer: &Linear, x| layer.forward(x).tanh();
     let layers = layers.iter();
@@ -19,7 +19,7 @@ fn forward(layers: &[Linear], x: Tensor<2>) -> Tensor<2> {
 
 pub fn main() -> Result<(), FusedError> {
     let device = Device::flex().autodiff();
-    // In earnest, a model whose weights come from a file.
+    // In practice, a model whose weights come from a file.
     let layers: Vec<Linear> = (0..4)
         .map(|_| LinearConfig::new(64, 64).init(&device))
         .collect();

@@ -1,4 +1,4 @@
-//! A checkpoint, and a training that goes on from it: the same to the bit as one that was not interrupted.
+//! A checkpoint, and a training that resumes from it, bit for bit equal to one without interruption.
 //!
 //! ```sh
 //! cargo run --release --example resume

@@ -1,4 +1,4 @@
-//! The same model on two devices: each computes with half of the batch, owns half of the parameters, and steps those.
+//! One model on two devices: each computes half of the batch, and owns and steps half of the parameters.
 //!
 //! ```sh
 //! cargo run --release --example two_devices
@@ -25,7 +25,7 @@ pub fn main() -> Result<(), FusedError> {
         let batches = devices
             .clone()
             .map(|device| Tensor::<2>::random([16, 64], Distribution::Default, &device.autodiff()));
-        // Gradients of all devices are summed: divided by their number it is the mean over the whole batch.
+        // Gradients of all devices are summed, so a loss divided by their number is the mean over the batch.
         let losses = fused.step(1e-3, batches, move |layers: &Vec<Linear>, x: Tensor<2>| {
             let y = layers
                 .iter()

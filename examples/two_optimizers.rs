@@ -1,4 +1,4 @@
-//! Two models with an optimizer each, trained in turns: a generator, and a critic that tells its points from real ones.
+//! Two models with an optimizer each, trained in turn: a generator, and a critic that separates its points from real ones.
 //!
 //! ```sh
 //! cargo run --release --example two_optimizers

@@ -49,10 +49,10 @@ struct Options {
     only: Option<Way>,
 }
 
-/// How the steps are run.
+/// Variant of the training steps.
 #[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
-    /// Burn as it is.
+    /// Stock Burn.
     Stock,
     /// The optimizer fused into the backward pass.
     Fused,
@@ -61,7 +61,7 @@ enum Way {
 }
 
 impl Way {
-    /// Its name on the command line and of its files.
+    /// Returns the name on the command line and of the files.
     fn name(self) -> String {
         let value = self.to_possible_value();
         value.map_or_else(String::new, |value| value.get_name().to_string())
@@ -84,7 +84,7 @@ fn compare(options: &Options) -> Result<()> {
         .with_context(|| format!("folder {} can't be written", folder.display()))?;
     let config = options.preset.config();
     if let Some(way) = options.only {
-        // The same bytes in less time, in every way.
+        // The same memory in less time, for every variant.
         keep_pages();
         let timeline = run::record(&config, way, options.steps)?;
         let file = folder.join(way.name());
@@ -93,7 +93,7 @@ fn compare(options: &Options) -> Result<()> {
         return Ok(());
     }
 
-    // A process each: what one leaves in the allocator is no part of the next.
+    // A process each, so that the allocator starts empty.
     for way in Way::value_variants() {
         let mut process = Command::new(std::env::current_exe()?);
         let preset = options.preset.to_possible_value();
@@ -126,7 +126,7 @@ fn compare(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Two runs on one sheet.
+/// Draws two runs on one sheet.
 fn sheet(folder: &Path, timelines: &[(String, MemoryTimeline)], runs: [&str; 2]) -> Result<()> {
     let chosen = timelines
         .iter()

@@ -1,4 +1,4 @@
-//! Recorded training steps.
+//! Recording of training steps.
 
 use anyhow::Result;
 use backburn::FusedOptimizer;
@@ -30,11 +30,11 @@ pub fn record(config: &VitConfig, way: Way, steps: u8) -> Result<MemoryTimeline>
     let shape = [1, config.channels, size, size];
     let image = Tensor::<4>::random(shape, Distribution::Default, &device);
     let model = config.init(&device);
-    // Burn initializes parameters when they are read first.
+    // Burn initializes a parameter when it is first read.
     model.visit(&mut Initialize);
     let loss = |model: &Vit| model.forward(image.clone()).sum();
 
-    // What was trained is still there when the recording ends.
+    // The model is still allocated when the recording ends.
     let recorder = MemoryRecorder::start()?;
     if way == Way::Stock {
         let mut model = model;

@@ -1,4 +1,4 @@
-//! The recorded timelines side by side.
+//! Table of the recorded timelines.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use clap::ValueEnum;
 use crate::Way;
 use crate::model::VitConfig;
 
-/// Reads the timelines in `folder`, with the names of their ways.
+/// Reads the timelines in `folder`, with the names of their variants.
 pub fn read(folder: &Path) -> Result<Vec<(String, MemoryTimeline)>> {
     let ways = Way::value_variants().iter().map(|way| {
         let file = folder.join(way.name()).with_extension("json");

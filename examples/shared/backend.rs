@@ -1,4 +1,4 @@
-//! Where to train, to choose from on a command line.
+//! Backends for the command line.
 
 use burn::tensor::Device;
 use clap::ValueEnum;
@@ -12,7 +12,7 @@ pub enum Backend {
     Wgpu,
     #[cfg(feature = "cuda")]
     Cuda,
-    /// The CPU, with the kernels that a GPU gets.
+    /// The CPU, with the kernels of a GPU.
     #[cfg(feature = "cpu")]
     Cpu,
 }

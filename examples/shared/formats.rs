@@ -1,4 +1,4 @@
-//! Weights and optimizer states in fewer bits, to choose from on a command line.
+//! Formats of weights and optimizer states for the command line.
 
 use backburn::FusedError;
 use backburn::optim::{StateFormat, WeightFormat};
@@ -7,14 +7,14 @@ use burn::tensor::FloatDType;
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 
-/// What the model and the optimizer are kept in.
+/// Formats of the model and the optimizer.
 #[derive(Args, Serialize, Deserialize, Clone, Copy, Debug)]
 pub struct Formats {
-    /// How the optimizer keeps its states.
+    /// Format of the optimizer states.
     #[arg(long, value_enum, default_value_t = States::Full)]
     pub states: States,
 
-    /// How the weights are kept.
+    /// Format of the weights.
     #[arg(long, value_enum, default_value_t = Weights::F32)]
     pub weights: Weights,
 }
@@ -54,7 +54,7 @@ impl Default for Formats {
 }
 
 impl Formats {
-    /// Whether all of it is in f32.
+    /// Returns `true` if everything is in f32.
     pub fn are_full(self) -> bool {
         self.states == States::Full && self.weights == Weights::F32
     }
@@ -76,7 +76,7 @@ impl Formats {
         }
     }
 
-    /// The type of the weights.
+    /// Returns the type of the weights.
     pub fn dtype(self) -> FloatDType {
         match self.weights {
             Weights::F32 => FloatDType::F32,
@@ -84,7 +84,7 @@ impl Formats {
         }
     }
 
-    /// `model` in the type of its weights.
+    /// Casts `model` to the type of its weights.
     pub fn cast<M: Module>(self, model: M) -> Result<M, FusedError> {
         match self.weights {
             Weights::F32 => Ok(model),

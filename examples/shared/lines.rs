@@ -1,4 +1,4 @@
-//! What a training shows where there is no terminal: a line an epoch.
+//! Training output without a terminal: a line for each epoch.
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -12,7 +12,7 @@ use burn::train::renderer::{
 };
 use burn::train::{LearnerModel, LearnerSummary, SupervisedTraining};
 
-/// `training` with Burn's display in a terminal, and with lines elsewhere.
+/// Returns `training` with Burn's display in a terminal, and with lines elsewhere.
 pub fn without_a_terminal<M: LearnerModel>(
     training: SupervisedTraining<M>,
 ) -> SupervisedTraining<M> {
@@ -27,7 +27,7 @@ pub fn without_a_terminal<M: LearnerModel>(
 struct Lines {
     epochs: usize,
     names: HashMap<MetricId, MetricName>,
-    /// What this epoch has come to, as far as it is.
+    /// Results of the current epoch.
     results: Vec<String>,
 }
 
@@ -35,7 +35,7 @@ impl Lines {
     fn note(&mut self, split: &str, state: MetricState) {
         if let MetricState::Numeric(entry, Some(NumericEntry::Final(value))) = state {
             let name = &self.names[&entry.metric_id];
-            // A learning rate is small.
+            // More digits for a learning rate, which is small.
             let value = if value.abs() < 1e-3 {
                 format!("{value:.2e}")
             } else {
@@ -72,7 +72,7 @@ impl MetricsRendererTraining for Lines {
         self.note("valid", state);
     }
 
-    /// The lines have told it.
+    /// The lines replace the summary.
     fn on_train_end(&mut self, _summary: Option<LearnerSummary>) -> Result<(), Box<dyn Error>> {
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! What waits in host memory, to choose from on a command line.
+//! Offload to host memory for the command line.
 
 use anyhow::{Result, bail};
 use backburn::{Offload, OffloadConfig, OffloadedBlocks};
@@ -6,19 +6,19 @@ use clap::ValueEnum;
 
 use crate::backend::Backend;
 
-/// What waits in host memory while the device computes.
+/// Data in host memory while the device computes.
 #[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Waiting {
-    /// The states of the optimizer.
+    /// The optimizer states.
     States,
-    /// The updates: the device has the weights alone.
+    /// The updates: only the weights are on the device.
     Updates,
-    /// The weights of the blocks, too, which run twice.
+    /// Also the weights of the blocks, which are recomputed.
     Weights,
 }
 
 impl Waiting {
-    /// Refuses a device whose memory is that of the host.
+    /// Returns an error for a device whose memory is host memory.
     pub fn check(self, backend: Backend) -> Result<()> {
         #[allow(irrefutable_let_patterns)] // What is there depends on the build.
         if let Backend::Flex = backend {

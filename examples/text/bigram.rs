@@ -1,22 +1,22 @@
-//! The model to beat: what follows on a token, by counting.
+//! The baseline: a bigram model that counts pairs of tokens.
 
 use std::collections::HashMap;
 
-/// Counts of pairs, with those of single tokens for pairs that were rarely seen.
+/// Counts of pairs, smoothed by the counts of single tokens.
 pub struct Bigram {
     pairs: HashMap<(u32, u32), f64>,
-    /// How often a token was followed by another.
+    /// Number of occurrences of each token as the first of a pair.
     firsts: Vec<f64>,
     singles: Vec<f64>,
     tokens: f64,
 }
 
-/// The weight of single tokens beside a pair, in observations: Dirichlet smoothing
-/// ([MacKay and Peto, 1995](https://doi.org/10.1017/S1351324900000218)).
+/// Weight of single tokens relative to a pair, in observations: Dirichlet smoothing ([MacKay and Peto,
+/// 1995](https://doi.org/10.1017/S1351324900000218)).
 const PRIOR: f64 = 5.0;
 
 impl Bigram {
-    /// Counts the pairs of `text`, of a vocabulary of so many tokens.
+    /// Counts the pairs of `text`, for a vocabulary of this size.
     pub fn of(text: &[u32], vocabulary: usize) -> Self {
         let mut counts = Self {
             pairs: HashMap::new(),
@@ -34,7 +34,7 @@ impl Bigram {
         counts
     }
 
-    /// The mean cross entropy in nats per token of all tokens of `pieces` but their first.
+    /// Returns the mean cross entropy in nats per token of all tokens of `pieces` except their first.
     pub fn loss(&self, pieces: &[&[u32]]) -> f64 {
         let pairs = || pieces.iter().flat_map(|piece| piece.windows(2));
         let logarithms = pairs().map(|pair| -self.probability(pair[0], pair[1]).ln());

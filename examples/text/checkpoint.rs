@@ -1,4 +1,4 @@
-//! Saving a training, and going on with it.
+//! Checkpoints of a training.
 
 use std::fmt::Debug;
 use std::path::Path;
@@ -15,7 +15,7 @@ use crate::optimizer::Optimizer;
 use crate::tokens::Vocabulary;
 use crate::trainer::Trainer;
 
-/// What a training is of: it goes on with the same only.
+/// Identity of a training, which a resumed one must match.
 #[derive(Serialize, Deserialize, Clone, Debug)]
 pub struct Training {
     pub config: LanguageModelConfig,
@@ -23,23 +23,23 @@ pub struct Training {
     pub formats: Formats,
     #[serde(default)]
     pub optimizer: Optimizer,
-    /// The decay of an average of the weights.
+    /// Decay of an average of the weights.
     #[serde(default)]
     pub ema: Option<f64>,
     /// Number of tokens of the text.
     pub tokens: usize,
-    /// Of the text.
+    /// Checksum of the text.
     pub checksum: u32,
     pub seed: u64,
     pub batch: usize,
-    /// Steps in all.
+    /// Total number of steps.
     pub steps: usize,
     pub learning_rate: f64,
-    /// How it is trained within a number of bytes, if it is.
+    /// Plan of a training within a memory budget.
     pub plan: Option<Plan<AdamWConfig>>,
 }
 
-/// The plan of the training that was saved in `folder`, if it has one and that stays within `budget`.
+/// Returns the plan of the training in `folder`, if it has one and that stays within `budget`.
 pub fn plan(folder: &Path, budget: Option<Budget>) -> Result<Option<Plan<AdamWConfig>>> {
     let saved: Progress<Training> = Checkpoint::at(folder).progress()?;
     let plan = fit::resumed(saved.plan.plan, budget);
@@ -50,8 +50,8 @@ fn of(folder: &Path) -> String {
     format!("the checkpoint in {}", folder.display())
 }
 
-/// Returns an error if a checkpoint can't be saved in `folder`, or if it has one of more than `stop` steps, which would be loaded
-/// in the place of the new one.
+/// Returns an error if a checkpoint can't be saved in `folder`, or if it has one of more than `stop` steps, which would be
+/// loaded instead of the new one.
 pub fn check(folder: &Path, stop: usize) -> Result<()> {
     let checkpoint = Checkpoint::at(folder);
     let checked = checkpoint.check();
@@ -65,13 +65,13 @@ pub fn check(folder: &Path, stop: usize) -> Result<()> {
     Ok(())
 }
 
-/// Saves model, optimizer and what the training is of in `folder`, after `done` steps, and removes earlier ones.
+/// Saves model, optimizer and identity of the training in `folder`, after `done` steps, and removes earlier checkpoints.
 pub fn save(folder: &Path, trainer: &Trainer, training: &Training, done: usize) -> Result<()> {
     let progress = Progress::new(done as u64).with_plan(training.clone());
     trainer.save(&Checkpoint::at(folder).keep_last(1), &progress)
 }
 
-/// Loads what was saved in `folder` into `trainer`, of the same `training`; returns the number of steps made.
+/// Loads the checkpoint in `folder` into `trainer`, of the same `training`. Returns the number of steps made.
 ///
 /// # Errors
 ///
@@ -91,9 +91,9 @@ pub fn resume(folder: &Path, trainer: Trainer, training: &Training) -> Result<(T
 }
 
 impl Training {
-    /// Refuses another training, by the option that tells it from this one.
+    /// Returns an error for another training, with the option that differs.
     fn check(&self, asked: &Self) -> Result<()> {
-        // How it is trained may change.
+        // The techniques may change.
         let config = self
             .config
             .clone()

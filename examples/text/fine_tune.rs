@@ -1,4 +1,4 @@
-//! Fine-tuning from a file of weights: all of them, and LoRA, on weights in full and in codes.
+//! Fine-tuning from a file of weights: in full, and with LoRA on full and on quantized weights.
 
 use std::path::Path;
 use std::time::Instant;
@@ -27,7 +27,7 @@ const RANK: usize = 8;
 /// Fine-tuning takes a quarter of the steps, at a third of the rate.
 const FEWER: usize = 4;
 
-/// What the frozen weights under LoRA's adapters are kept in.
+/// Storage of the frozen weights under LoRA's adapters.
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
 pub enum Base {
     /// The type of training.
@@ -40,7 +40,7 @@ pub enum Base {
     Bits4,
 }
 
-/// What is trained of a model.
+/// Trained part of a model.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Share {
     Nothing,
@@ -58,14 +58,14 @@ impl Share {
     ];
 }
 
-/// The adapters.
+/// Returns the configuration of the adapters.
 fn lora() -> Lora {
     let layers = ParamGroup::from_predicate("layers.");
     Lora::new(RANK, 2.0 * RANK as f64).set_param_group(layers)
 }
 
-/// Trains a model on the plays, unless there are weights to start from; then goes on with it on pages of this project and prints what that
-/// takes, and what it gives.
+/// Trains a model on the plays, unless there are weights to start from. Then fine-tunes it on pages of this project and prints
+/// cost and result.
 pub fn compare(options: &Options, config: &LanguageModelConfig, bytes: &PeakAlloc) -> Result<()> {
     ensure!(
         options.technique != Technique::Stock,
@@ -110,19 +110,19 @@ pub fn compare(options: &Options, config: &LanguageModelConfig, bytes: &PeakAllo
     Ok(())
 }
 
-/// What a fine-tuning takes and gives.
+/// Cost and result of a fine-tuning.
 struct Tuned {
-    /// Parameters.
+    /// Number of trained parameters.
     trained: usize,
     /// Bytes of all parameters.
     model: usize,
-    /// Of the training.
+    /// Seconds of the training.
     seconds: f64,
-    /// On what is held out.
+    /// Loss on the held-out text.
     loss: f64,
 }
 
-/// A model that has learned the plays.
+/// Trains a model on the plays.
 fn pretrain(
     options: &Options,
     config: &LanguageModelConfig,
@@ -195,7 +195,7 @@ fn tune(
     })
 }
 
-/// `model` with the weights in the file at `path`, those of the layers in codes under adapters.
+/// Loads the weights in the file at `path` into `model`; those of the layers are quantized under adapters.
 fn load_in_codes(
     model: LanguageModel,
     path: &Path,
@@ -213,7 +213,7 @@ fn load_in_codes(
     Ok(load(model, path, options)?.apply_reparameterization(lora))
 }
 
-/// `model` with the weights in the file at `path`, in the type in which they are trained.
+/// Loads the weights in the file at `path` into `model`, in the type of the training.
 fn load(model: LanguageModel, path: &Path, options: &Options) -> Result<LanguageModel> {
     let dtype = options.formats.dtype();
     let name = path.display();

@@ -1,4 +1,4 @@
-//! How to train within a number of bytes.
+//! Training within a memory budget.
 
 use anyhow::{Result, bail};
 use backburn::optim::AdamWConfig;
@@ -7,7 +7,7 @@ use burn::prelude::*;
 
 use crate::model::{LanguageModel, LanguageModelConfig};
 
-/// Plans a training of the model of `config`, on steps of the size of `batch`, that takes no more than `budget`, and prints it.
+/// Plans a training of the model of `config` that needs at most `budget`, on steps of the size of `batch`, and prints the plan.
 pub fn plan(
     config: &LanguageModelConfig,
     budget: Budget,
@@ -25,7 +25,7 @@ pub fn plan(
     Ok(plan)
 }
 
-/// The plan of a training that goes on: as it was saved, if that stays within `budget`.
+/// Returns the plan of a resumed training: the saved one, if that stays within `budget`.
 pub fn resumed(
     saved: Option<Plan<AdamWConfig>>,
     budget: Option<Budget>,

@@ -46,13 +46,13 @@ static BYTES: PeakAlloc = PeakAlloc;
 #[global_allocator]
 static ALLOCATOR: RecordingAllocator<PeakAlloc> = RecordingAllocator::over(PeakAlloc);
 
-/// Tokens of a sample.
+/// Number of tokens of a sample.
 const SAMPLE: usize = 400;
 
 fn main() -> Result<()> {
-    // What a step has freed is there for the next one.
+    // Memory that a step frees stays in the process for the next one.
     keep_pages();
-    // Before the first tensor on a GPU: with this setting its memory pools can use what is released.
+    // Before the first tensor on a GPU: the memory pools then reuse what is released.
     #[cfg(feature = "cubecl")]
     backburn::memory::match_pool_sizes()?;
     let options = Options::parse();
@@ -74,7 +74,7 @@ fn main() -> Result<()> {
     let device = technique.device(place);
     let plan = match (&options.resume, options.fit) {
         (Some(folder), budget) => checkpoint::plan(folder, budget)?,
-        // On a text of its own: the training begins with the first batch.
+        // On a separate text, so that the training starts with the first batch.
         (None, Some(budget)) => {
             let batch = cut()?.batch(course.batch, &device);
             let config = technique.applied_to(&config);
@@ -133,7 +133,7 @@ fn main() -> Result<()> {
     let model = trainer.valid();
     let size = config.vocabulary;
     let batch = training.plan.map_or(course.batch, |plan| plan.batch);
-    // No more than was trained on: of a large model each takes its time.
+    // At most the number of trained pieces: a large model takes long for each.
     let pieces = HeldOut::PIECES.min(course.stop * course.batch);
     println!("looking at {pieces} held-out pieces");
     HeldOut::measure(&model, &text, size, batch, pieces, &device).print();

@@ -1,4 +1,4 @@
-//! What steps the weights.
+//! Optimizers for the command line.
 
 use backburn::optim as ours;
 use burn::optim::{AdamWConfig, ModuleOptimizer};
@@ -12,14 +12,14 @@ pub enum Optimizer {
     #[default]
     #[value(name = "adamw")]
     AdamW,
-    /// Muon for matrices, AdamW for all else, and for embedding, head and routers.
+    /// Muon for matrices, AdamW for everything else, and for embedding, head and routers.
     Muon,
 }
 
 const ON_ADAMW: [&str; 3] = ["embedding", "head", "router"];
 
 impl Optimizer {
-    /// With weights and states in `formats`.
+    /// Creates the optimizer, with weights and states in `formats`.
     pub fn init(self, formats: Formats) -> ModuleOptimizer {
         let adamw = ours::AdamWConfig::new().with_weight_decay(0.01);
         match self {

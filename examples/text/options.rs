@@ -24,7 +24,7 @@ pub struct Options {
     #[arg(long)]
     pub text: Option<PathBuf>,
 
-    /// What the text is cut into.
+    /// Tokens of the text.
     #[arg(long, value_enum, default_value_t = Vocabulary::Bytes)]
     pub vocabulary: Vocabulary,
 
@@ -32,38 +32,38 @@ pub struct Options {
     #[arg(long, value_enum, default_value_t = Preset::Small)]
     pub preset: Preset,
 
-    /// Let the embedding be the head, too.
+    /// Use the embedding as the head.
     #[arg(long)]
     pub tied: bool,
 
-    /// How to train.
+    /// Training technique.
     #[arg(long, value_enum, default_value_t = Technique::Chunked)]
     pub technique: Technique,
 
-    /// Where to train.
+    /// Backend to train on.
     #[arg(long, value_enum, default_value_t = Backend::Flex)]
     pub device: Backend,
 
-    /// What waits in host memory while the device computes.
+    /// Data in host memory while the device computes.
     #[arg(long, value_enum)]
     pub offload: Option<Waiting>,
 
     #[command(flatten)]
     pub formats: Formats,
 
-    /// What steps the weights.
+    /// Optimizer.
     #[arg(long, value_enum, default_value_t = Optimizer::AdamW)]
     pub optimizer: Optimizer,
 
-    /// Keep an exponential average of the weights with this decay (0.999, say), and use it at the end.
+    /// Keep an exponential average of the weights with this decay (for example 0.999), and use it at the end.
     #[arg(long, value_name = "DECAY")]
     pub ema: Option<f64>,
 
-    /// Tokens that the model sees at once, if not as many as the preset says.
+    /// Context of the model in tokens, instead of the preset's.
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
     pub context: Option<u16>,
 
-    /// Pieces of text per step, if not as many as the preset is meant for.
+    /// Pieces of text per step, instead of the preset's.
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
     pub batch_size: Option<u16>,
 
@@ -71,36 +71,37 @@ pub struct Options {
     #[arg(long, default_value_t = 400, value_parser = clap::value_parser!(u16).range(1..))]
     pub steps: u16,
 
-    /// Stop after so many of the steps, and save; `--resume` makes the others.
+    /// Stop after this number of steps, and save; `--resume` continues.
     #[arg(long, requires = "save", value_parser = clap::value_parser!(u16).range(1..))]
     pub stop: Option<u16>,
 
-    /// The highest learning rate.
+    /// Largest learning rate.
     #[arg(long, default_value_t = 3e-3)]
     pub learning_rate: f64,
 
-    /// A folder to save the training in.
+    /// Folder to save the training in.
     #[arg(long)]
     pub save: Option<PathBuf>,
 
-    /// A folder with a training to go on with.
+    /// Folder of a training to resume.
     #[arg(long)]
     pub resume: Option<PathBuf>,
 
-    /// Train a model on the plays, then go on with it on pages of this project, with LoRA on weights in full, in 8 and in 4 bits, and all of it.
+    /// Train a model on the plays, then fine-tune it on pages of this project: with LoRA on weights in full, in 8 and in 4
+    /// bits, and in full.
     #[arg(long, conflicts_with_all = ["text", "fit", "save", "resume", "offload", "device", "optimizer", "ema"])]
     pub fine_tune: bool,
 
-    /// Weights for `--fine-tune` to start from, in a file of safetensors, of PyTorch or of Burn, instead of training a model first.
+    /// File of weights for `--fine-tune` (safetensors, PyTorch or Burn), instead of training a model first.
     #[arg(long, requires = "fine_tune")]
     pub from: Option<PathBuf>,
 
-    /// Bits of the frozen weights under LoRA's adapters, if only one kind is to be tried.
+    /// Bits of the frozen weights under LoRA's adapters, to try only one kind.
     #[arg(long, value_enum, requires = "fine_tune")]
     pub base: Option<Base>,
 
-    /// Train within so many bytes (`6GB`, or `machine` for what there is), with no more techniques than that takes. A training
-    /// that is resumed goes on as it was planned.
+    /// Train within this number of bytes (`6GB`, or `machine` for the available memory), with only the techniques that this
+    /// needs. A resumed training keeps its plan.
     #[arg(
         long,
         value_name = "BYTES",
@@ -114,7 +115,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// The model that is asked for.
+    /// Returns the config of the selected model.
     pub fn config(&self) -> Result<LanguageModelConfig> {
         ensure!(
             self.learning_rate > 0.0 && self.learning_rate.is_finite(),
@@ -131,7 +132,7 @@ impl Options {
         })
     }
 
-    /// The text that is to be learned.
+    /// Returns the text to learn.
     pub fn read(&self) -> Result<String> {
         match &self.text {
             Some(path) => text::read(path),
@@ -170,7 +171,7 @@ impl Options {
         })
     }
 
-    /// Pieces of text per step.
+    /// Returns the number of pieces of text per step.
     pub fn batch(&self) -> usize {
         self.batch_size.map_or(self.preset.batch(), usize::from)
     }

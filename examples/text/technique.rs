@@ -1,4 +1,4 @@
-//! Ways to train with less memory.
+//! Techniques that train with less memory.
 
 use backburn::optim as ours;
 use backburn::{
@@ -15,7 +15,7 @@ use crate::offload::Waiting;
 use crate::optimizer::Optimizer;
 use crate::trainer::Trainer;
 
-/// How the model is trained; each way needs less than the one before.
+/// Training technique; each needs less memory than the one before.
 #[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Technique {
     /// Burn's optimizer after the backward pass.
@@ -24,14 +24,13 @@ pub enum Technique {
     Fused,
     /// Fused, with Burn's `gradient_checkpointing()`.
     Balanced,
-    /// Fused, with the layers recomputed.
+    /// Fused, with the layers as checkpointed blocks.
     Block,
-    /// So, with the loss in chunks of tokens.
+    /// Like `block`, with the loss in chunks of tokens.
     Chunked,
 }
 
-/// Where the model computes, what waits in host memory meanwhile, what all is kept in, what steps it, and the decay of an average
-/// beside it.
+/// Device, offload, formats and optimizer of a training, and the decay of an average of the weights.
 #[derive(Clone, Copy, Debug)]
 pub struct Place {
     pub backend: Backend,
@@ -42,7 +41,7 @@ pub struct Place {
 }
 
 impl Default for Place {
-    /// All of it on the CPU, in f32, by AdamW.
+    /// Everything on the CPU, in f32, with AdamW.
     fn default() -> Self {
         Self {
             backend: Backend::Flex,
@@ -54,7 +53,7 @@ impl Default for Place {
     }
 }
 
-/// An average of the weights, which forgets the beginning.
+/// Returns an average of the weights that forgets the first steps.
 fn averaging(decay: f64) -> WeightAveragingConfig {
     WeightAveragingConfig::new()
         .with_decay(Some(decay))
@@ -62,7 +61,7 @@ fn averaging(decay: f64) -> WeightAveragingConfig {
 }
 
 impl Technique {
-    /// The device that computes, and of the batches.
+    /// Returns the device that computes, and of the batches.
     pub fn device(self, place: Place) -> Device {
         let device = place.backend.device().autodiff();
         match self {
@@ -71,7 +70,7 @@ impl Technique {
         }
     }
 
-    /// `config` as it is trained.
+    /// Returns `config` with the changes of this technique.
     pub fn applied_to(self, config: &LanguageModelConfig) -> LanguageModelConfig {
         config
             .clone()
@@ -88,7 +87,7 @@ impl Technique {
     ) -> Result<Trainer, FusedError> {
         let config = self.applied_to(config);
         let device = self.device(place);
-        // What waits on the host is made there.
+        // An offloaded model is created on the host.
         let model = match (self, place.offload) {
             (Self::Stock, _) | (_, None) => config.init(&device),
             (_, Some(_)) => config.init(&self.device(Place::default())),
@@ -105,7 +104,7 @@ impl Technique {
         Trainer::fused(model, optimizer, config, &device)
     }
 
-    /// Starts the same as planned.
+    /// Starts a planned training.
     pub fn start_planned(
         self,
         config: &LanguageModelConfig,

@@ -1,4 +1,4 @@
-//! The example `text`: saving, resuming, and what it says to bad input.
+//! Tests of the example `text`: saving, resuming, and errors for bad input.
 
 #[path = "../shared/backend.rs"]
 mod backend;
@@ -52,11 +52,11 @@ use tokens::Vocabulary;
 use train::{Course, HeldOut};
 use trainer::Trainer;
 
-/// A plan is made of what it counts.
+/// A plan needs the counts of this allocator.
 #[global_allocator]
 static ALLOCATOR: RecordingAllocator = RecordingAllocator::new();
 
-/// Installed nowhere: it counts nothing.
+/// Not installed: it counts nothing.
 static BYTES: PeakAlloc = PeakAlloc;
 
 const VOCABULARY: Vocabulary = Vocabulary::Bytes;
@@ -102,7 +102,7 @@ fn pages() -> Text {
     Text::new(PAGES, VOCABULARY, config().context, 3).unwrap()
 }
 
-/// Weights that all can start from.
+/// Saves weights that all trainings can start from.
 fn initial(folder: &Path) -> Checkpoint {
     let checkpoint = Checkpoint::at(folder.join("initial"));
     let checkpointing = GradientCheckpointingConfig::new();
@@ -113,7 +113,7 @@ fn initial(folder: &Path) -> Checkpoint {
     checkpoint
 }
 
-/// A trainer with these.
+/// Starts a trainer from these weights.
 fn start(technique: Technique, initial: &Checkpoint) -> Trainer {
     let checkpointing = GradientCheckpointingConfig::new();
     let trainer = technique
@@ -140,7 +140,7 @@ fn a_resumed_training_equals_one_that_was_not_interrupted() {
         run(technique, &mut first, &mut pages(), course(0, 3));
         let saved = folder.path().join("saved");
         let training = training(&config);
-        // Twice: what is there is replaced.
+        // Twice, to replace the first checkpoint.
         for _ in 0..2 {
             checkpoint::save(&saved, &first, &training, 3).unwrap();
         }
@@ -221,7 +221,7 @@ fn a_training_within_a_budget_goes_on_as_it_was_planned() {
     let batch = pages().batch(2, &device);
     let enough = Budget::Bytes(1_000_000_000);
     let mut plan = fit::plan(&config, enough, &batch, &device).unwrap();
-    // As one for fewer bytes would be.
+    // As in a plan for fewer bytes.
     (plan.batch, plan.accumulation) = (1, 2);
     plan.optimizer = plan.optimizer.with_state_format(StateFormat::Bits8);
     let start = |from: &Checkpoint| {
@@ -297,7 +297,7 @@ fn texts_that_are_too_short_are_refused() {
     let new = |text: &str| Text::new(text, VOCABULARY, 16, 0);
     assert_refused(new(""), &["the text is empty"]);
     assert_refused(new(" \n "), &["the text is empty"]);
-    // A tenth of it is no longer than a piece.
+    // A tenth of it is shorter than a piece.
     assert_refused(
         new(&"a".repeat(169)),
         &["169 tokens", "170 are needed", "context 16", "`--context`"],
@@ -355,7 +355,7 @@ fn checkpoints_of_another_model_are_refused() {
     }
     checkpoint::save(&saved, &start(&config), &training, 6).unwrap();
     assert_refused(resume(&saved, &training), &["has made all of its 6 steps"]);
-    // The earlier checkpoint is removed: this one and the lock are left.
+    // The earlier checkpoint is removed: this one and the lock remain.
     assert_eq!(std::fs::read_dir(&saved).unwrap().count(), 2);
     checkpoint::check(&saved, 6).unwrap();
     assert_refused(checkpoint::check(&saved, 5), &["6 steps", "`--save`"]);
@@ -379,7 +379,7 @@ fn a_checkpoint_replaces_nothing_but_another() {
     let trainer = Technique::Fused
         .start(&config(), checkpointing, Place::default())
         .unwrap();
-    // A stray file is no reason to throw a training away.
+    // A stray file does not make a training invalid.
     checkpoint::check(&precious, 6).unwrap();
     for _ in 0..2 {
         checkpoint::save(&precious, &trainer, &training(&config()), 3).unwrap();
@@ -407,7 +407,7 @@ fn files_with_missing_or_misshapen_tensors_are_refused_by_name() {
     };
     let config = config();
     assert!(load(&config, &config).is_ok());
-    // Without a head of its own.
+    // Without a separate head.
     assert_refused(
         load(&config.clone().with_tied(true), &config),
         &["head.weight"],
@@ -441,7 +441,7 @@ fn tokens_come_back_as_the_text_that_they_were() {
     }
 }
 
-/// The bigram model is one: probabilities of all that can follow are one together.
+/// The bigram model is a probability distribution: the probabilities of all next tokens sum to 1.
 #[test]
 fn the_bigram_model_knows_what_it_has_counted() {
     let text = [0, 1, 0, 1, 0, 2, 0, 1];

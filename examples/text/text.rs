@@ -27,14 +27,14 @@ pub const PAGES: &str = concat!(
     include_str!("../../docs/quantized.md"),
 );
 
-/// Plays of Shakespeare.
+/// Returns plays of Shakespeare.
 pub fn plays() -> Result<String> {
     let mut text = String::new();
     GzDecoder::new(PLAYS).read_to_string(&mut text)?;
     Ok(text)
 }
 
-/// The text of the file at `path`.
+/// Reads the text of the file at `path`.
 pub fn read(path: &Path) -> Result<String> {
     std::fs::read_to_string(path)
         .with_context(|| format!("the text {} can't be read", path.display()))
@@ -50,7 +50,7 @@ pub struct Text {
 }
 
 impl Text {
-    /// Cuts `text` into tokens, for pieces of `context` tokens and one.
+    /// Splits `text` into tokens, for pieces of `context` + 1 tokens.
     ///
     /// # Errors
     ///
@@ -76,17 +76,17 @@ impl Text {
         })
     }
 
-    /// What is learned.
+    /// Returns the tokens to train on.
     pub fn train(&self) -> &[u32] {
         &self.tokens[..self.held_out]
     }
 
-    /// The number of tokens, the held-out ones among them.
+    /// Returns the number of tokens, including the held-out ones.
     pub fn len(&self) -> usize {
         self.tokens.len()
     }
 
-    /// The CRC-32 of the tokens.
+    /// Returns the CRC-32 of the tokens.
     pub fn checksum(&self) -> u32 {
         let mut crc = Crc::new();
         let tokens = self.tokens.iter();
@@ -94,12 +94,12 @@ impl Text {
         crc.sum()
     }
 
-    /// The mean length of a token in bytes.
+    /// Returns the mean length of a token in bytes.
     pub fn bytes_per_token(&self) -> f64 {
         self.bytes_per_token
     }
 
-    /// Random pieces of what is learned. Shape: `[batch, context + 1]`.
+    /// Draws random pieces to train on. Shape: `[batch, context + 1]`.
     pub fn batch(&mut self, batch: usize, device: &Device) -> Tensor<2, Int> {
         let last = self.held_out - self.context - 1;
         let starts = (0..batch).map(|_| self.random.random_range(0..=last));
@@ -107,7 +107,7 @@ impl Text {
         stacked(&pieces, self.context + 1, device)
     }
 
-    /// So many batches were drawn already.
+    /// Skips the batches that a resumed training has drawn.
     pub fn skip(&mut self, batches: usize, batch: usize) {
         let last = self.held_out - self.context - 1;
         for _ in 0..batches * batch {
@@ -115,7 +115,7 @@ impl Text {
         }
     }
 
-    /// Up to `count` pieces of what is held out, evenly spread over it.
+    /// Returns up to `count` held-out pieces, evenly spaced.
     pub fn held_out(&self, count: usize) -> Vec<&[u32]> {
         let held_out = &self.tokens[self.held_out..];
         let length = self.context + 1;
@@ -125,7 +125,7 @@ impl Text {
     }
 }
 
-/// The beginnings of `pieces` as a batch. Shape: `[pieces, length]`.
+/// Stacks the beginnings of `pieces` to a batch. Shape: `[pieces, length]`.
 pub fn stacked(pieces: &[&[u32]], length: usize, device: &Device) -> Tensor<2, Int> {
     let tokens = pieces.iter().flat_map(|piece| &piece[..length]);
     let tokens: Vec<i32> = tokens.map(|token| *token as i32).collect();

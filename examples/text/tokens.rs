@@ -1,11 +1,11 @@
-//! Text as tokens.
+//! Tokenization of text.
 
 use anyhow::{Result, anyhow};
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use tiktoken_rs::r50k_base_singleton;
 
-/// What a text is cut into.
+/// Tokens of a text.
 #[derive(ValueEnum, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Vocabulary {
     /// Bytes, 256 of them.
@@ -15,7 +15,7 @@ pub enum Vocabulary {
 }
 
 impl Vocabulary {
-    /// Number of tokens that there are.
+    /// Returns the number of tokens in the vocabulary.
     pub fn size(self) -> usize {
         match self {
             Self::Bytes => 256,
@@ -30,7 +30,7 @@ impl Vocabulary {
         }
     }
 
-    /// The text of `tokens`; what is no text is replaced by a sign that says so.
+    /// Returns the text of `tokens`; invalid text is replaced by a replacement character.
     pub fn decode(self, tokens: &[u32]) -> Result<String> {
         let bytes = match self {
             Self::Bytes => tokens

@@ -1,4 +1,4 @@
-//! The loop that trains, and what it measures.
+//! Training loop and evaluation.
 
 use std::time::{Duration, Instant};
 
@@ -12,27 +12,27 @@ use crate::model::LanguageModel;
 use crate::text::{Text, stacked};
 use crate::trainer::Trainer;
 
-/// How often a training without a terminal says where it is.
+/// Time between two lines of a training without a terminal.
 const TELL: Duration = Duration::from_secs(10);
 
-/// How long, and how fast, is learned.
+/// Length and learning rate of a training.
 #[derive(Clone, Copy, Debug)]
 pub struct Course {
-    /// Steps that were made before.
+    /// Number of steps that were made before.
     pub done: usize,
-    /// Steps in all.
+    /// Total number of steps.
     pub steps: usize,
-    /// The step to stop before, for now.
+    /// Step to stop before.
     pub stop: usize,
-    /// Pieces of text in a step.
+    /// Number of pieces of text in a step.
     pub batch: usize,
     pub context: usize,
-    /// The highest learning rate.
+    /// Largest learning rate.
     pub learning_rate: f64,
 }
 
 impl Course {
-    /// The learning rate of a step: a warm-up over the first twentieth, then a cosine down to a tenth.
+    /// Returns the learning rate of a step: a warm-up over the first twentieth, then a cosine down to a tenth.
     pub fn rate(&self, step: usize) -> f64 {
         let warm_up = self.steps.div_ceil(20);
         if step < warm_up {
@@ -44,7 +44,7 @@ impl Course {
     }
 }
 
-/// Trains along `course`; returns the mean losses of its first and of its last steps in nats per token.
+/// Trains by `course`. Returns the mean losses of its first and of its last steps in nats per token.
 pub fn train(
     trainer: &mut Trainer,
     text: &mut Text,
@@ -71,7 +71,7 @@ pub fn train(
             tokens as f64 / started.elapsed().as_secs_f64(),
             bytes.current_usage() as f64 / 1e6
         );
-        // The bar is for a terminal.
+        // The bar needs a terminal.
         if progress.is_hidden() && told.elapsed() > TELL {
             println!("step {} of {}: {message}", step + 1, course.steps);
             told = Instant::now();
@@ -88,20 +88,20 @@ fn mean(numbers: &[f64]) -> f64 {
     numbers.iter().sum::<f64>() / numbers.len() as f64
 }
 
-/// What a model knows of the held-out text.
+/// Loss of a model on the held-out text.
 pub struct HeldOut {
-    /// The mean cross entropy in nats per token.
+    /// Mean cross entropy in nats per token.
     pub loss: f64,
-    /// That of counted pairs of tokens, on the same pieces.
+    /// Mean cross entropy of the bigram model, on the same pieces.
     pub bigram: f64,
     bytes_per_token: f64,
 }
 
 impl HeldOut {
-    /// Number of pieces that tell enough.
+    /// Number of pieces for a precise mean.
     pub const PIECES: usize = 64;
 
-    /// Measures `model`, which is one for inference, on `device`, with so many `pieces`, in batches.
+    /// Measures `model`, which is one for inference, on `device`, with up to `pieces` pieces, in batches.
     pub fn measure(
         model: &LanguageModel,
         text: &Text,

@@ -15,13 +15,13 @@ const BETWEEN_STEPS: &str = "there is a model between steps";
 #[allow(clippy::large_enum_variant)] // There is one.
 pub enum Trainer {
     Stock {
-        /// None during a step.
+        /// `None` during a step.
         model: Option<LanguageModel>,
         optimizer: ModuleOptimizer,
     },
     Fused {
         fused: FusedOptimizer<LanguageModel>,
-        /// Micro-batches in a step.
+        /// Number of micro-batches in a step.
         parts: usize,
     },
 }
@@ -34,7 +34,7 @@ impl Trainer {
         }
     }
 
-    /// On `device`, whether the model is there or on the host.
+    /// Starts fused training on `device`, with the model there or on the host.
     pub fn fused(
         model: LanguageModel,
         optimizer: ModuleOptimizer,
@@ -94,7 +94,7 @@ impl Trainer {
         }
     }
 
-    /// The model as it is saved.
+    /// Returns the model as it is saved.
     pub fn model(&self) -> LanguageModel {
         match self {
             Self::Stock { model, .. } => model.clone().expect(BETWEEN_STEPS),
@@ -102,7 +102,7 @@ impl Trainer {
         }
     }
 
-    /// The model for inference; with an average of the weights, if there is one.
+    /// Returns the model for inference; with an average of the weights, if there is one.
     pub fn valid(&self) -> LanguageModel {
         match self {
             Self::Stock { model, .. } => model.as_ref().expect(BETWEEN_STEPS).valid(),
@@ -113,7 +113,7 @@ impl Trainer {
         }
     }
 
-    /// Saves the training as it is between two steps. That of stock Burn is fused for the moment, which changes nothing.
+    /// Saves the training between two steps. A stock training is converted to a fused one for this, which changes nothing.
     pub fn save<P>(&self, checkpoint: &Checkpoint, progress: &Progress<P>) -> Result<()>
     where
         P: Serialize + DeserializeOwned,
@@ -128,7 +128,7 @@ impl Trainer {
         Ok(())
     }
 
-    /// The training that was saved, for which this one is made.
+    /// Resumes the saved training of this trainer.
     pub fn resume<P>(self, checkpoint: &Checkpoint) -> Result<(Self, Progress<P>)>
     where
         P: DeserializeOwned,

@@ -1,5 +1,5 @@
-//! Clipping by the global norm for Burn's `Learner`, which has no option for it: the model does it in
-//! `TrainStep::optimize`. A `FusedLearner` needs nothing of this.
+//! Clipping by the global norm for Burn's `Learner`, which has no option for it. The model clips in `TrainStep::optimize`. A
+//! `FusedLearner` does not need this.
 
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::{ModuleVisitor, Param};
@@ -56,7 +56,7 @@ impl InferenceStep for ClippedVit {
     }
 }
 
-/// Measures all gradients; with a coefficient, multiplies them.
+/// A mapper that measures all gradients; with a coefficient, multiplies them.
 struct Clip<'a> {
     gradients: &'a mut GradientsParams,
     squares: f64,

@@ -1,4 +1,4 @@
-//! Stock and fused side by side.
+//! Comparison of stock and fused training.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -12,8 +12,7 @@ use crate::model::{Vit, VitConfig};
 use crate::options::Options;
 use crate::training::{Method, Outcome, run};
 
-/// Trains both ways from the weights in the file `initial` and prints a table. Returns the fused
-/// model.
+/// Trains both ways from the weights in the file `initial` and prints a table. Returns the fused model.
 pub fn compare(
     options: &Options,
     config: &VitConfig,
@@ -62,7 +61,7 @@ pub fn compare(
     Ok(fused)
 }
 
-/// The largest absolute difference between two models of the same structure.
+/// Returns the largest absolute difference between two models of the same structure.
 fn largest_difference(left: &Vit, right: &Vit) -> f32 {
     #[derive(Default)]
     struct Values(HashMap<ParamId, Vec<f32>>);

@@ -1,4 +1,4 @@
-//! Labelled images: the handwritten digits that come with the example, or the user's own.
+//! Labelled images: the handwritten digits of this example, or the user's own.
 
 use std::path::{Path, PathBuf};
 
@@ -18,7 +18,7 @@ const DIGITS_CLASSES: usize = 10;
 /// Every fifth image is held out for validation.
 const HOLD_OUT: usize = 5;
 
-/// Images in two parts that share no image.
+/// Images in two disjoint parts.
 pub struct Split {
     pub train: Images,
     pub valid: Images,
@@ -26,7 +26,7 @@ pub struct Split {
 }
 
 impl Split {
-    /// The digits: 1,438 to train, 359 held out.
+    /// Returns the digits: 1,438 to train, 359 held out.
     pub fn digits() -> Result<Self> {
         let mut rows = csv::ReaderBuilder::new()
             .has_headers(false)
@@ -35,7 +35,7 @@ impl Split {
         for row in rows.deserialize::<Vec<u8>>() {
             let mut row = row.context("the digits can't be read")?;
             let label = row.pop().context("a digit has no label")?;
-            // The pixels go from 0 to 16.
+            // The pixels range from 0 to 16.
             let pixels = row.iter().map(|pixel| pixel.saturating_mul(16)).collect();
             let image = GrayImage::from_raw(DIGITS_SIZE, DIGITS_SIZE, pixels)
                 .context("a digit is not 8 x 8")?;
@@ -44,7 +44,7 @@ impl Split {
         Ok(Self::of(images, DIGITS_CLASSES))
     }
 
-    /// The images under `folder`, one folder a class.
+    /// Returns the images under `folder`, with one folder for each class.
     pub fn folder(folder: &Path) -> Result<Self> {
         let classes = entries(folder)?.into_iter().filter(|path| path.is_dir());
         let classes: Vec<PathBuf> = classes.collect();
@@ -82,7 +82,7 @@ impl Split {
     }
 }
 
-/// The entries of a folder by name.
+/// Returns the entries of a folder by name.
 fn entries(folder: &Path) -> Result<Vec<PathBuf>> {
     let context = || format!("folder {} can't be read", folder.display());
     let entries = std::fs::read_dir(folder).with_context(context)?;
@@ -137,7 +137,7 @@ pub struct Batch {
     pub labels: Tensor<1, Int>,
 }
 
-/// Brings images to the size and the channels (1 or 3) of the model.
+/// A batcher that converts images to the size and the channels (1 or 3) of the model.
 #[derive(Clone)]
 pub struct ImageBatcher {
     pub size: usize,
@@ -155,7 +155,7 @@ impl ImageBatcher {
             1 => image.into_luma8().into_raw(),
             _ => image.into_rgb8().into_raw(),
         };
-        // From pixels of channels to channels of pixels.
+        // Converts pixels of channels to channels of pixels.
         let channel = |channel| bytes.iter().skip(channel).step_by(self.channels);
         let channels = (0..self.channels).flat_map(channel);
         channels.map(|byte| *byte as f32 / 127.5 - 1.0).collect()

@@ -1,4 +1,4 @@
-//! Several devices to train on.
+//! Devices of a training.
 
 use std::str::FromStr;
 
@@ -9,10 +9,10 @@ use clap::ValueEnum;
 use crate::backend::Backend;
 use crate::options::Options;
 
-/// What the command line says of them.
+/// Devices on the command line.
 #[derive(Clone, Debug)]
 pub enum Devices {
-    /// So many of the kind that is trained on.
+    /// A number of devices of the selected backend.
     Count(u16),
     Names(Vec<String>),
 }
@@ -37,7 +37,7 @@ impl Devices {
         }
     }
 
-    /// The devices: different ones where they are counted, else the same.
+    /// Opens the devices: different ones if they are counted and exist, or else the same.
     pub fn open(&self, options: &Options) -> Result<Vec<Device>> {
         match self {
             Self::Count(count) => {

@@ -1,4 +1,4 @@
-//! How to train within a number of bytes.
+//! Training within a memory budget.
 
 use anyhow::{Result, ensure};
 use backburn::optim::AdamWConfig;
@@ -10,7 +10,7 @@ use crate::data::{ImageBatcher, Split};
 use crate::model::{Vit, VitConfig};
 use crate::options::{Optimizer, Options};
 
-/// Plans a training that takes no more than `budget`, and prints it.
+/// Plans a training that needs at most `budget`, and prints the plan.
 pub fn plan(
     options: &Options,
     config: &VitConfig,

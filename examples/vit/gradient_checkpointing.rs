@@ -1,23 +1,23 @@
-//! Gradient checkpointing to choose from on a command line.
+//! Gradient checkpointing for the command line.
 
 use clap::ValueEnum;
 
 use crate::preset::Preset;
 
-/// What of the activations is kept for the backward pass.
+/// Activations that are kept for the backward pass.
 #[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GradientCheckpointing {
-    /// All activations are kept.
+    /// All activations.
     None,
-    /// Burn's own: what is cheap to compute is computed again.
+    /// Burn's strategy: cheap operations are recomputed.
     Balanced,
-    /// The input of each block is kept (in fused training).
+    /// The input of each block (in fused training).
     Block,
 }
 
 impl GradientCheckpointing {
-    /// What suits a size: with batches of many images, activations are most of the memory; the smallest
-    /// model has so few that time counts for more.
+    /// Returns the default of a size. With large batches, activations are most of the memory; the smallest model has so few
+    /// that time matters more.
     pub fn of(preset: Preset) -> Self {
         match preset {
             Preset::Digits => Self::None,

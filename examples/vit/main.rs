@@ -1,5 +1,4 @@
-//! Trains a vision transformer on real handwritten digits, on the CPU, with the optimizer fused
-//! into the backward pass.
+//! Trains a vision transformer on real handwritten digits, on the CPU, with the optimizer fused into the backward pass.
 //!
 //! ```sh
 //! cargo run --release -p vit
@@ -55,9 +54,9 @@ fn main() -> ExitCode {
 }
 
 fn train(mut options: Options) -> Result<()> {
-    // What a step has freed is there for the next one, stock or fused.
+    // Memory that a step frees stays in the process for the next one.
     backburn::memory::keep_pages();
-    // Before the first tensor on a GPU: with this setting its memory pools can use what is released.
+    // Before the first tensor on a GPU: the memory pools then reuse what is released.
     #[cfg(feature = "cubecl")]
     backburn::memory::match_pool_sizes()?;
 

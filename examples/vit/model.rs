@@ -1,5 +1,5 @@
-//! A vision transformer (Dosovitskiy et al. 2021, "An Image is Worth 16x16 Words", arXiv:2010.11929)
-//! with pre-norm blocks, laid out as torchvision's `vit_*_16`: same modules, same parameter count.
+//! A vision transformer (Dosovitskiy et al. 2021, "An Image is Worth 16x16 Words", arXiv:2010.11929) with pre-norm blocks,
+//! structured like torchvision's `vit_*_16`: same modules, same parameter count.
 
 use backburn::gradient_checkpointing;
 use burn::module::{Initializer, Param};
@@ -33,13 +33,13 @@ pub struct VitConfig {
     /// Dropout probability after attention and feed-forward.
     #[config(default = 0.0)]
     pub dropout: f64,
-    /// Whether fused training keeps the input of each block only and runs it again.
+    /// Makes each block a checkpointed block in fused training.
     #[config(default = false)]
     pub recompute_blocks: bool,
 }
 
 impl VitConfig {
-    /// For 8 x 8 gray digits: 2 x 2 patches, 16 tokens and the class token.
+    /// Returns the config for 8 x 8 gray digits: 2 x 2 patches, 16 tokens and the class token.
     pub fn digits() -> Self {
         Self::new(8, 2, 64, 4, 4, 128)
             .with_classes(10)
@@ -47,22 +47,22 @@ impl VitConfig {
             .with_dropout(0.1)
     }
 
-    /// ViT-Ti/16 for 224 x 224 images.
+    /// Returns the config of ViT-Ti/16 for 224 x 224 images.
     pub fn vit_ti_16() -> Self {
         Self::new(224, 16, 192, 12, 3, 768)
     }
 
-    /// ViT-S/16.
+    /// Returns the config of ViT-S/16.
     pub fn vit_s_16() -> Self {
         Self::new(224, 16, 384, 12, 6, 1536)
     }
 
-    /// ViT-B/16.
+    /// Returns the config of ViT-B/16.
     pub fn vit_b_16() -> Self {
         Self::new(224, 16, 768, 12, 12, 3072)
     }
 
-    /// ViT-L/16.
+    /// Returns the config of ViT-L/16.
     pub fn vit_l_16() -> Self {
         Self::new(224, 16, 1024, 24, 16, 4096)
     }
@@ -133,7 +133,7 @@ impl Vit {
     pub fn forward(&self, images: Tensor<4>) -> Tensor<2> {
         let [batch, ..] = images.dims();
 
-        // In the float type of the weights, whatever the images are in.
+        // In the float type of the weights, whatever the type of the images.
         let dtype = self.patch_embedding.weight.val().dtype();
         let images = images.cast(FloatDType::from(dtype));
         let patches = self.patch_embedding.forward(images);
@@ -169,7 +169,7 @@ pub struct Block {
 }
 
 impl Block {
-    /// Shapes: `[batch, tokens, dim]` in and out.
+    /// Runs the block. Shapes: `[batch, tokens, dim]` in and out.
     fn forward(&self, x: Tensor<3>) -> Tensor<3> {
         let attended = MhaInput::self_attn(self.norm_1.forward(x.clone()));
         let attended = self.attention.forward(attended).context;

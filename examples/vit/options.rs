@@ -51,20 +51,20 @@ pub struct Options {
     #[arg(long, value_enum, default_value_t = Preset::Digits)]
     pub preset: Preset,
 
-    /// What of the activations is kept for the backward pass, instead of the preset's.
+    /// Activations that are kept for the backward pass, instead of the preset's.
     #[arg(long, value_enum)]
     pub gradient_checkpointing: Option<GradientCheckpointing>,
 
-    /// Where to train.
+    /// Backend to train on.
     #[arg(long, value_enum, default_value_t = Backend::Flex)]
     pub device: Backend,
 
-    /// Train on several devices, each with a part of the images: so many of this kind, or the devices of these names
-    /// (`flex`, .., and with the feature `remote` addresses of servers, `ws://host:port`).
+    /// Train on several devices, each with a part of the images: this number of the backend's devices, or the devices of these
+    /// names (`flex`, .., and with the feature `remote` addresses of servers, `ws://host:port`).
     #[arg(long, value_name = "COUNT|NAME,..", conflicts_with = "offload")]
     pub devices: Option<Devices>,
 
-    /// What the servers among them ask for, the same for all of them.
+    /// Password of the servers among the devices, the same for all of them.
     #[cfg(feature = "remote")]
     #[arg(
         long,
@@ -74,18 +74,19 @@ pub struct Options {
     )]
     pub token: Option<String>,
 
-    /// What each of several devices keeps of the model (in fused training).
+    /// Parts of the model that are sharded among several devices (in fused training).
     #[arg(long, value_enum, default_value_t = Shards::State, requires = "devices")]
     pub shards: Shards,
 
-    /// What waits in host memory while the device computes (in fused training).
+    /// Data in host memory while the device computes (in fused training).
     #[arg(long, value_enum)]
     pub offload: Option<Waiting>,
 
     #[command(flatten)]
     pub formats: Formats,
 
-    /// Train within so many bytes (`24GB`, or `machine` for what there is), with no more techniques than that takes.
+    /// Train within this number of bytes (`24GB`, or `machine` for the available memory), with only the techniques that this
+    /// needs.
     #[arg(
         long,
         value_name = "BYTES",
@@ -101,7 +102,7 @@ pub struct Options {
     #[arg(long, default_value = "runs/vit")]
     pub output: PathBuf,
 
-    /// Your own images, one folder a class (PNG, JPEG), instead of the digits.
+    /// Your own images, one folder for each class (PNG, JPEG), instead of the digits.
     #[arg(long, value_name = "DIR")]
     pub images: Option<PathBuf>,
 
@@ -109,17 +110,17 @@ pub struct Options {
     #[arg(long, conflicts_with = "compare")]
     pub stock: bool,
 
-    /// Train both ways from the same weights and print them side by side.
+    /// Train both ways from the same weights and print a comparison.
     #[arg(long)]
     pub compare: bool,
 }
 
-/// What is divided among several devices.
+/// Data that is sharded among several devices.
 #[derive(ValueEnum, Clone, Copy, Debug)]
 pub enum Shards {
     /// The optimizer states.
     State,
-    /// The weights, too.
+    /// Also the weights.
     Full,
 }
 
@@ -133,18 +134,18 @@ impl From<Shards> for Sharding {
 }
 
 impl Options {
-    /// Images per step and device.
+    /// Returns the number of images per step and device.
     pub fn images_per_device(&self) -> usize {
         let devices = self.devices.as_ref().map_or(1, Devices::count);
         usize::from(self.batch_size).div_ceil(devices)
     }
 
-    /// The default optimizer, with formats to choose.
+    /// Returns the default optimizer, with formats to choose.
     pub fn adamw(&self) -> ours::AdamWConfig {
         ours::AdamWConfig::new().with_weight_decay(0.05)
     }
 
-    /// What of the activations is kept.
+    /// Returns the activations to keep: the option, or else the preset's.
     pub fn gradient_checkpointing(&self) -> GradientCheckpointing {
         let suitable = || match self.offload {
             Some(Waiting::Weights) => GradientCheckpointing::Block,
@@ -189,7 +190,7 @@ pub enum Optimizer {
 }
 
 impl Optimizer {
-    /// The optimizer, for weights and states in these formats.
+    /// Returns the optimizer, for weights and states in these formats.
     pub fn init(self, formats: Formats) -> Result<ModuleOptimizer> {
         if formats.are_full() {
             return Ok(self.burns());
@@ -221,7 +222,7 @@ impl Optimizer {
         })
     }
 
-    /// Burn's own.
+    /// Returns Burn's own optimizer.
     fn burns(self) -> ModuleOptimizer {
         match self {
             Self::AdamW => AdamWConfig::new().with_weight_decay(0.05).init(),

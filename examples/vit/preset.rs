@@ -1,10 +1,10 @@
-//! The sizes to choose from on a command line.
+//! Model sizes for the command line.
 
 use clap::ValueEnum;
 
 use crate::model::VitConfig;
 
-/// A size of the vision transformer.
+/// Size of the vision transformer.
 #[derive(ValueEnum, Clone, Copy, Debug)]
 pub enum Preset {
     /// 8 x 8 images, 0.14 million parameters.

@@ -35,7 +35,7 @@ use crate::options::Options;
 
 impl Vit {
     pub fn classify(&self, batch: Batch) -> ClassificationOutput {
-        // In f32, whatever the weights are in: probabilities need it.
+        // In f32, whatever the type of the weights: probabilities need it.
         let output = self.forward(batch.images).cast(FloatDType::F32);
         let loss = CrossEntropyLossConfig::new()
             .init(&output.device())
@@ -63,7 +63,7 @@ impl InferenceStep for Vit {
     }
 }
 
-/// Who trains.
+/// Trainer of a run.
 #[derive(Clone, Copy, Debug)]
 pub enum Method {
     /// Burn's `Learner`.
@@ -72,18 +72,18 @@ pub enum Method {
     Fused,
 }
 
-/// What came of a run.
+/// Result of a run.
 pub struct Outcome {
     /// The trained model, without autodiff.
     pub model: Vit,
-    /// Fraction of the held-out images that the model classifies right.
+    /// Fraction of the held-out images that are classified correctly.
     pub accuracy: f64,
     pub time: Duration,
-    /// The most bytes allocated at once during the run, over those before it.
+    /// Peak of the bytes allocated during the run, over those before it.
     pub peak: usize,
 }
 
-/// Trains from the weights in the file `initial`, with checkpoints and logs in `folder`; as planned, if there is a plan.
+/// Trains from the weights in the file `initial`, with checkpoints and logs in `folder`; by the plan, if there is one.
 pub fn run(
     options: &Options,
     config: &VitConfig,
@@ -106,14 +106,14 @@ pub fn run(
         Method::Fused => options.offload,
         Method::Stock => None,
     };
-    // What waits on the host is made there.
+    // An offloaded model is created on the host.
     let home = match offload {
         None => device.clone(),
         Some(_) => Device::flex().autodiff(),
     };
     let model = config.init(&home).try_load_file(initial)?;
     let model = match plan {
-        // The plan has a type for it.
+        // The plan sets the type.
         Some(_) => model,
         None => options.formats.cast(model)?,
     };
@@ -161,7 +161,7 @@ pub fn run(
         })
     };
 
-    // The two ways differ in two lines.
+    // The two methods differ in two lines.
     let (model, error) = match (method, options.clip_norm) {
         (Method::Fused, None) => {
             let learner = fused(model, optimizer, scheduler)?;
@@ -184,7 +184,7 @@ pub fn run(
             let result = training.launch_fused(learner);
             (result.model, result.error)
         }
-        // Burn's learner can't clip by the global norm: the model has to.
+        // Burn's learner can't clip by the global norm, so the model does.
         (Method::Stock, Some(max_norm)) => {
             ensure!(
                 options.devices.is_none(),
@@ -214,7 +214,7 @@ pub fn run(
     })
 }
 
-/// `device` with autodiff as `other` has it.
+/// Returns `device` with the autodiff settings of `other`.
 fn like(device: Device, other: &Device) -> Device {
     match other.gradient_checkpointing_strategy() {
         Some(GradientCheckpointingStrategy::Balanced) => device.autodiff().gradient_checkpointing(),
@@ -230,7 +230,7 @@ struct Training<'a> {
 }
 
 impl Training<'_> {
-    /// Burn's builder, which both ways share.
+    /// Returns Burn's builder, which both methods share.
     fn builder<M>(&self) -> SupervisedTraining<M>
     where
         M: LearnerModel,
@@ -273,7 +273,7 @@ fn dataloader(
     builder.build(images.clone())
 }
 
-/// A warm-up of one epoch, then a cosine to zero.
+/// Returns a warm-up of one epoch, then a cosine to zero.
 fn scheduler(options: &Options, data: &Split) -> Result<ModuleLrScheduler> {
     let rate = options.learning_rate;
     let batches = data.train.len().div_ceil(options.batch_size.into());

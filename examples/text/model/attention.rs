@@ -8,7 +8,7 @@ use burn::tensor::ops::AttentionModuleOptions;
 use super::LanguageModelConfig;
 
 impl LanguageModelConfig {
-    /// The rotary positions, which all layers share.
+    /// Returns the rotary positions, which all layers share.
     pub(super) fn rotary(&self, device: &Device) -> RotaryEncoding {
         RotaryEncodingConfig::new(self.context, self.dim / self.heads).init(device)
     }
@@ -47,7 +47,7 @@ impl Attention {
         }
     }
 
-    /// Up to `tile` tokens look back at a time.
+    /// Runs the attention for up to `tile` tokens at a time.
     ///
     /// # Shapes
     ///
@@ -72,7 +72,7 @@ impl Attention {
         self.output.forward(mixed)
     }
 
-    /// What queries have of the values.
+    /// Computes the attention of these queries.
     ///
     /// # Shapes
     ///
@@ -97,13 +97,13 @@ impl Attention {
         attention(query, key, value, Some(masked), None, options)
     }
 
-    /// With their positions, in f32, as the table of the rotations is.
+    /// Applies the rotary positions in f32, like the table of the rotations.
     fn turned(&self, heads: Tensor<4>) -> Tensor<4> {
         let dtype = heads.dtype();
         self.rotary.forward(heads.cast(FloatDType::F32)).cast(dtype)
     }
 
-    /// Heads for keys or values, once for each of the heads that they serve.
+    /// Repeats the heads of keys or values for each query head of their group.
     fn repeated(&self, few: Tensor<4>) -> Tensor<4> {
         let [batch, few_heads, length, of_head] = few.dims();
         let group = self.heads / few_heads;
@@ -113,7 +113,7 @@ impl Attention {
     }
 }
 
-/// `[batch, length, heads * of_head]` as `[batch, heads, length, of_head]`.
+/// Converts `[batch, length, heads * of_head]` to `[batch, heads, length, of_head]`.
 fn split(x: Tensor<3>, heads: usize) -> Tensor<4> {
     let [batch, length, dim] = x.dims();
     let x = x.reshape([batch, length, heads, dim / heads]);

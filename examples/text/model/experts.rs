@@ -6,7 +6,7 @@ use burn::tensor::{FloatDType, IndexingUpdateOp};
 
 use super::LanguageModelConfig;
 
-/// A mixture of experts, of which a few work for a token.
+/// A mixture of experts, with a few active for each token.
 #[derive(Module, Debug)]
 pub struct Experts {
     router: Linear,
@@ -27,7 +27,7 @@ impl Expert {
     }
 }
 
-/// Whom an expert works for.
+/// Tokens of an expert.
 #[derive(Clone, Default)]
 struct Route {
     /// Indices of the tokens.
@@ -50,7 +50,7 @@ impl Experts {
         }
     }
 
-    /// What the experts make of the tokens, up to `tile` of them at a time, and the load-balancing loss.
+    /// Runs the experts on up to `tile` tokens at a time. Returns their output and the load-balancing loss.
     ///
     /// # Shapes
     ///
@@ -66,11 +66,12 @@ impl Experts {
         (mixed, balance)
     }
 
-    /// What the experts make of the tokens, and with which probabilities they are chosen: `[tokens, dim]`, `[tokens, experts]`.
+    /// Runs the experts on the tokens. Returns their output, `[tokens, dim]`, and the router's probabilities, `[tokens,
+    /// experts]`.
     fn mixed(&self, x: Tensor<2>) -> (Tensor<2>, Tensor<2>) {
         let [tokens, _] = x.dims();
         let device = x.device();
-        // In f32: near probabilities are told apart.
+        // In f32, to distinguish close probabilities.
         let probabilities = softmax(self.router.forward(x.clone()).cast(FloatDType::F32), 1);
         let chosen = self.chosen(&probabilities);
         let weights = probabilities.clone().gather(1, chosen.clone());
@@ -91,13 +92,13 @@ impl Experts {
         (mixed, probabilities)
     }
 
-    /// The experts of each token: `[tokens, per_token]`.
+    /// Returns the experts of each token: `[tokens, per_token]`.
     fn chosen(&self, probabilities: &Tensor<2>) -> Tensor<2, Int> {
         let probabilities = probabilities.clone().detach();
         probabilities.topk_with_indices(self.per_token, 1).1
     }
 
-    /// Whom each expert works for, as the tokens have `chosen`: `[tokens, per_token]`.
+    /// Returns the tokens of each expert, from the choices of the tokens: `[tokens, per_token]`.
     fn routes(&self, chosen: Tensor<2, Int>) -> Vec<Route> {
         let mut routes = vec![Route::default(); self.experts.len()];
         let chosen = chosen.into_data();
@@ -110,8 +111,8 @@ impl Experts {
     }
 }
 
-/// The load-balancing loss of the [Switch Transformer](https://arxiv.org/abs/2101.03961), equation 4: 1 if all experts have as much
-/// to do, up to their number if one has all. Shape: `[1]`.
+/// Returns the load-balancing loss of the [Switch Transformer](https://arxiv.org/abs/2101.03961), equation 4: 1 for a uniform
+/// load, and up to the number of experts if one has all. Shape: `[1]`.
 fn balance(routes: &[Route], probabilities: Tensor<2>) -> Tensor<1> {
     let choices: usize = routes.iter().map(|route| route.tokens.len()).sum();
     let share = |route: &Route| route.tokens.len() as f32 / choices as f32;

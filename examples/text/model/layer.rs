@@ -5,7 +5,7 @@ use super::LanguageModelConfig;
 use super::attention::Attention;
 use super::experts::Experts;
 
-/// Attention, then experts, each behind a norm and beside the residual stream.
+/// Attention, then experts, each with a norm and a residual connection.
 #[derive(Module, Debug)]
 pub struct Layer {
     attention_norm: RmsNorm,
@@ -25,7 +25,7 @@ impl Layer {
         }
     }
 
-    /// The stream behind the layer, which computes up to `tile` tokens at a time, and its load-balancing loss.
+    /// Runs the layer for up to `tile` tokens at a time. Returns the residual stream and the load-balancing loss.
     ///
     /// # Shapes
     ///

@@ -1,4 +1,4 @@
-//! A decoder made of Burn's parts: rotary positions, RMS norm, grouped heads that look back over a window, experts.
+//! A decoder of Burn's modules: rotary positions, RMS norm, grouped heads with a sliding window, experts.
 
 mod attention;
 mod experts;
@@ -17,12 +17,12 @@ use burn::tensor::FloatDType;
 use layer::Layer;
 pub use preset::Preset;
 
-/// The size of a language model; by default [`Preset::Small`].
+/// Size of a language model; by default [`Preset::Small`].
 #[derive(Config, Debug, PartialEq)]
 pub struct LanguageModelConfig {
-    /// Number of tokens that there are.
+    /// Number of tokens in the vocabulary.
     pub vocabulary: usize,
-    /// Tokens that the model sees at once.
+    /// Number of tokens of the context.
     #[config(default = 128)]
     pub context: usize,
     /// Width of the residual stream.
@@ -37,13 +37,13 @@ pub struct LanguageModelConfig {
     /// Number of heads for keys and values; divides `heads`.
     #[config(default = 2)]
     pub key_value_heads: usize,
-    /// Tokens that attention looks back over, itself among them.
+    /// Number of tokens in the attention window, including the token itself.
     #[config(default = 64)]
     pub window: usize,
     /// Number of experts in a layer.
     #[config(default = 4)]
     pub experts: usize,
-    /// Number of experts at work for a token.
+    /// Number of active experts for a token.
     #[config(default = 2)]
     pub experts_per_token: usize,
     /// Width of an expert.
@@ -52,19 +52,19 @@ pub struct LanguageModelConfig {
     /// Bound of the attention scores.
     #[config(default = 20.0)]
     pub soft_cap: f64,
-    /// Whether the embedding is the head, too.
+    /// Uses the embedding as the head.
     #[config(default = false)]
     pub tied: bool,
-    /// Whether fused training keeps the input of each layer only and runs it again.
+    /// Makes each layer a checkpointed block in fused training.
     #[config(default = false)]
     pub recompute_layers: bool,
-    /// How the loss goes over the logits, piece by piece; over all at once if it is not given.
+    /// Loss over chunks of the logits; over all at once if `None`.
     pub loss: Option<LinearCrossEntropyLossConfig>,
-    /// Tokens that a layer computes at a time, each of which needs the others as keys and values only; all if it is not given.
+    /// Number of tokens that a layer computes at a time; all if `None`. Other tokens are needed only as keys and values.
     pub tile: Option<usize>,
 }
 
-/// The weight of the load-balancing loss, as in the [Switch Transformer](https://arxiv.org/abs/2101.03961).
+/// Weight of the load-balancing loss, as in the [Switch Transformer](https://arxiv.org/abs/2101.03961).
 const BALANCE: f64 = 0.01;
 
 impl LanguageModelConfig {
@@ -100,7 +100,7 @@ pub struct LanguageModel {
     embedding: Embedding,
     layers: Vec<Layer>,
     norm: RmsNorm,
-    /// None if the embedding is the head.
+    /// `None` if the embedding is the head.
     head: Option<Linear>,
     #[module(skip)]
     window: usize,
@@ -112,16 +112,16 @@ pub struct LanguageModel {
     tile: Option<usize>,
 }
 
-/// What a training step reduces, and what it tells.
+/// Losses of a training step.
 pub struct Losses {
-    /// The cross entropy and the weighted load-balancing loss. Shape: `[1]`.
+    /// Cross entropy plus the weighted load-balancing loss. Shape: `[1]`.
     pub total: Tensor<1>,
-    /// The mean cross entropy in nats per token. Shape: `[1]`.
+    /// Mean cross entropy in nats per token. Shape: `[1]`.
     pub cross_entropy: Tensor<1>,
 }
 
 impl LanguageModel {
-    /// The losses of every token of `text` but the first, given those before it. Shape: `[batch, context + 1]`.
+    /// Returns the losses of every token of `text` except the first. Shape of `text`: `[batch, context + 1]`.
     pub fn losses(&self, text: Tensor<2, Int>) -> Losses {
         let [batch, length] = text.dims();
         let length = length - 1;
@@ -135,7 +135,7 @@ impl LanguageModel {
         }
     }
 
-    /// The logits of what follows on the last token of `text`.
+    /// Returns the logits of the token after `text`.
     ///
     /// # Shapes
     ///
@@ -151,7 +151,8 @@ impl LanguageModel {
         }
     }
 
-    /// The hidden states before the head, `[batch, length, dim]`, and the mean load-balancing loss of the layers, `[1]`.
+    /// Returns the hidden states before the head, `[batch, length, dim]`, and the mean load-balancing loss of the layers,
+    /// `[1]`.
     fn hidden(&self, text: Tensor<2, Int>) -> (Tensor<3>, Tensor<1>) {
         let [_, length] = text.dims();
         let masked = self.masked(length, &text.device());
@@ -172,8 +173,8 @@ impl LanguageModel {
         (self.norm.forward(x), balance.div_scalar(layers))
     }
 
-    /// Where a token (row) does not look (column): at what comes after it, and before its window. Shape:
-    /// `[length, length]`.
+    /// Returns the mask of the tokens (columns) that a token (row) does not attend to: later ones, and those before its window.
+    /// Shape: `[length, length]`.
     fn masked(&self, length: usize, device: &Device) -> Tensor<2, Bool> {
         let shape = [length, length];
         let after = Tensor::<2, Bool>::tril_mask(shape, 0, device);
@@ -181,7 +182,7 @@ impl LanguageModel {
         after.bool_or(before)
     }
 
-    /// The mean cross entropy of the tokens `next`, `[tokens]`, given the states `hidden`, `[tokens, dim]`.
+    /// Returns the mean cross entropy of the tokens `next`, `[tokens]`, from the states `hidden`, `[tokens, dim]`.
     fn cross_entropy(&self, hidden: Tensor<2>, next: Tensor<1, Int>) -> Tensor<1> {
         match &self.head {
             Some(head) => cross_entropy(head, self.loss.as_ref(), hidden, next),
@@ -198,7 +199,7 @@ fn cross_entropy<H: Head>(
 ) -> Tensor<1> {
     match loss {
         Some(loss) => loss.forward(head, hidden, next),
-        // In f32, whatever the weights are in: probabilities need it.
+        // In f32, whatever the type of the weights: probabilities need it.
         None => CrossEntropyLossConfig::new()
             .init(&hidden.device())
             .forward(head.logits(hidden).cast(FloatDType::F32), next),

@@ -5,16 +5,16 @@ use super::LanguageModelConfig;
 /// Sizes of language models.
 #[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Preset {
-    /// 1.8 million parameters beside the vocabulary; learns in about two minutes on two cores.
+    /// 1.8 million parameters without the vocabulary; trains in about two minutes on two cores.
     Small,
-    /// 24 million parameters beside the vocabulary.
+    /// 24 million parameters without the vocabulary.
     Medium,
-    /// 0.86 billion parameters beside the vocabulary, 0.96 with that of GPT-2.
+    /// 0.86 billion parameters without the vocabulary, 0.96 with that of GPT-2.
     Billion,
 }
 
 impl Preset {
-    /// Pieces of text in a step.
+    /// Returns the number of pieces of text in a step.
     pub fn batch(self) -> usize {
         match self {
             Self::Small | Self::Medium => 8,
@@ -22,7 +22,7 @@ impl Preset {
         }
     }
 
-    /// The model of this size, for a `vocabulary`.
+    /// Returns the config of this size, for a `vocabulary`.
     pub fn config(self, vocabulary: usize) -> LanguageModelConfig {
         let small = LanguageModelConfig::new(vocabulary);
         match self {
