@@ -1,4 +1,4 @@
-//! An average of the weights beside the same by hand: bytes, and the time of a step.
+//! Cost of an average of the weights, compared with a manual one: bytes, and the time of a step.
 //!
 //! ```sh
 //! cargo bench --bench averages
@@ -6,9 +6,9 @@
 //! ```
 //!
 //! Every row trains an MLP of 12 x (512, 2048) with AdamW of `backburn::optim` and a batch of 16, in f32. `by hand` keeps a second model and
-//! moves it after each step, in stock Burn and beside fused training, where it lets go of the model before the next step: every update
-//! would be a copy.
-//! Each way runs in a process of its own, and they take turns.
+//! updates it after each step, in stock Burn and in fused training. There it drops the model before the next step, since every update
+//! would be a copy otherwise.
+//! Each variant runs in a separate process, and they take turns.
 //!
 //! `at rest` and `peak` are bytes in multiples of the parameters' (P), `time` the median time of a step in multiples of fused training
 //! without an average, `copied` the parameters that the last step has copied.
@@ -28,7 +28,7 @@ use burn::tensor::Distribution;
 use peak_alloc::PeakAlloc;
 
 use network::{Mlp, Network};
-use turns::{Rounds, TURNS, Way};
+use turns::{Rounds, TURNS, Worker};
 
 #[global_allocator]
 static BYTES: PeakAlloc = PeakAlloc;
@@ -37,7 +37,7 @@ const RATE: f64 = 1e-4;
 const DECAY: f64 = 0.999;
 const ROUNDS: usize = 15;
 const STEPS: usize = 3;
-const WAYS: [&str; 6] = [
+const VARIANTS: [&str; 6] = [
     "fused, none",
     "stock, none",
     "stock, by hand",
@@ -53,11 +53,11 @@ fn main() {
     let arguments = arguments.iter().map(String::as_str);
     let (options, words): (Vec<_>, Vec<_>) = arguments.partition(|a| a.starts_with('-'));
     match words[..] {
-        [way] if options.contains(&TURNS) => {
+        [variant] if options.contains(&TURNS) => {
             keep_pages();
-            turns::train(training(way))
+            turns::train(training(variant))
         }
-        [way] if options.contains(&BYTES_OF) => print_bytes(way),
+        [variant] if options.contains(&BYTES_OF) => print_bytes(variant),
         _ => print_table(!options.contains(&NO_TIMES)),
     }
 }
@@ -68,21 +68,21 @@ fn print_table(times: bool) {
         "", "at rest", "peak", "copied", "time"
     );
     let rounds = times.then(|| {
-        let ways = WAYS.map(|way| Way::start(&[way]));
-        Rounds::of(ways.into(), ROUNDS)
+        let workers = VARIANTS.map(|variant| Worker::start(&[variant]));
+        Rounds::of(workers.into(), ROUNDS)
     });
-    for (index, way) in WAYS.into_iter().enumerate() {
-        let [rest, peak, copied] = turns::numbers(&[BYTES_OF, way]);
+    for (index, variant) in VARIANTS.into_iter().enumerate() {
+        let [rest, peak, copied] = turns::numbers(&[BYTES_OF, variant]);
         let time = rounds.as_ref().map(|rounds| rounds.ratio(index, 0, 0.5));
         let time = time.map(|time| format!("{time:.2}")).unwrap_or_default();
-        println!("{way:<30}{rest:>9.2}{peak:>8.2}{copied:>8}{time:>8}");
+        println!("{variant:<30}{rest:>9.2}{peak:>8.2}{copied:>8}{time:>8}");
     }
 }
 
-/// The side of the process that is asked for bytes.
-fn print_bytes(way: &str) {
+/// Prints the bytes, in the measured process.
+fn print_bytes(variant: &str) {
     let before = BYTES.current_usage();
-    let mut train = training(way);
+    let mut train = training(variant);
     let mut copied = 0;
     for _ in 0..STEPS {
         BYTES.reset_peak_usage();
@@ -95,16 +95,16 @@ fn print_bytes(way: &str) {
     println!("{copied}");
 }
 
-/// Makes one step at every call, and returns the parameters that it has copied, if that is told.
-fn training(way: &str) -> Box<dyn FnMut() -> usize> {
+/// Returns a function that makes one step, and returns the parameters that it has copied, if known.
+fn training(variant: &str) -> Box<dyn FnMut() -> usize> {
     let device = Device::flex().autodiff();
     device.seed(42);
     let input = Tensor::<2>::random([16, 512], Distribution::Default, &device);
     let model = Mlp::init(&device);
     let mut optimizer = AdamWConfig::new().init();
     let mut mean = None;
-    if way.starts_with("stock") {
-        let averages = way.ends_with("by hand");
+    if variant.starts_with("stock") {
+        let averages = variant.ends_with("by hand");
         let mut model = Some(model);
         return Box::new(move || {
             let current = model.take().expect("there is one between steps");
@@ -119,13 +119,13 @@ fn training(way: &str) -> Box<dyn FnMut() -> usize> {
         });
     }
     let average = WeightAveragingConfig::new().with_decay(Some(DECAY));
-    let averaging = match way {
+    let averaging = match variant {
         "fused, none" | "fused, by hand" => None,
         "fused, every 10th" => Some(average.with_every(10)),
         _ => Some(average),
     };
     let config = FusedConfig::new().with_averaging(averaging);
-    let averages = way.ends_with("by hand");
+    let averages = variant.ends_with("by hand");
     let mut fused = FusedOptimizer::new(model, optimizer)
         .unwrap()
         .with_config(config)
@@ -139,7 +139,7 @@ fn training(way: &str) -> Box<dyn FnMut() -> usize> {
     })
 }
 
-/// The average taken on to `model`, as a loop by hand does it; the first is a model of its own.
+/// Updates the average with `model`, as a manual loop does it. The first average is a copy.
 fn moved(mean: Option<Mlp>, model: &Mlp) -> Mlp {
     let mut values = Values::default();
     model.visit(&mut values);

@@ -1,5 +1,4 @@
-//! The time of a step by the number of its blocks under gradient checkpointing, which are as small as they can be: what
-//! is left is what a block costs by itself.
+//! Time of a step by its number of checkpointed blocks. The blocks are as small as possible, so their own cost remains.
 //!
 //! ```sh
 //! cargo bench --bench blocks
@@ -13,7 +12,7 @@ use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::{Device, Tensor};
 
 const BLOCKS: [usize; 4] = [100, 200, 400, 800];
-/// Of these the fastest counts. They take turns, so that all have the same neighbours.
+/// Number of rounds, of which the fastest counts. The cases take turns, so that all see the same load.
 const ROUNDS: usize = 9;
 const RATE: f64 = 1e-3;
 
@@ -21,12 +20,12 @@ fn main() {
     println!("| blocks | stock (ms) | fused | fused, block | fused, block (us a block) |");
     println!("|---:|---:|---:|---:|---:|");
     for blocks in BLOCKS {
-        let mut ways = [stock(blocks), fused(blocks, false), fused(blocks, true)];
+        let mut variants = [stock(blocks), fused(blocks, false), fused(blocks, true)];
         let mut fastest = [Duration::MAX; 3];
         for _ in 0..ROUNDS {
-            for (way, fastest) in ways.iter_mut().zip(&mut fastest) {
+            for (variant, fastest) in variants.iter_mut().zip(&mut fastest) {
                 let start = Instant::now();
-                way();
+                variant();
                 *fastest = start.elapsed().min(*fastest);
             }
         }

@@ -6,7 +6,7 @@
 //!
 //! ViT-S/16, eight images a step, Adam in f32 on the CPU, `gradient_checkpointing` around each of the 12 blocks. One
 //! step with all of them recomputed is recorded; for every row `GradientCheckpointingConfig::for_budget` then
-//! chooses the blocks to run twice within a budget, and a step is recorded again. Budget and peak are
+//! chooses the blocks to recompute within a budget, and a step is recorded again. Budget and peak are
 //! in multiples of the bytes of the parameters (P), model and optimizer included. `kept` counts the
 //! blocks that keep their activations. `time` is that of a step, unrecorded, in multiples of one with
 //! all blocks recomputed: the median over rounds in which the rows take turns.
@@ -31,14 +31,14 @@ static ALLOCATOR: RecordingAllocator = RecordingAllocator::new();
 const BATCH: usize = 8;
 const ROUNDS: usize = 7;
 
-/// A training that goes on while its blocks change.
+/// A training that continues while its blocks change.
 struct Training {
     fused: FusedOptimizer<Vit>,
     input: Tensor<4>,
 }
 
 impl Training {
-    /// One step, in seconds.
+    /// Makes one step. Returns its seconds.
     fn step(&mut self) -> f64 {
         let start = Instant::now();
         let input = self.input.clone();
@@ -46,7 +46,7 @@ impl Training {
         start.elapsed().as_secs_f64()
     }
 
-    /// One step with its memory.
+    /// Makes one step. Returns its memory.
     fn record(&mut self) -> Result<MemoryTimeline, Box<dyn Error>> {
         let recorder = MemoryRecorder::start()?;
         self.step();
@@ -88,7 +88,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let peak = training.record()?.peak().bytes.total();
         rows.push((config, budget, peak));
     }
-    // What they are compared with is a row of its own.
+    // The baseline is a row of its own.
     let mut times = vec![Vec::new(); rows.len() + 1];
     for _ in 0..ROUNDS {
         let chosen = rows.iter().map(|(config, ..)| config.clone());

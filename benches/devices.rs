@@ -1,13 +1,13 @@
-//! One model whose layers lie on two devices: memory by device, stock Burn and backburn.
+//! Memory by device of a model with layers on two devices: stock Burn and backburn.
 //!
 //! ```sh
 //! cargo bench --bench devices --features wgpu,fusion
 //! ```
 //!
 //! Every row trains the MLP of the memory benchmark for five steps with Adam in f32, its first half on one device of wgpu,
-//! its second on another, in a process of its own, and prints by device the most bytes that its pools had reserved and
-//! had in use at the end of a step, in multiples of the bytes of the parameters that lie there (P). Where there is one adapter, both
-//! devices are that, under two names, which Burn takes for two: each has pools of its own.
+//! its second on another, in a separate process. It prints by device the peak of the bytes reserved and in use in its pools at
+//! the end of a step, in multiples of the bytes of its parameters (P). With a single adapter, both devices are that adapter under
+//! two names. Burn treats them as two, each with its own pools.
 
 mod network;
 
@@ -30,7 +30,7 @@ fn main() {
         .filter(|a| !a.starts_with('-'))
         .collect();
     match arguments.as_slice() {
-        [way] => train(way),
+        [variant] => train(variant),
         _ => compare(),
     }
 }
@@ -40,14 +40,14 @@ fn compare() {
         "{:<10}{:>10}{:>14}{:>12}",
         "", "device", "reserved / P", "in use / P"
     );
-    for way in ["stock", "fused", "ours"] {
+    for variant in ["stock", "fused", "ours"] {
         let mut process = Command::new(std::env::current_exe().expect("a program"));
-        let status = process.arg(way).status();
-        assert!(status.is_ok_and(|status| status.success()), "{way}");
+        let status = process.arg(variant).status();
+        assert!(status.is_ok_and(|status| status.success()), "{variant}");
     }
 }
 
-/// The first half of the MLP, and the second, on a device each.
+/// The two halves of the MLP, each on its own device.
 #[derive(Module, Debug)]
 struct Halves {
     first: Mlp,
@@ -68,7 +68,7 @@ impl Halves {
     }
 }
 
-fn train(way: &str) {
+fn train(variant: &str) {
     match_pool_sizes().expect("nothing was used before");
     let device = |kind| Device::wgpu(kind).autodiff();
     let devices = [device(DeviceKind::DefaultDevice), device(DeviceKind::Cpu)];
@@ -76,7 +76,7 @@ fn train(way: &str) {
     let model = Halves::init(&devices);
     let parameters = [4 * model.first.num_params(), 4 * model.second.num_params()];
     let second = devices[1].clone();
-    let mut step: Box<dyn FnMut()> = match way {
+    let mut step: Box<dyn FnMut()> = match variant {
         "stock" => {
             let mut optimizer = AdamConfig::new().init();
             let mut model = Some(model);
@@ -88,7 +88,7 @@ fn train(way: &str) {
             })
         }
         _ => {
-            let optimizer = match way {
+            let optimizer = match variant {
                 "ours" => backburn::optim::AdamConfig::new().init(),
                 _ => AdamConfig::new().init(),
             };
@@ -115,7 +115,7 @@ fn train(way: &str) {
     for (index, ((reserved, in_use), parameters)) in most.into_iter().zip(parameters).enumerate() {
         let multiple = |bytes: u64| bytes as f64 / parameters as f64;
         println!(
-            "{way:<10}{:>10}{:>14.2}{:>12.2}",
+            "{variant:<10}{:>10}{:>14.2}{:>12.2}",
             index + 1,
             multiple(reserved),
             multiple(in_use)

@@ -1,17 +1,16 @@
-//! What a training step asks of NVIDIA's driver, counted: stock Burn and backburn.
+//! Calls of NVIDIA's driver in a training step, counted: stock Burn and backburn.
 //!
 //! ```sh
 //! .ci/cuda/driver-calls
 //! ```
 //!
-//! Runs on the stand-in for the driver, on a machine without a GPU: launches do nothing there, so what is counted
-//! depends on no result and no time. Every row trains in f32 with Adam, a few steps, and prints for the last: the
-//! kernels launched; those of them that are our own kernel, which updates a parameter; how many more they are than in
-//! a forward and backward pass alone; the allocations that the memory pools made at the driver; bytes copied to the
-//! device, from it and on it; and how often the host waited for the device.
+//! The benchmark runs on a stub of the driver, on a machine without a GPU. Launches do nothing there, so the counts depend on
+//! no result and no time. Every row trains in f32 with Adam for a few steps, and prints for the last: the kernels launched; the
+//! launches of backburn's kernel, which updates a parameter; the launches in addition to a forward and backward pass alone; the
+//! allocations of the memory pools; bytes copied to the device, from it and on it; and the waits of the host.
 //!
-//! The input lies on the device before, and the loss is not read. A second table tells streams apart: where parts of
-//! the training wait on the host, whether what is copied is on another stream than the kernels of the model.
+//! The input is on the device before, and the loss is not read. A second table counts by stream: with offload, it shows whether
+//! copies run on another stream than the kernels of the model.
 
 mod network;
 
@@ -29,7 +28,7 @@ use burn::tensor::Distribution;
 use network::vit::VitConfig;
 use network::{Mlp, Network};
 
-/// Until kernels are compiled and pools are filled.
+/// Steps until kernels are compiled and pools are filled.
 const WARM_UP: usize = 4;
 const LEARNING_RATE: f64 = 1e-4;
 fn main() {
@@ -72,18 +71,18 @@ fn main() {
     counts.print_streams(&device);
 }
 
-/// What the stand-in has counted.
+/// Counts of the driver's stub.
 struct Counts {
     file: PathBuf,
     device: Device,
 }
 
-/// Of one stream in one step: launches, those of our own kernel, allocations, bytes copied to the device, from it and
-/// on it, waits of the host, waits for another stream.
+/// Counts of one stream in one step: launches, launches of backburn's kernel, allocations, bytes copied to the device, from it
+/// and on it, waits of the host, waits for another stream.
 type Counted = [u64; 8];
 
 impl Counts {
-    /// The numbers of each stream when all that was submitted has reached the driver.
+    /// Returns the counts of each stream after all submitted work has reached the driver.
     fn read(&self) -> Vec<Counted> {
         // Waits for the thread of the device, not for the driver.
         self.device.memory_pool_usage();
@@ -95,7 +94,7 @@ impl Counts {
         streams.to_vec()
     }
 
-    /// Those of the last of several steps.
+    /// Returns the counts of the last of several steps.
     fn of(&self, step: impl FnMut()) -> Counted {
         let streams = self.of_streams(step);
         std::array::from_fn(|index| streams.iter().map(|stream| stream[index]).sum())
@@ -110,8 +109,7 @@ impl Counts {
         streams.collect()
     }
 
-    /// One row for each way to divide the training of the MLP between the device and the host: what the stream has
-    /// done that has launched most kernels, and what all others have.
+    /// Prints one row for each offload of the MLP's training: the counts of the stream with most launches, and of all others.
     fn print_streams(&self, device: &Device) {
         println!(
             "| | launches | to device (B) | from device (B) | waits of the host | waits for other streams | \
@@ -155,7 +153,7 @@ impl Counts {
         }
     }
 
-    /// One row for each way to train the model that `init` makes, with its blocks recomputed or not.
+    /// Prints one row for each training of the model from `init`, with its blocks recomputed or not.
     fn print<const D: usize, N: Network<D> + Module + 'static>(
         &self,
         name: &str,
@@ -165,7 +163,7 @@ impl Counts {
         let model = init(false);
         let parameters = burn::module::list_param_ids(&model).len();
         let passes = self.of(|| drop(model.loss(input.clone()).backward()));
-        let print = |way: &str, counted: Counted, one_pass: bool| {
+        let print = |variant: &str, counted: Counted, one_pass: bool| {
             let [launches, updates, rest @ .., _] = counted;
             let of_updates = match one_pass {
                 true => (launches as i64 - passes[0] as i64).to_string(),
@@ -173,7 +171,7 @@ impl Counts {
             };
             let rest = rest.map(|number| number.to_string()).join(" | ");
             println!(
-                "| {name}, {parameters} parameters | {way} | {launches} | {updates} | {of_updates} | {rest} |"
+                "| {name}, {parameters} parameters | {variant} | {launches} | {updates} | {of_updates} | {rest} |"
             );
         };
         print("no update", passes, false);

@@ -5,15 +5,14 @@
 //! cargo bench --bench gpu --features wgpu,fusion -- --device wgpu --models mlp
 //! ```
 //!
-//! Prints two tables in Markdown. The first trains in f32 with Adam, each way in a process of its own that takes
-//! five steps to warm up and fifteen more: the most bytes that the memory pools had in use and had reserved at the
-//! end of a step, in multiples of the parameters' bytes (P), and the median time of a step, waiting for the device
-//! after each. PyTorch stands beside where `python3` has it (`benches/pytorch/training.py`); it tells the most bytes
-//! of all moments, and pools of Burn's those of the ends of steps, and for reserved bytes, which are not given
-//! back, that is the same.
+//! The benchmark prints two tables in Markdown. The first trains in f32 with Adam, each variant in a separate process with five
+//! warm-up steps and fifteen more. It has the peak of the bytes in use and reserved in the memory pools at the end of a step,
+//! in multiples of the parameters' bytes (P), and the median time of a step, including a wait for the device. PyTorch is
+//! measured too if `python3` has it (`benches/pytorch/training.py`). It reports the peak over all moments, and Burn's pools the
+//! peak over the ends of steps. For reserved bytes, which are not released, both are the same.
 //!
-//! The second steps one large parameter with every optimizer of [`backburn::optim`]: bytes moved a second, and that
-//! in parts of a copy on the device in the same rounds. Some keep states, and a weight, in formats.
+//! The second table steps one large parameter with every optimizer of [`backburn::optim`]: bytes moved per second, absolute and
+//! relative to a copy on the device in the same rounds. Some optimizers have states, and a weight, in formats.
 
 mod network;
 
@@ -35,7 +34,7 @@ const WARM_UP: usize = 5;
 const STEPS: usize = 15;
 const LEARNING_RATE: f64 = 1e-4;
 const MODELS: [&str; 3] = ["mlp", "vit-s-16", "vit-l-16"];
-const WAYS: [&str; 5] = [
+const VARIANTS: [&str; 5] = [
     "stock",
     "stock-default-pools",
     "fused",
@@ -47,11 +46,11 @@ const PYTORCH: [&str; 4] = ["adam", "loop", "fused", "hook"];
 /// Memory and time of training on a GPU.
 #[derive(Parser)]
 struct Options {
-    /// The backend: cuda, rocm, wgpu or cpu, as far as it is built.
+    /// The backend: cuda, rocm, wgpu or cpu, if it is built.
     #[arg(long, default_value = "cuda")]
     device: String,
 
-    /// Of mlp, vit-s-16 and vit-l-16.
+    /// Models: mlp, vit-s-16 and vit-l-16.
     #[arg(long, value_delimiter = ',', default_values_t = MODELS.map(String::from))]
     models: Vec<String>,
 
@@ -59,11 +58,11 @@ struct Options {
     #[arg(long, default_value_t = 100_000_000)]
     elements: usize,
 
-    /// Train this model in this way only, in this process.
+    /// Train only this model and variant, in this process.
     #[arg(long, num_args = 2, value_names = ["MODEL", "WAY"])]
     only: Option<Vec<String>>,
 
-    /// Cargo says so.
+    /// Passed by cargo.
     #[arg(long, hide = true)]
     bench: bool,
 }
@@ -86,27 +85,32 @@ impl Options {
 
 fn main() {
     let options = Options::parse();
-    if let Some([model, way]) = options.only.as_deref() {
-        if way != "stock-default-pools" {
+    if let Some([model, variant]) = options.only.as_deref() {
+        if variant != "stock-default-pools" {
             match_pool_sizes().expect("no device was used before");
         }
         let device = options.device();
         check_device(&device, FloatDType::F32).unwrap_or_else(|error| panic!("{error}"));
-        return measure(model, way, &device.autodiff());
+        return measure(model, variant, &device.autodiff());
     }
     println!("| model | | in use / P | reserved / P | step (ms) |");
     println!("|---|---|---:|---:|---:|");
     for model in &options.models {
-        for way in WAYS {
+        for variant in VARIANTS {
             let this = std::env::current_exe().expect("a program");
-            let arguments = ["--device", &options.device, "--only", model, way];
-            print_row(model, way, Command::new(this).args(arguments));
+            let arguments = ["--device", &options.device, "--only", model, variant];
+            print_row(model, variant, Command::new(this).args(arguments));
         }
-        for way in PYTORCH {
-            let arguments = ["benches/pytorch/training.py", model, way, &options.device];
+        for variant in PYTORCH {
+            let arguments = [
+                "benches/pytorch/training.py",
+                model,
+                variant,
+                &options.device,
+            ];
             print_row(
                 model,
-                &format!("PyTorch, {way}"),
+                &format!("PyTorch, {variant}"),
                 Command::new("python3").args(arguments),
             );
         }
@@ -119,8 +123,8 @@ fn main() {
     Bandwidth::new(&options.device(), options.elements).print();
 }
 
-/// A row of what the process prints: bytes of the parameters, in use, reserved, milliseconds.
-fn print_row(model: &str, way: &str, process: &mut Command) {
+/// Prints a row from the output of the process: bytes of the parameters, in use, reserved, milliseconds.
+fn print_row(model: &str, variant: &str, process: &mut Command) {
     let output = process.output();
     let output = output
         .as_ref()
@@ -130,36 +134,44 @@ fn print_row(model: &str, way: &str, process: &mut Command) {
     let numbers: Vec<f64> = line.split(' ').filter_map(|n| n.parse().ok()).collect();
     match numbers[..] {
         [parameters, in_use, reserved, milliseconds] => println!(
-            "| {model} | {way} | {:.2} | {:.2} | {milliseconds:.2} |",
+            "| {model} | {variant} | {:.2} | {:.2} | {milliseconds:.2} |",
             in_use / parameters,
             reserved / parameters
         ),
-        _ => println!("| {model} | {way} | did not run | | |"),
+        _ => println!("| {model} | {variant} | did not run | | |"),
     }
 }
 
-/// Trains in one way, and prints what [`print_row`] reads.
-fn measure(model: &str, way: &str, device: &Device) {
+/// Trains one variant, and prints the input of [`print_row`].
+fn measure(model: &str, variant: &str, device: &Device) {
     let image = |batch: usize| Tensor::random([batch, 3, 224, 224], Distribution::Default, device);
-    let blocks = way == "ours-blocks";
+    let blocks = variant == "ours-blocks";
     match model {
         "mlp" => {
             let input = Tensor::random([16, 512], Distribution::Default, device);
-            train(Mlp::init(device).with_recompute_blocks(blocks), way, input);
+            train(
+                Mlp::init(device).with_recompute_blocks(blocks),
+                variant,
+                input,
+            );
         }
         "vit-s-16" => {
             let config = VitConfig::vit_s_16().with_recompute_blocks(blocks);
-            train(config.init(device), way, image(8));
+            train(config.init(device), variant, image(8));
         }
         "vit-l-16" => {
             let config = VitConfig::vit_l_16().with_recompute_blocks(blocks);
-            train(config.init(device), way, image(1));
+            train(config.init(device), variant, image(1));
         }
         other => panic!("there is no model `{other}`"),
     }
 }
 
-fn train<const D: usize, N: Network<D> + Module + 'static>(model: N, way: &str, input: Tensor<D>) {
+fn train<const D: usize, N: Network<D> + Module + 'static>(
+    model: N,
+    variant: &str,
+    input: Tensor<D>,
+) {
     let device = input.device().inner();
     let parameters = 4 * model.num_params();
     let fused = |model: N, optimizer: ModuleOptimizer| {
@@ -173,7 +185,7 @@ fn train<const D: usize, N: Network<D> + Module + 'static>(model: N, way: &str, 
             )
         }) as Box<dyn FnMut()>
     };
-    let mut step = match way {
+    let mut step = match variant {
         "fused" => fused(model, AdamConfig::new().init()),
         "ours" | "ours-blocks" => fused(model, ours::AdamConfig::new().init()),
         _ => stock(model, input.clone(), LEARNING_RATE),
@@ -203,7 +215,7 @@ fn median(mut times: Vec<f64>) -> f64 {
 struct Bandwidth {
     device: Device,
     elements: usize,
-    /// Bytes moved a second by a copy.
+    /// Bytes per second of a copy.
     copy: f64,
 }
 
@@ -235,7 +247,7 @@ impl Bandwidth {
         );
         self.row("SGD", 12.0, ours::SgdConfig::new().build());
         self.row("Lion", 20.0, ours::LionConfig::new().build());
-        // With a scale in f32 for every 64 elements, and a mark for their low bits.
+        // With a scale in f32 for every 64 elements, and a checksum for their residual.
         for (name, states, bytes) in [
             ("AdamW, 8-bit states", ours::StateFormat::Bits8, 16.25),
             ("AdamW, 4-bit states", ours::StateFormat::Bits4, 14.25),
@@ -256,7 +268,7 @@ impl Bandwidth {
         self.row_in(FloatDType::F32, name, bytes, optimizer);
     }
 
-    /// `bytes` are those that a step moves for an element.
+    /// Prints a row. A step moves `bytes` for each element.
     fn row_in(&self, dtype: FloatDType, name: &str, bytes: f64, optimizer: impl Optimizer) {
         let gradient = Tensor::<1>::ones([self.elements], (&self.device, DType::from(dtype)));
         let mut state = Some((gradient.clone().mul_scalar(0.5), None));
@@ -273,7 +285,7 @@ impl Bandwidth {
     }
 }
 
-/// The median seconds of `work` on the device.
+/// Returns the median seconds of `work` on the device.
 fn timed(device: &Device, mut work: impl FnMut()) -> f64 {
     let mut once = || {
         let started = Instant::now();

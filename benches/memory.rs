@@ -3,18 +3,18 @@
 //! ```sh
 //! cargo bench --bench memory
 //! cargo bench --bench memory -- ViT-S      # the rows with this in their name
-//! cargo bench --bench memory -- ndarray    # those on this backend
+//! cargo bench --bench memory -- ndarray    # the rows on this backend
 //! cargo bench --bench memory -- policies   # the second table
 //! ```
 //!
-//! Every row trains three steps with Adam in f32 on the CPU (on `flex`, unless it says another backend), once through Burn's `Learner` and once
-//! through `FusedOptimizer`, and prints the most bytes allocated at once, in multiples of the bytes
-//! of the parameters (P). `expected` is what fused training can't do without: parameters, optimizer
+//! Every row trains three steps with Adam in f32 on the CPU (on `flex`, unless it names another backend), once with Burn's `Learner` and once
+//! with `FusedOptimizer`, and prints the peak of the allocated bytes, in multiples of the bytes
+//! of the parameters (P). `expected` is the lower bound of fused training: parameters, optimizer
 //! state, the activations held when the backward pass starts, and the largest gradient. `balanced`
 //! is fused training with Burn's `gradient_checkpointing()`, `block` with ours around every
 //! block.
 //!
-//! The second table takes the MLP and AdamW through the gradient policies, in a loop with Burn alone and
+//! The second table trains the MLP with AdamW under each gradient policy, in a loop with Burn alone and
 //! in one with `FusedOptimizer`.
 
 mod network;
@@ -39,7 +39,7 @@ const STEPS: usize = 3;
 const LEARNING_RATE: f64 = 1e-4;
 
 fn main() {
-    // Cargo passes `--bench` along.
+    // Cargo passes `--bench`.
     let chosen: Vec<String> = std::env::args()
         .skip(1)
         .filter(|a| !a.starts_with('-'))
@@ -100,7 +100,7 @@ fn main() {
     }
 }
 
-/// The peaks of three steps under every policy.
+/// Prints the peaks of three steps under every policy.
 fn policy_rows() {
     println!(
         "\n{:<32}{:>10}{:>10}{:>8}",
@@ -129,7 +129,7 @@ fn policy_rows() {
     }
 }
 
-/// Trains both ways and prints the peaks. `init` is told whether to run blocks twice.
+/// Trains both ways and prints the peaks. `init` takes `true` to recompute blocks.
 fn row<const D: usize, M>(
     init: impl Fn(&Device, bool) -> M,
     name: &str,
@@ -178,12 +178,12 @@ fn row<const D: usize, M>(
     );
 }
 
-/// What fused training takes, in bytes.
+/// Memory of fused training, in bytes.
 struct Fused {
     peak: usize,
     /// Parameters and optimizer state.
     held: usize,
-    /// Held when the backward pass starts.
+    /// Activations when the backward pass starts.
     activations: usize,
 }
 
@@ -214,7 +214,7 @@ where
     result
 }
 
-/// The most bytes allocated during `train`, over those before.
+/// Returns the peak of the bytes during `train`, over those before.
 fn peak(train: impl FnOnce()) -> usize {
     let before = BYTES.current_usage();
     BYTES.reset_peak_usage();
@@ -222,7 +222,7 @@ fn peak(train: impl FnOnce()) -> usize {
     BYTES.peak_usage() - before
 }
 
-/// Bytes of the largest parameter.
+/// Returns the bytes of the largest parameter.
 fn largest_parameter<M: Module>(model: &M) -> usize {
     struct Largest(usize);
 

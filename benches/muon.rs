@@ -1,4 +1,4 @@
-//! What the Newton-Schulz iteration of Muon takes beside the step that it is in, and what owners save of it.
+//! Cost of Muon's Newton-Schulz iteration in a step, and the savings of ownership.
 //!
 //! ```sh
 //! cargo bench --bench muon
@@ -6,14 +6,14 @@
 //! cargo bench --bench muon -- --no-times # the bytes alone
 //! ```
 //!
-//! Every row trains an MLP of 12 x (256, 1024) in blocks on `flex` devices, each of which has a batch of 128 rows. `Burn` is Burn's
-//! Muon and AdamW in two parameter groups after the backward pass, all others are `MuonWithAdamWConfig`, fused; `no iteration`
-//! is the same with `ns_steps` 0. Each way runs in a process of its own, and they take turns.
+//! Every row trains an MLP of 12 x (256, 1024) in blocks on `flex` devices, with a batch of 128 rows for each. `Burn` is Burn's
+//! Muon and AdamW in two parameter groups after the backward pass; all others are `MuonWithAdamWConfig`, fused; `no iteration`
+//! has `ns_steps` 0. Each variant runs in a separate process, and they take turns.
 //!
-//! `bytes` are those that a parameter takes between steps, `peak` the most in multiples of the parameters' in f32 (P), `time` the median
-//! time of a step in multiples of AdamW's, fused. `iteration` is the part of the step that it has without an iteration missing.
-//! `longest` is the part of all multiplications that the owner with the most has: what an iteration takes where each owner has a
-//! device of its own.
+//! `bytes` are the bytes of a parameter between steps, `peak` the peak in multiples of the parameters' bytes in f32 (P), `time`
+//! the median time of a step in multiples of fused AdamW. `iteration` is the fraction of the step that is missing without the
+//! iteration. `longest` is the largest fraction of the multiplications of one owner: the time of the iteration if each owner
+//! has its own device.
 
 mod network;
 mod turns;
@@ -28,7 +28,7 @@ use burn::tensor::{Distribution, FloatDType};
 use peak_alloc::PeakAlloc;
 
 use network::{Mlp, Network};
-use turns::{Rounds, TURNS, Way};
+use turns::{Rounds, TURNS, Worker};
 
 #[global_allocator]
 static BYTES: PeakAlloc = PeakAlloc;
@@ -43,7 +43,7 @@ const RANKS: [usize; 3] = [1, 2, 4];
 const ADAMW: &str = "AdamW";
 const MUON: &str = "Muon";
 const WITHOUT: &str = "no iteration";
-const WAYS: [&str; 6] = [
+const VARIANTS: [&str; 6] = [
     ADAMW,
     "Burn",
     MUON,
@@ -59,11 +59,13 @@ fn main() {
     let arguments = arguments.iter().map(String::as_str);
     let (options, words): (Vec<_>, Vec<_>) = arguments.partition(|a| a.starts_with('-'));
     match words[..] {
-        [way, ranks] if options.contains(&TURNS) => {
+        [variant, ranks] if options.contains(&TURNS) => {
             keep_pages();
-            turns::train(training(way, ranks.parse().unwrap()))
+            turns::train(training(variant, ranks.parse().unwrap()))
         }
-        [way, ranks] if options.contains(&BYTES_OF) => print_bytes(way, ranks.parse().unwrap()),
+        [variant, ranks] if options.contains(&BYTES_OF) => {
+            print_bytes(variant, ranks.parse().unwrap())
+        }
         _ => print_table(&words, !options.contains(&NO_TIMES)),
     }
 }
@@ -78,22 +80,26 @@ fn print_table(chosen: &[&str], times: bool) {
         if !chosen.is_empty() && !chosen.contains(&&*name) {
             continue;
         }
-        // Burn's loop is that of one device.
-        let ways = WAYS.into_iter();
-        let ways: Vec<&str> = ways.filter(|way| ranks == 1 || *way != "Burn").collect();
+        // Burn's loop uses one device.
+        let variants = VARIANTS.into_iter();
+        let variants: Vec<&str> = variants
+            .filter(|variant| ranks == 1 || *variant != "Burn")
+            .collect();
         let rounds = times.then(|| {
-            let ways = ways.iter().map(|way| Way::start(&[way, &name]));
-            Rounds::of(ways.collect(), ROUNDS)
+            let workers = variants
+                .iter()
+                .map(|variant| Worker::start(&[variant, &name]));
+            Rounds::of(workers.collect(), ROUNDS)
         });
-        let time_of = |way: &str| {
-            let index = ways.iter().position(|found| *found == way)?;
+        let time_of = |variant: &str| {
+            let index = variants.iter().position(|found| *found == variant)?;
             Some(rounds.as_ref()?.ratio(index, 0, 0.5))
         };
-        for way in &ways {
-            let [bytes, peak] = turns::numbers(&[BYTES_OF, way, &name]);
-            let time = time_of(way).map(|time| format!("{time:.2}"));
+        for variant in &variants {
+            let [bytes, peak] = turns::numbers(&[BYTES_OF, variant, &name]);
+            let time = time_of(variant).map(|time| format!("{time:.2}"));
             let (mut iteration, mut longest) = (None, None);
-            if *way == MUON {
+            if *variant == MUON {
                 longest = Some(format!("{:.2}", longest_part(ranks)));
                 let parts = time_of(MUON).zip(time_of(WITHOUT));
                 iteration = parts.map(|(all, rest)| format!("{:.2}", 1.0 - rest / all));
@@ -101,17 +107,17 @@ fn print_table(chosen: &[&str], times: bool) {
             let [time, iteration, longest] =
                 [time, iteration, longest].map(Option::unwrap_or_default);
             println!(
-                "{ranks:<7}{way:<24}{bytes:>8.3}{peak:>8.2}{time:>8}{iteration:>11}{longest:>9}"
+                "{ranks:<7}{variant:<24}{bytes:>8.3}{peak:>8.2}{time:>8}{iteration:>11}{longest:>9}"
             );
         }
     }
 }
 
-/// The side of the process that is asked for bytes.
-fn print_bytes(way: &str, ranks: usize) {
+/// Prints the bytes, in the measured process.
+fn print_bytes(variant: &str, ranks: usize) {
     let before = BYTES.current_usage();
     BYTES.reset_peak_usage();
-    let mut train = training(way, ranks);
+    let mut train = training(variant, ranks);
     for _ in 0..STEPS {
         train();
     }
@@ -121,7 +127,7 @@ fn print_bytes(way: &str, ranks: usize) {
     println!("{}", peak as f64 / (4 * elements) as f64);
 }
 
-/// The part of all multiplications of the iteration that falls to one owner at most.
+/// Returns the largest fraction of the iteration's multiplications of one owner.
 fn longest_part(ranks: usize) -> f64 {
     let device = Device::flex().autodiff();
     let model = Mlp::of_size(BLOCKS, WIDTH, &device);
@@ -129,7 +135,7 @@ fn longest_part(ranks: usize) -> f64 {
     let mut owned = vec![0.0; ranks];
     for block in 0..BLOCKS {
         for layer in 0..2 {
-            // All matrices have one shape, or that transposed.
+            // All matrices have one shape, or its transpose.
             let path = format!("blocks.{block}.{layer}.weight");
             owned[fused.owner(&path).expect("it is in training")] += 1.0;
         }
@@ -138,9 +144,9 @@ fn longest_part(ranks: usize) -> f64 {
     longest / owned.iter().sum::<f64>()
 }
 
-fn optimizer(way: &str) -> ModuleOptimizer {
+fn optimizer(variant: &str) -> ModuleOptimizer {
     let recipe = MuonWithAdamWConfig::new(Vec::new());
-    match way {
+    match variant {
         ADAMW => AdamWConfig::new().init(),
         "Burn" => {
             let muon = stock::MuonConfig::new().with_adjust_lr_fn(AdjustLrFn::MatchRmsAdamW);
@@ -174,14 +180,14 @@ fn replicas(
         .unwrap()
 }
 
-/// Makes one step at every call.
-fn training(way: &str, ranks: usize) -> Box<dyn FnMut()> {
+/// Returns a function that makes one step.
+fn training(variant: &str, ranks: usize) -> Box<dyn FnMut()> {
     let device = Device::flex().autodiff();
     device.seed(42);
     let input = Tensor::<2>::random([BATCH, WIDTH], Distribution::Default, &device);
     let model = Mlp::of_size(BLOCKS, WIDTH, &device);
-    if way == "Burn" {
-        let (mut model, mut optimizer) = (Some(model), optimizer(way));
+    if variant == "Burn" {
+        let (mut model, mut optimizer) = (Some(model), optimizer(variant));
         return Box::new(move || {
             let current = model.take().expect("there is one between steps");
             let gradients = current.loss(input.clone()).backward();
@@ -191,12 +197,12 @@ fn training(way: &str, ranks: usize) -> Box<dyn FnMut()> {
     }
     let mut model = model.with_recompute_blocks(true);
     let mut config = FusedConfig::new();
-    if way.starts_with("bf16") {
+    if variant.starts_with("bf16") {
         model = cast(model, FloatDType::BF16).unwrap();
-        // As is best on a processor.
+        // The fastest type on a processor.
         config = config.with_compute_dtype(Some(FloatDType::F32));
     }
-    let mut fused = replicas(model, optimizer(way), ranks, config);
+    let mut fused = replicas(model, optimizer(variant), ranks, config);
     Box::new(move || {
         let batches = vec![input.clone(); ranks];
         fused

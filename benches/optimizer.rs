@@ -6,10 +6,10 @@
 //! ```
 //!
 //! Every row steps a parameter of 25 million elements, with Burn's optimizer in f32 and ours in turn, and
-//! prints the median times, how many times faster ours is, nanoseconds an element, that in parts of our
-//! AdamW's in f32 and of a copy's speed, both measured in the same rounds (the bytes that a single pass has
-//! to move are, of AdamW, 28 an element: gradient, parameter and two states are read, all but the gradient
-//! written), and the most bytes allocated during a step, in multiples of the parameter's in f32.
+//! prints the median times, the speedup of ours, nanoseconds per element, this relative to our AdamW in f32
+//! and to the speed of a copy, both measured in the same rounds, and the peak of the bytes allocated during a
+//! step, in multiples of the parameter's in f32. A single pass of AdamW moves 28 bytes per element: it reads
+//! gradient, parameter and two states, and writes all but the gradient.
 
 use std::time::Instant;
 
@@ -55,7 +55,7 @@ fn main() {
     let burns = || stock::AdamWConfig::new().build();
     let adamw = ours::AdamWConfig::new;
     row.print("AdamW", 28.0, burns(), adamw().build(), FloatDType::F32);
-    // Against Burn's in f32. A state takes 17 bytes for 16 elements.
+    // Compared with Burn's in f32. A state takes 17 bytes for 16 elements.
     let in_bits = |bits| adamw().with_state_format(bits);
     let (eight, four) = (|| in_bits(StateFormat::Bits8), in_bits(StateFormat::Bits4));
     row.print(
@@ -72,7 +72,7 @@ fn main() {
         four.build(),
         FloatDType::F32,
     );
-    // Weights and gradient in bf16, and a mark of 4 bytes for 64 weights.
+    // Weights and gradient in bf16, and a checksum of 4 bytes for 64 weights.
     let formats = [
         ("Stochastic, 8 bits", 10.25, WeightFormat::Stochastic),
         ("Split24, 8 bits", 12.375, WeightFormat::Split24),
@@ -133,7 +133,7 @@ struct Row {
 }
 
 impl Row {
-    /// Ours with a parameter of this type, of which a step has to move so many `bytes` an element.
+    /// Prints a row of our optimizer for a parameter of this type. A step moves at least `bytes` for each element.
     fn print(
         &self,
         name: &str,
@@ -159,7 +159,7 @@ impl Row {
             ]
         };
         let rounds: Vec<[f64; 4]> = (0..ROUNDS).map(round).collect();
-        let time = |way: usize| median(rounds.iter().map(|times| times[way]));
+        let time = |variant: usize| median(rounds.iter().map(|times| times[variant]));
         let times = |a: usize, b: usize| median(rounds.iter().map(|times| times[a] / times[b]));
         let speed = |bytes: f64, time: f64| bytes * elements as f64 / time / 1e9;
         let (moved, copied) = (speed(bytes, time(1)), speed(8.0, time(3)));
@@ -182,7 +182,7 @@ struct Stepped<O: Optimizer> {
     optimizer: O,
     parameter: Tensor<1>,
     state: Option<O::State<1>>,
-    /// The most bytes allocated during a step.
+    /// Peak of the bytes allocated during a step.
     allocated: usize,
 }
 
@@ -196,13 +196,13 @@ impl<O: Optimizer> Stepped<O> {
             state: None,
             allocated: 0,
         };
-        // The first step makes the state.
+        // The first step creates the state.
         stepped.step();
         stepped.allocated = 0;
         stepped
     }
 
-    /// Seconds of a step.
+    /// Makes a step. Returns its seconds.
     fn step(&mut self) -> f64 {
         let parameter = std::mem::replace(&mut self.parameter, Tensor::empty([0], &Device::flex()));
         let options = (&parameter.device(), parameter.dtype());
@@ -221,7 +221,7 @@ impl<O: Optimizer> Stepped<O> {
     }
 }
 
-/// Seconds to copy, on all threads.
+/// Copies on all threads. Returns the seconds.
 fn copy(from: &[f32], to: &mut [f32]) -> f64 {
     let start = Instant::now();
     let part = from.len().div_ceil(rayon::current_num_threads());

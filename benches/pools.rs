@@ -26,7 +26,7 @@ use network::{Mlp, Network, stock};
 
 const STEPS: usize = 5;
 const LEARNING_RATE: f64 = 1e-4;
-const WAYS: [&str; 6] = ["stock", "fused", "ours", "flush", "sync", "persistent"];
+const VARIANTS: [&str; 6] = ["stock", "fused", "ours", "flush", "sync", "persistent"];
 
 fn main() {
     let arguments: Vec<String> = std::env::args()
@@ -34,7 +34,7 @@ fn main() {
         .filter(|a| !a.starts_with('-'))
         .collect();
     match arguments.as_slice() {
-        [pools, way] => train(pools, way),
+        [pools, variant] => train(pools, variant),
         _ => compare(),
     }
 }
@@ -45,31 +45,34 @@ fn compare() {
         "pools", "", "reserved / P", "in use / P"
     );
     for pools in ["default", "size-match"] {
-        for way in WAYS {
+        for variant in VARIANTS {
             let mut process = Command::new(std::env::current_exe().expect("a program"));
-            let status = process.args([pools, way]).status();
-            assert!(status.is_ok_and(|status| status.success()), "{pools} {way}");
+            let status = process.args([pools, variant]).status();
+            assert!(
+                status.is_ok_and(|status| status.success()),
+                "{pools} {variant}"
+            );
         }
     }
 }
 
-fn train(pools: &str, way: &str) {
+fn train(pools: &str, variant: &str) {
     if pools == "size-match" {
         match_pool_sizes().expect("nothing was used before");
     }
     let device = Device::wgpu(Default::default()).autodiff();
     let inner = device.clone().inner();
     let input = Tensor::<2>::random([16, 512], Distribution::Default, &device);
-    let model = match way {
+    let model = match variant {
         "persistent" => device.memory_persistent_allocations((), |()| Mlp::init(&device)),
         _ => Mlp::init(&device),
     };
     let parameters = 4 * model.num_params();
     let adam = AdamConfig::new();
-    let mut step: Box<dyn FnMut()> = if way == "stock" {
+    let mut step: Box<dyn FnMut()> = if variant == "stock" {
         stock(model, input, LEARNING_RATE)
     } else {
-        let optimizer = match way {
+        let optimizer = match variant {
             "ours" => backburn::optim::AdamConfig::new().init(),
             "persistent" => Persistent(adam.build()).into(),
             _ => adam.init(),
@@ -77,7 +80,7 @@ fn train(pools: &str, way: &str) {
         let fused = FusedOptimizer::new(model, optimizer).unwrap();
         let before = |act: fn(&Device)| Before { device: inner, act };
         let all = ParamGroup::all();
-        let fused = match way {
+        let fused = match variant {
             "flush" => fused.with_hook(all, before(|device| device.flush().unwrap())),
             "sync" => fused.with_hook(all, before(|device| device.sync().unwrap())),
             _ => fused,
@@ -94,7 +97,7 @@ fn train(pools: &str, way: &str) {
     }
     let multiple = |bytes: usize| bytes as f64 / parameters as f64;
     println!(
-        "{pools:<14}{way:<16}{:>14.2}{:>12.2}",
+        "{pools:<14}{variant:<16}{:>14.2}{:>12.2}",
         multiple(reserved),
         multiple(in_use)
     );
@@ -108,7 +111,7 @@ fn steps(mut fused: FusedOptimizer<Mlp>, input: Tensor<2>) -> Box<dyn FnMut()> {
     })
 }
 
-/// Does something before every update.
+/// A hook that runs before every update.
 struct Before {
     device: Device,
     act: fn(&Device),
@@ -125,7 +128,7 @@ impl GradientHook for Before {
     }
 }
 
-/// An optimizer that makes its states in persistent allocations.
+/// An optimizer that creates its states in persistent allocations.
 #[derive(Clone)]
 struct Persistent<O>(O);
 

@@ -1,13 +1,12 @@
-//! What the recording allocator costs, installed and while it records.
+//! Cost of the recording allocator, installed and while it records.
 //!
 //! ```sh
 //! cargo bench --bench recorder
 //! ```
 //!
-//! Every row trains fused with Adam in f32 on the CPU. Round by round it runs one step on the
-//! system's allocator, one with the recording allocator installed, and one recorded, in changing
-//! order, and prints the median time of a step on the system's allocator, the medians over the
-//! rounds of the others' times in multiples of it, and the allocations of a step.
+//! Every row trains fused with Adam in f32 on the CPU. Each round runs one step on the system's allocator, one with the
+//! recording allocator installed, and one recorded, in changing order. The row has the median time of a step on the system's
+//! allocator, the medians over the rounds of the others' times in multiples of it, and the allocations of a step.
 
 mod network;
 
@@ -32,7 +31,7 @@ static INSTALLED: AtomicBool = AtomicBool::new(true);
 static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
 static COUNTED: AtomicBool = AtomicBool::new(false);
 
-/// The recording allocator or the system's, which it stands on.
+/// A switch between the recording allocator and the system's.
 struct Switch;
 
 // SAFETY: both arms hand every call on to `System`, so one may free what the other handed out.
@@ -61,15 +60,15 @@ unsafe impl GlobalAlloc for Switch {
     }
 }
 
-/// How a step is run.
+/// Allocator of a step.
 #[derive(Clone, Copy, PartialEq)]
-enum Way {
+enum Variant {
     System,
     Installed,
     Recorded,
 }
 
-const WAYS: [Way; 3] = [Way::System, Way::Installed, Way::Recorded];
+const VARIANTS: [Variant; 3] = [Variant::System, Variant::Installed, Variant::Recorded];
 
 fn main() {
     keep_pages();
@@ -84,7 +83,7 @@ fn main() {
         let linear = || LinearConfig::new(width, width).init(&device);
         (0..depth).map(|_| linear()).collect()
     };
-    // As many allocations in as little time as it gets.
+    // Many allocations in a short step, and few in a long one.
     for (width, depth, rounds) in [(32, 24, 2001), (512, 12, 301)] {
         let x = random([16, width]);
         let name = format!("MLP {depth} x {width}");
@@ -107,9 +106,10 @@ fn main() {
 
 fn row<M: Module>(name: &str, rounds: usize, model: M, loss: impl Fn(&M) -> Tensor<1>) {
     let mut fused = FusedOptimizer::new(model, AdamConfig::new().init()).unwrap();
-    let mut step = |way: Way| {
-        INSTALLED.store(way != Way::System, Ordering::Relaxed);
-        let recorder = (way == Way::Recorded).then(|| MemoryRecorder::start().expect("installed"));
+    let mut step = |variant: Variant| {
+        INSTALLED.store(variant != Variant::System, Ordering::Relaxed);
+        let recorder =
+            (variant == Variant::Recorded).then(|| MemoryRecorder::start().expect("installed"));
         let start = Instant::now();
         fused.step(1e-3, &loss).unwrap();
         let time = start.elapsed().as_secs_f64();
@@ -117,12 +117,12 @@ fn row<M: Module>(name: &str, rounds: usize, model: M, loss: impl Fn(&M) -> Tens
         INSTALLED.store(true, Ordering::Relaxed);
         time
     };
-    for way in WAYS {
-        step(way);
+    for variant in VARIANTS {
+        step(variant);
     }
     COUNTED.store(true, Ordering::Relaxed);
     ALLOCATIONS.store(0, Ordering::Relaxed);
-    step(Way::System);
+    step(Variant::System);
     let allocations = ALLOCATIONS.load(Ordering::Relaxed);
     COUNTED.store(false, Ordering::Relaxed);
 
@@ -130,13 +130,13 @@ fn row<M: Module>(name: &str, rounds: usize, model: M, loss: impl Fn(&M) -> Tens
         .map(|round| {
             let mut times = [0.0; 3];
             for offset in 0..3 {
-                let way = (round + offset) % 3;
-                times[way] = step(WAYS[way]);
+                let variant = (round + offset) % 3;
+                times[variant] = step(VARIANTS[variant]);
             }
             times
         })
         .collect();
-    let over_system = |way: usize| median(rounds.iter().map(|times| times[way] / times[0]));
+    let over_system = |variant: usize| median(rounds.iter().map(|times| times[variant] / times[0]));
     println!(
         "{name:<24}{:>12.2}{allocations:>14}{:>12}{:>12.3}{:>16.3}",
         1e3 * median(rounds.iter().map(|times| times[0])),

@@ -7,15 +7,14 @@
 //! ```
 //!
 //! Every row trains an MLP of 12 x (512, 2048) with Adam in f32 and a batch of 16 on each of N ranks, which are `flex`
-//! devices. Stock is Burn's own `MultiDevicesTrainStep` and `Learner`, fused with `Ownership::BySize`. `Full, blocks` runs every block twice
-//! (`backburn::gradient_checkpointing`), `ours` steps with the Adam of `backburn::optim` instead of Burn's. Each way runs in a process of its own.
+//! devices. Stock is Burn's own `MultiDevicesTrainStep` and `Learner`, fused with `Ownership::BySize`. `Full, blocks` recomputes every block
+//! (`backburn::gradient_checkpointing`), `ours` steps with the Adam of `backburn::optim` instead of Burn's. Each variant runs in a separate process.
 //!
-//! `process` is the most bytes allocated at once by the whole process in multiples of the bytes of the parameters (P), and
-//! `of stock` that in multiples of stock's `OptimSharded`. The ranks share one memory here, so what a rank of its own
-//! would hold is counted, by the owner of each parameter: the bytes that it owns (weights and Adam's two moments),
-//! those that it holds between steps, and at the peak: with the weights that were gathered and the gradients that had arrived
-//! by then, without activations. They are those of the rank with the most. In stock every rank holds all weights and all
-//! gradients; where the optimizer is sharded, its states are with the owners.
+//! `process` is the peak of the whole process in multiples of the bytes of the parameters (P), and `of stock` the same in
+//! multiples of stock's `OptimSharded`. The ranks share one memory here, so the bytes of a rank are counted by the owner of
+//! each parameter: the bytes that it owns (weights and Adam's two moments), the bytes between steps, and the bytes at the
+//! peak, with gathered weights and received gradients, without activations. The table has the rank with the most. In stock
+//! every rank has all weights and all gradients; if the optimizer is sharded, its states are with the owners.
 //!
 //! `time` is the median time of a step in multiples of stock's `OptimSharded`, in rounds of one step each.
 
@@ -35,7 +34,7 @@ use burn::train::train::MultiDevicesTrainStep;
 use peak_alloc::PeakAlloc;
 
 use network::{Mlp, Network};
-use turns::{Rounds, TURNS, Way};
+use turns::{Rounds, TURNS, Worker};
 
 #[global_allocator]
 static BYTES: PeakAlloc = PeakAlloc;
@@ -44,7 +43,7 @@ const LEARNING_RATE: f64 = 1e-4;
 const STEPS: usize = 3;
 const ROUNDS: usize = 15;
 const RANKS: [usize; 4] = [1, 2, 4, 8];
-const WAYS: [&str; 7] = [
+const VARIANTS: [&str; 7] = [
     "stock sharded",
     "stock main",
     "State",
@@ -61,11 +60,13 @@ fn main() {
     let arguments = arguments.iter().map(String::as_str);
     let (options, words): (Vec<_>, Vec<_>) = arguments.partition(|a| a.starts_with('-'));
     match words[..] {
-        [way, ranks] if options.contains(&TURNS) => {
+        [variant, ranks] if options.contains(&TURNS) => {
             keep_pages();
-            turns::train(training(way, ranks.parse().unwrap()))
+            turns::train(training(variant, ranks.parse().unwrap()))
         }
-        [way, ranks] if options.contains(&BYTES_OF) => print_bytes(way, ranks.parse().unwrap()),
+        [variant, ranks] if options.contains(&BYTES_OF) => {
+            print_bytes(variant, ranks.parse().unwrap())
+        }
         _ => print_table(&words, !options.contains(&NO_TIMES)),
     }
 }
@@ -80,28 +81,28 @@ fn print_table(chosen: &[&str], times: bool) {
         if !chosen.is_empty() && !chosen.contains(&&*name) {
             continue;
         }
-        let bytes = WAYS.map(|way| Bytes::of(way, &name));
+        let bytes = VARIANTS.map(|variant| Bytes::of(variant, &name));
         let rounds = times.then(|| {
-            let ways = WAYS.map(|way| Way::start(&[way, &name]));
-            Rounds::of(ways.into(), ROUNDS)
+            let workers = VARIANTS.map(|variant| Worker::start(&[variant, &name]));
+            Rounds::of(workers.into(), ROUNDS)
         });
-        for (index, (way, of_way)) in WAYS.iter().zip(bytes).enumerate() {
+        for (index, (variant, of_variant)) in VARIANTS.iter().zip(bytes).enumerate() {
             let time = rounds.as_ref().map(|rounds| rounds.ratio(index, 0, 0.5));
             let time = time.map(|time| format!("{time:.2}")).unwrap_or_default();
             println!(
-                "{ranks:<7}{way:<16}{:>10.2}{:>10.2}{:>10.2}{:>10.2}{:>10.2}{:>8}",
-                of_way.process,
-                of_way.process / bytes[0].process,
-                of_way.owned,
-                of_way.at_rest,
-                of_way.peak,
+                "{ranks:<7}{variant:<16}{:>10.2}{:>10.2}{:>10.2}{:>10.2}{:>10.2}{:>8}",
+                of_variant.process,
+                of_variant.process / bytes[0].process,
+                of_variant.owned,
+                of_variant.at_rest,
+                of_variant.peak,
                 time,
             );
         }
     }
 }
 
-/// In multiples of the bytes of the parameters.
+/// Bytes in multiples of the bytes of the parameters.
 #[derive(Clone, Copy)]
 struct Bytes {
     process: f64,
@@ -111,9 +112,9 @@ struct Bytes {
 }
 
 impl Bytes {
-    /// Asks a process for them.
-    fn of(way: &str, ranks: &str) -> Self {
-        let [process, owned, at_rest, peak] = turns::numbers(&[BYTES_OF, way, ranks]);
+    /// Measures them in a separate process.
+    fn of(variant: &str, ranks: &str) -> Self {
+        let [process, owned, at_rest, peak] = turns::numbers(&[BYTES_OF, variant, ranks]);
         Self {
             process,
             owned,
@@ -123,18 +124,18 @@ impl Bytes {
     }
 }
 
-/// The side of that process.
-fn print_bytes(way: &str, ranks: usize) {
+/// Prints the bytes, in the measured process.
+fn print_bytes(variant: &str, ranks: usize) {
     let before = BYTES.current_usage();
     BYTES.reset_peak_usage();
-    let mut train = training(way, ranks);
+    let mut train = training(variant, ranks);
     let mut of_ranks = Vec::new();
     for _ in 0..STEPS {
         of_ranks = train();
     }
     let process = BYTES.peak_usage() - before;
     let all = Mlp::init(&Device::flex()).num_params() * size_of::<f32>();
-    // Adam keeps two moments.
+    // Adam has two moments.
     let states = |bytes: &RankBytes| 2 * bytes.owned;
     let most = |of: fn(&RankBytes) -> usize, with_states: bool| {
         let bytes = of_ranks.iter().map(|bytes| {
@@ -143,8 +144,8 @@ fn print_bytes(way: &str, ranks: usize) {
         });
         bytes.max()
     };
-    let [owned, at_rest, peak] = match way {
-        // The first rank owns all and has all gradients, those of the others one after the other.
+    let [owned, at_rest, peak] = match variant {
+        // The first rank owns everything and has all gradients, those of the others one after the other.
         "stock main" => [3 * all, 3 * all, 5 * all],
         "stock sharded" => {
             let states = 2 * all / ranks;
@@ -161,18 +162,18 @@ fn print_bytes(way: &str, ranks: usize) {
     }
 }
 
-/// Makes one step at every call, and returns what the ranks hold, if it is known.
-fn training(way: &str, ranks: usize) -> Box<dyn FnMut() -> Vec<RankBytes>> {
+/// Returns a function that makes one step, and returns the bytes of the ranks, if known.
+fn training(variant: &str, ranks: usize) -> Box<dyn FnMut() -> Vec<RankBytes>> {
     let device = Device::flex().autodiff();
     device.seed(42);
     let devices = vec![device.clone(); ranks];
     let input = Tensor::<2>::random([16, 512], Distribution::Default, &device);
-    let model = Mlp::init(&device).with_recompute_blocks(way == "Full, blocks");
-    let optimizer = match way.ends_with("ours") {
+    let model = Mlp::init(&device).with_recompute_blocks(variant == "Full, blocks");
+    let optimizer = match variant.ends_with("ours") {
         true => backburn::optim::AdamConfig::new().init(),
         false => AdamConfig::new().init(),
     };
-    if let Some(stock) = way.strip_prefix("stock ") {
+    if let Some(stock) = variant.strip_prefix("stock ") {
         let is_sharded = stock == "sharded";
         let mut learner = Learner::new(model, optimizer, ConstantLr::new(LEARNING_RATE));
         let step = MultiDevicesTrainStep::<Mlp>::new(&devices);
@@ -198,7 +199,7 @@ fn training(way: &str, ranks: usize) -> Box<dyn FnMut() -> Vec<RankBytes>> {
             Vec::new()
         });
     }
-    let sharding = match way.starts_with("State") {
+    let sharding = match variant.starts_with("State") {
         true => Sharding::State,
         false => Sharding::Full,
     };

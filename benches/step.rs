@@ -5,22 +5,22 @@
 //! cargo bench --bench step -- MLP        # the rows with this in their name
 //! cargo bench --bench step -- policies   # the second table
 //! cargo bench --bench step -- gradient-checkpointing   # the third
-//! cargo bench --bench step -- --without-keep-pages     # on a heap that gives its pages back
+//! cargo bench --bench step -- --without-keep-pages     # on a heap that releases its pages
 //! ```
 //!
-//! Every row trains in f32 on the CPU. Each way to train runs in a process of its own, as a user's
-//! program would, and keeps the pages of its heap (`backburn::memory::keep_pages()`), stock and fused alike;
-//! round by round they make one step each, in changing order. Printed are the median time of the stock
-//! step and, for the others, the median over the rounds of their time in multiples of it.
+//! Every row trains in f32 on the CPU. Each variant runs in a separate process, like a user's
+//! program, and keeps the pages of its heap (`backburn::memory::keep_pages()`), stock and fused. In each
+//! round they make one step each, in changing order. The table has the median time of the stock step and,
+//! for the others, the median over the rounds of their time in multiples of it.
 //!
 //! The first table launches Burn's `Learner`, a `FusedLearner` with the same optimizer of Burn's, and
-//! one with ours. `noise` is a second stock learner in the same rounds: what a ratio of equal work
-//! looks like, with its lower and upper quartile.
+//! one with ours. `noise` is a second stock learner in the same rounds: the ratio of equal work,
+//! with its lower and upper quartile.
 //!
-//! The second one takes the MLP and AdamW through the gradient policies, in a loop with Burn alone and
+//! The second one trains the MLP with AdamW under each gradient policy, in a loop with Burn alone and
 //! in one with `FusedOptimizer`. `of plain` is the fused step in multiples of the plain fused step in
-//! the same rounds. The last row has Burn run forward and backward once more on a copy, and drops the gradients: two passes
-//! can't cost less.
+//! the same rounds. In the last row Burn runs forward and backward once more on a copy and drops the gradients: the lower
+//! bound of two passes.
 //!
 //! The third one is a `FusedLearner` with Burn's Adam, plain, with Burn's `gradient_checkpointing()`
 //! (`balanced`) and with `backburn::gradient_checkpointing` around every block (`block`), in multiples of the plain one.
@@ -45,7 +45,7 @@ use burn::train::{InferenceStep, Learner, LearnerModel, SupervisedTraining, Trai
 use network::vit::VitConfig;
 use network::{Mlp, Network, Recurrent};
 use policies::Policy;
-use turns::{Rounds, TURNS, Turn, Way};
+use turns::{Rounds, TURNS, Turn, Worker};
 
 const LEARNING_RATE: f64 = 1e-4;
 const WITHOUT_KEEP_PAGES: &str = "--without-keep-pages";
@@ -59,23 +59,23 @@ const ROWS: [(&str, usize); 5] = [
     ("LSTM 2 x 256, 32 steps", 21),
 ];
 const OPTIMIZERS: [&str; 2] = ["Adam", "AdamW"];
-const WAYS: [&str; 4] = ["stock", "fused", "ours", "again"];
+const VARIANTS: [&str; 4] = ["stock", "fused", "ours", "again"];
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments = arguments.iter().map(String::as_str);
     let (options, words): (Vec<_>, Vec<_>) = arguments.partition(|a| a.starts_with('-'));
-    // Before anything is trained, and whoever trains it.
+    // Before any training.
     let pages = match !options.contains(&WITHOUT_KEEP_PAGES) && keep_pages() {
         true => "the heaps keep their pages",
         false => "the heaps give their pages back",
     };
     match words[..] {
-        ["policy", way, index] if options.contains(&TURNS) => {
-            train_policy(way, index.parse().unwrap());
+        ["policy", variant, index] if options.contains(&TURNS) => {
+            train_policy(variant, index.parse().unwrap());
         }
-        [network, optimizer, way] if options.contains(&TURNS) => {
-            train_network(network, optimizer, way);
+        [network, optimizer, variant] if options.contains(&TURNS) => {
+            train_network(network, optimizer, variant);
         }
         _ => {
             println!("{pages}\n");
@@ -96,8 +96,8 @@ fn print_tables(chosen: &[&str]) {
     }
     for (name, rounds) in ROWS.into_iter().filter(|(name, _)| is_chosen(name)) {
         for optimizer in OPTIMIZERS {
-            let ways = WAYS.map(|way| Way::start(&[name, optimizer, way]));
-            let rounds = Rounds::of(ways.into(), rounds);
+            let workers = VARIANTS.map(|variant| Worker::start(&[name, optimizer, variant]));
+            let rounds = Rounds::of(workers.into(), rounds);
             let noise = [0.5, 0.25, 0.75].map(|part| rounds.ratio(3, 0, part));
             println!(
                 "{name:<24}{optimizer:<8}{:>8}{:>12.1}{:>10.2}{:>10.2}{:>20}",
@@ -119,10 +119,11 @@ fn print_tables(chosen: &[&str]) {
         );
         for (index, (_, name)) in Policy::ALL.iter().enumerate() {
             let index = index.to_string();
-            let ways = ["stock", "fused"].map(|way| Way::start(&["policy", way, &index]));
-            let mut ways = Vec::from(ways);
-            ways.push(Way::start(&["policy", "fused", "0"]));
-            let rounds = Rounds::of(ways, 15);
+            let workers =
+                ["stock", "fused"].map(|variant| Worker::start(&["policy", variant, &index]));
+            let mut workers = Vec::from(workers);
+            workers.push(Worker::start(&["policy", "fused", "0"]));
+            let rounds = Rounds::of(workers, 15);
             println!(
                 "{name:<32}{:>8}{:>12.1}{:>10.2}{:>10.2}",
                 rounds.count(),
@@ -131,8 +132,8 @@ fn print_tables(chosen: &[&str]) {
                 rounds.ratio(1, 2, 0.5),
             );
         }
-        let ways = ["more", "fused"].map(|way| Way::start(&["policy", way, "0"]));
-        let rounds = Rounds::of(ways.into(), 15);
+        let workers = ["more", "fused"].map(|variant| Worker::start(&["policy", variant, "0"]));
+        let rounds = Rounds::of(workers.into(), 15);
         println!(
             "{:<32}{:>8}{:>12}{:>10}{:>10.2}",
             "plain, a backward pass more",
@@ -153,8 +154,9 @@ fn print_gradient_checkpointing() {
         .into_iter()
         .filter(|(name, _)| !name.starts_with("LSTM"))
     {
-        let ways = ["fused", "balanced", "block"].map(|way| Way::start(&[name, "Adam", way]));
-        let rounds = Rounds::of(ways.into(), rounds);
+        let workers =
+            ["fused", "balanced", "block"].map(|variant| Worker::start(&[name, "Adam", variant]));
+        let rounds = Rounds::of(workers.into(), rounds);
         println!(
             "{name:<24}{:>16}{:>12.1}{:>10.2}{:>10.2}",
             rounds.count(),
@@ -165,32 +167,32 @@ fn print_gradient_checkpointing() {
     }
 }
 
-fn train_policy(way: &str, policy: usize) {
+fn train_policy(variant: &str, policy: usize) {
     let device = Device::flex().autodiff();
     let (policy, _) = Policy::ALL[policy];
     let input = Tensor::random([16, 512], Distribution::Default, &device);
     let model = Mlp::init(&device);
-    if way == "stock" {
+    if variant == "stock" {
         turns::train(policy.stock(model, input));
     }
     let other = model.clone();
     let mut step = policy.fused(model, input.clone());
     turns::train(move || {
-        if way == "more" {
+        if variant == "more" {
             drop(other.loss(input.clone()).backward());
         }
         step()
     })
 }
 
-fn train_network(network: &str, optimizer: &str, way: &str) {
-    let device = match way {
+fn train_network(network: &str, optimizer: &str, variant: &str) {
+    let device = match variant {
         "balanced" => Device::flex().autodiff().gradient_checkpointing(),
         _ => Device::flex().autodiff(),
     };
     let device = &device;
-    let blocks = way == "block";
-    let optimizer = match (optimizer, way) {
+    let blocks = variant == "block";
+    let optimizer = match (optimizer, variant) {
         ("Adam", "ours") => backburn::optim::AdamConfig::new().init(),
         ("Adam", _) => AdamConfig::new().init(),
         (_, "ours") => backburn::optim::AdamWConfig::new().init(),
@@ -203,11 +205,11 @@ fn train_network(network: &str, optimizer: &str, way: &str) {
     match network {
         "MLP 12 x (512, 2048)" => {
             let model = Mlp::init(device).with_recompute_blocks(blocks);
-            launch(model, random([16, 512], device), optimizer, way);
+            launch(model, random([16, 512], device), optimizer, variant);
         }
         "LSTM 2 x 256, 32 steps" => {
             let input = random([16, 32, 256], device);
-            launch(Recurrent::init(device), input, optimizer, way);
+            launch(Recurrent::init(device), input, optimizer, variant);
         }
         vit => {
             let (config, batch) = match vit {
@@ -216,7 +218,12 @@ fn train_network(network: &str, optimizer: &str, way: &str) {
                 _ => (VitConfig::vit_s_16(), 8),
             };
             let config = config.with_recompute_blocks(blocks);
-            launch(config.init(device), image(&config, batch), optimizer, way);
+            launch(
+                config.init(device),
+                image(&config, batch),
+                optimizer,
+                variant,
+            );
         }
     }
 }
@@ -225,8 +232,8 @@ fn random<const D: usize>(shape: [usize; D], device: &Device) -> Tensor<D> {
     Tensor::random(shape, Distribution::Default, device)
 }
 
-/// Trains on `input` for ever.
-fn launch<const D: usize, M>(model: M, input: Tensor<D>, optimizer: ModuleOptimizer, way: &str)
+/// Trains on `input` forever.
+fn launch<const D: usize, M>(model: M, input: Tensor<D>, optimizer: ModuleOptimizer, variant: &str)
 where
     M: LearnerModel + TrainStep<Input = Tensor<D>> + InferenceStep<Input = Tensor<D>>,
     <M as TrainStep>::Output: 'static,
@@ -234,7 +241,7 @@ where
 {
     let folder = tempfile::tempdir().unwrap();
     let rate = ConstantLr::new(LEARNING_RATE);
-    if let "stock" | "again" = way {
+    if let "stock" | "again" = variant {
         let learner = Learner::new(model, optimizer, rate);
         training(folder.path(), input).launch(learner);
     } else {
@@ -256,7 +263,7 @@ where
     SupervisedTraining::new(folder, train, valid).with_application_logger(None)
 }
 
-/// A batch is loaded when the step before has ended.
+/// A loader that waits for a turn: a batch is loaded when the previous step has ended.
 #[derive(Clone)]
 struct Turns(Arc<Mutex<Turn>>);
 

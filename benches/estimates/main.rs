@@ -1,13 +1,13 @@
-//! Peaks that are estimated before the first step, beside those that training then has.
+//! Peaks that are estimated before the first step, and peaks of the training.
 //!
 //! ```sh
 //! cargo bench --bench estimates
-//! cargo bench --bench estimates -- LSTM # models whose name has it
+//! cargo bench --bench estimates -- LSTM # models with this in their name
 //! ```
 //!
-//! A dry run of every model is recorded, and the peaks of training are estimated from it for every optimizer. Then it is trained for two
-//! steps: with stock Burn, fused with blocks that keep their activations, and fused with blocks that run twice. For each the most bytes that
-//! were allocated over those before the model, in MB, and the estimate in multiples of it.
+//! A dry run of every model is recorded, and the peaks of training are estimated from it for every optimizer. Then the model is
+//! trained for two steps: with stock Burn, fused with blocks that keep their activations, and fused with recomputed blocks. For
+//! each, the table has the peak of the bytes over those before the model, in MB, and the estimate in multiples of it.
 
 #[path = "../plan/models.rs"]
 mod models;
@@ -26,9 +26,11 @@ static ALLOCATOR: RecordingAllocator<PeakAlloc> = RecordingAllocator::over(PeakA
 
 fn main() {
     keep_pages();
-    let ways = ["stock", "fused", "blocks"];
+    let variants = ["stock", "fused", "blocks"];
     print!("{:<26}{:<16}", "", "");
-    ways.iter().for_each(|way| print!("{way:>9}{:>8}", ""));
+    variants
+        .iter()
+        .for_each(|variant| print!("{variant:>9}{:>8}", ""));
     println!();
     rows::<Mlp>();
     rows::<Plain>();
@@ -49,7 +51,7 @@ fn main() {
 }
 
 fn rows<K: Kind>() {
-    // As cargo calls it, there are flags, too.
+    // Cargo passes flags, too.
     let names: Vec<_> = std::env::args()
         .skip(1)
         .filter(|it| !it.starts_with("--"))

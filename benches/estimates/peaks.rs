@@ -1,4 +1,4 @@
-//! What is estimated, and what training then takes.
+//! Estimated peaks, and measured peaks of training.
 
 use backburn::memory::{MemoryRecorder, MemoryTimeline};
 use backburn::optim::{self, StateFormat};
@@ -15,7 +15,7 @@ use crate::models::Kind;
 
 pub type Init = fn() -> ModuleOptimizer;
 
-/// Burn's and ours.
+/// Burn's optimizers and backburn's.
 pub const OPTIMIZERS: [(&str, Init); 9] = [
     ("SGD", || SgdConfig::new().init()),
     ("momentum", || {
@@ -34,13 +34,13 @@ pub const OPTIMIZERS: [(&str, Init); 9] = [
     }),
 ];
 
-/// Of stock Burn, fused, and fused with blocks that run twice.
+/// Peaks of stock Burn, fused, and fused with recomputed blocks.
 pub struct Peaks {
     pub estimated: [usize; 3],
     pub measured: [usize; 3],
 }
 
-/// The recording of a dry run.
+/// Records a dry run.
 pub fn dry_run<K: Kind>() -> MemoryTimeline {
     let model = K::init(&device());
     let mut fused = FusedOptimizer::new(model, SgdConfig::new().init()).unwrap();
@@ -81,7 +81,7 @@ fn stock<K: Kind>(optimizer: Init) {
 }
 
 fn fused<K: Kind>(optimizer: Init, keep: bool) {
-    // More blocks than there are in a step.
+    // More blocks than a step has.
     let blocks = GradientCheckpointingConfig::new().with_keep_activations(vec![keep; 1000]);
     let config = FusedConfig::new().with_gradient_checkpointing(blocks);
     let mut fused = FusedOptimizer::new(K::init(&device()), optimizer())
@@ -93,9 +93,9 @@ fn fused<K: Kind>(optimizer: Init, keep: bool) {
     }
 }
 
-/// The most bytes during `train`, over those before.
+/// Returns the peak of the bytes during `train`, over those before.
 fn peak(train: impl FnOnce()) -> usize {
-    // What the training before has left to autodiff goes with the next backward pass.
+    // The next backward pass frees what the previous training left in autodiff's graph.
     drop(Tensor::<1>::ones([1], &device()).require_grad().backward());
     let before = BYTES.current_usage();
     BYTES.reset_peak_usage();

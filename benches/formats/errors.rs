@@ -1,4 +1,4 @@
-//! How far weights in 4 and 8 bits are from those of a trained transformer.
+//! Quantization errors of weights in 4 and 8 bits, for a trained transformer.
 
 use backburn::{BaseFormat, QuantizedLora};
 use burn::module::{Lora, ModuleVisitor, Param, Quantizer};
@@ -11,7 +11,8 @@ use crate::quality::trained;
 
 const GROUP: usize = 64;
 
-/// Prints the errors of its matrices, and of one of normal numbers, as the root of their squares beside that of the weights.
+/// Prints the errors of its matrices, and of a matrix of normal numbers: their root mean square relative to that of the
+/// weights.
 pub fn print() {
     let model = trained().valid();
     let normal_numbers = Tensor::<2>::random(
@@ -94,7 +95,7 @@ pub fn print() {
     }
 }
 
-/// The weights of all matrices.
+/// Returns the weights of all matrices.
 fn matrices<M: Module>(model: &M) -> Vec<Vec<f32>> {
     #[derive(Default)]
     struct Matrices(Vec<Vec<f32>>);
@@ -113,7 +114,7 @@ fn matrices<M: Module>(model: &M) -> Vec<Vec<f32>> {
     matrices.0
 }
 
-/// `weights` as the nearest `levels`, with the scale for each group that leaves the smallest error.
+/// Rounds `weights` to the nearest `levels`, with the scale for each group that has the smallest error.
 fn coded(weights: &[f32], levels: &[f32], scales: &[f32]) -> Vec<f32> {
     let group = |weights: &[f32]| {
         let largest = weights

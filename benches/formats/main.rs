@@ -5,13 +5,13 @@
 //! cargo bench --bench formats -- quality   # bits per byte of a held-out text (half an hour)
 //! cargo bench --bench formats -- quality Adafactor   # the modes with this in their name
 //! cargo bench --bench formats -- long      # the same after ten times the steps, with states in few bits
-//! cargo bench --bench formats -- errors    # of frozen weights in codes
+//! cargo bench --bench formats -- errors    # errors of quantized frozen weights
 //! ```
 //!
-//! The first table takes an MLP of 100 million parameters and a transformer of 6 million through every mode, in stock
-//! Burn's loop and fused, each in a process of its own: bytes a parameter at rest after a step, without activations
-//! and gradients; the most bytes at once in multiples of the parameters' bytes in f32 (P); and the time of a step in
-//! multiples of the fused one in f32 (the fastest of ten steps).
+//! The first table trains an MLP of 100 million parameters and a transformer of 6 million in every mode, in stock
+//! Burn's loop and fused, each in a separate process. It has the bytes of a parameter after a step, without activations
+//! and gradients; the peak in multiples of the parameters' bytes in f32 (P); and the time of a step in multiples of
+//! the fused one in f32 (the fastest of ten steps).
 
 mod errors;
 mod mode;
@@ -67,11 +67,11 @@ fn main() {
 
 #[derive(Clone, Copy)]
 struct Measured {
-    /// Bytes a parameter.
+    /// Bytes for each parameter.
     at_rest: f64,
-    /// In multiples of the parameters' bytes in f32.
+    /// Peak in multiples of the parameters' bytes in f32.
     peak: f64,
-    /// Of a step, in seconds.
+    /// Seconds of a step.
     time: f64,
 }
 
@@ -104,7 +104,7 @@ fn print() {
     }
 }
 
-/// Measured in a process of its own.
+/// Measures a row in a separate process.
 fn row(network: &str, training: &str, mode: &str) -> Measured {
     let mut process = Command::new(std::env::current_exe().expect("a program"));
     let output = process.args([network, training, mode]).output();
@@ -142,7 +142,7 @@ fn measure(network: &str, fused: bool, mode: Mode) -> Measured {
     })
 }
 
-/// Trains the model that `init` makes.
+/// Trains the model that `init` creates.
 fn train<M: Module>(
     init: impl FnOnce() -> M,
     mode: Mode,
@@ -181,7 +181,7 @@ fn train<M: Module>(
     }
     let peak = (BYTES.peak_usage() - before) as f64;
     let after = BYTES.current_usage();
-    // Model and optimizer go with it; what threads keep for themselves stays.
+    // Drops model and optimizer; the caches of threads remain.
     drop(step);
     Measured {
         at_rest: (after - BYTES.current_usage()) as f64 / parameters,

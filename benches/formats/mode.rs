@@ -1,4 +1,4 @@
-//! The ways to keep weights and states that are compared.
+//! Compared formats of weights and states.
 
 use backburn::optim::{AdamWConfig, InFormat, LionConfig, StateFormat, WeightFormat};
 use backburn::{FusedConfig, cast};
@@ -6,12 +6,12 @@ use burn::optim::{Adafactor, AdafactorConfig, ModuleOptimizer};
 use burn::prelude::*;
 use burn::tensor::FloatDType;
 
-/// A way to train.
+/// Formats of a training.
 #[derive(Clone, Copy)]
 pub struct Mode {
     pub name: &'static str,
     dtype: FloatDType,
-    /// In which the model computes, if that is another; stock Burn has no such training.
+    /// Type of the computation, if it differs; stock Burn has no such training.
     computes: Option<FloatDType>,
     optimizer: fn() -> ModuleOptimizer,
 }
@@ -65,7 +65,7 @@ pub const MODES: [Mode; 13] = [
     }),
 ];
 
-/// Those of long runs, all computed in f32.
+/// Modes of long trainings, all computed in f32.
 pub const LONG: [Mode; 5] = [
     MODES[0],
     MODES[1],
@@ -104,7 +104,7 @@ fn lion(states: StateFormat, weights: WeightFormat) -> ModuleOptimizer {
         .init()
 }
 
-/// With the learning rate of AdamW.
+/// Returns Adafactor with the learning rate of AdamW.
 fn adafactor() -> Adafactor {
     AdafactorConfig::new()
         .with_relative_step(false)
@@ -123,22 +123,22 @@ impl Mode {
         self.name.ends_with("Lion")
     }
 
-    /// Whether stock Burn can train like this.
+    /// Returns `true` if stock Burn supports the mode.
     pub fn is_of_stock(self) -> bool {
         self.computes.is_none()
     }
 
-    /// How to train fused.
+    /// Returns the config of fused training.
     pub fn config(self) -> FusedConfig {
         FusedConfig::new().with_compute_dtype(self.computes)
     }
 
-    /// `model` with the weights that it is trained in.
+    /// Casts `model` to the type of its trained weights.
     pub fn cast<M: Module>(self, model: M) -> M {
         cast(model, self.dtype).unwrap()
     }
 
-    /// `input` in the type of the computation.
+    /// Casts `input` to the type of the computation.
     pub fn input<const D: usize>(self, input: Tensor<D>) -> Tensor<D> {
         let dtype = self.computes.unwrap_or(self.dtype);
         Tensor::from_inner(input.inner().cast(dtype))

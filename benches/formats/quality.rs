@@ -1,4 +1,4 @@
-//! What a transformer learns of a text in every mode.
+//! Quality of a transformer that is trained on a text in every mode.
 
 use std::io::Read;
 
@@ -22,10 +22,10 @@ const LONG_STEPS: usize = 10 * STEPS;
 const LONG_BATCH: usize = 2;
 const FINE_TUNING_STEPS: usize = 200;
 const FINE_TUNING_RATE: f64 = 1e-5;
-/// Bytes at the end of the text.
+/// Bytes at the end of the text that are held out.
 const HELD_OUT: usize = 16_384;
 
-/// Prints a table: trained from scratch, and fine-tuned from a model that was trained in f32, for the modes with this in
+/// Prints a table of trainings from scratch and of fine-tunings of a model that was trained in f32, for the modes with this in
 /// their name.
 pub fn print(part: &str) {
     let device = Device::flex().autodiff();
@@ -70,8 +70,8 @@ pub fn print(part: &str) {
     }
 }
 
-/// Prints a table: trained ten times as long, for the modes with this in their name. The model has one layer and a batch two pieces, so that
-/// it ends.
+/// Prints a table of trainings of ten times the steps, for the modes with this in their name. The model has one layer and a
+/// batch two pieces, to limit the time.
 pub fn print_long(part: &str) {
     let device = Device::flex().autodiff();
     let parts = Parts::read();
@@ -103,13 +103,13 @@ fn statistics(numbers: &[f64]) -> (f64, f64) {
     (mean, (squares.sum::<f64>() / (count - 1.0)).sqrt())
 }
 
-/// One that was trained in f32.
+/// Trains a model in f32.
 pub fn trained() -> Transformer {
     let device = Device::flex().autodiff();
     from_scratch(MODES[0], 0, &Parts::read().training, &device)
 }
 
-/// A text in parts.
+/// A text in two parts.
 struct Parts {
     training: Vec<u8>,
     tuning: Vec<u8>,
@@ -135,7 +135,7 @@ fn from_scratch(mode: Mode, seed: u64, text: &[u8], device: &Device) -> Transfor
     device.seed(seed);
     let config = TransformerConfig::new(CONTEXT).with_dim(64).with_depth(3);
     let model = config.with_heads(4).with_dropout(0.0).init(device);
-    // Lion is used with a tenth of the rate, as its authors advise.
+    // Lion has a tenth of the rate, as its authors advise.
     let rate = if mode.is_lion() { 0.1 * RATE } else { RATE };
     train(mode, mode.cast(model), text, STEPS, rate, seed)
 }
@@ -144,7 +144,7 @@ fn fine_tuned(mode: Mode, start: Transformer, text: &[u8], seed: u64) -> Transfo
     train(mode, start, text, FINE_TUNING_STEPS, FINE_TUNING_RATE, seed)
 }
 
-/// Fused, which computes in f32 whatever weights are kept in.
+/// Trains fused, computed in f32 whatever the format of the weights.
 fn long(mode: Mode, seed: u64, text: &[u8], device: &Device) -> Transformer {
     device.seed(seed);
     let config = TransformerConfig::new(CONTEXT).with_dim(64).with_depth(1);
@@ -163,7 +163,7 @@ fn long(mode: Mode, seed: u64, text: &[u8], device: &Device) -> Transformer {
     fused.full_precision_model()
 }
 
-/// Trains with random pieces.
+/// Trains on random pieces.
 fn train(
     mode: Mode,
     mut model: Transformer,
@@ -183,7 +183,7 @@ fn train(
     model
 }
 
-/// Rises for 50 steps to `rate`, and falls to zero then.
+/// Returns the learning rate: a warm-up of 50 steps to `rate`, then a decay to zero.
 fn rate_at(step: usize, steps: usize, rate: f64) -> f64 {
     let warm_up = ((step + 1) as f64 / 50.0).min(1.0);
     rate * warm_up * (1.0 - step as f64 / steps as f64)
@@ -199,7 +199,7 @@ fn random_pieces(
     pieces(text, starts, device)
 }
 
-/// Pieces of `text` of the context and one byte.
+/// Returns pieces of `text` of one byte more than the context.
 fn pieces(text: &[u8], starts: impl Iterator<Item = usize>, device: &Device) -> Tensor<2, Int> {
     let pieces = starts.flat_map(|start| &text[start..=start + CONTEXT]);
     let pieces: Vec<i32> = pieces.map(|byte| i32::from(*byte)).collect();
@@ -210,7 +210,7 @@ fn pieces(text: &[u8], starts: impl Iterator<Item = usize>, device: &Device) -> 
     )
 }
 
-/// Bits per byte of the held-out text, by the model in the type in which it computes.
+/// Returns the bits per byte of the held-out text, in the type of the model's computation.
 fn held_out(model: &Transformer, text: &[u8]) -> f64 {
     let model = model.valid();
     let starts: Vec<usize> = (0..text.len() - CONTEXT).step_by(CONTEXT).collect();

@@ -17,7 +17,7 @@ pub const VOCABULARY: usize = 256;
 /// The size of a transformer.
 #[derive(Config, Debug)]
 pub struct TransformerConfig {
-    /// Bytes that the model sees at once.
+    /// Context of the model in bytes.
     pub context: usize,
     /// Width of the residual stream.
     #[config(default = 256)]
@@ -31,7 +31,7 @@ pub struct TransformerConfig {
     /// Dropout probability.
     #[config(default = 0.1)]
     pub dropout: f64,
-    /// Whether fused training keeps the input of each layer only and runs it again.
+    /// Makes each layer a checkpointed block in fused training.
     #[config(default = false)]
     pub recompute_layers: bool,
 }
@@ -70,21 +70,21 @@ pub struct Transformer {
 }
 
 impl Transformer {
-    /// The mean cross entropy, in nats per byte, of every byte of `text` but the first, given those
-    /// before it. Shape: `[batch, context + 1]`.
+    /// Returns the mean cross entropy, in nats per byte, of every byte of `text` except the first. Shape of `text`: `[batch,
+    /// context + 1]`.
     pub fn loss(&self, text: Tensor<2, Int>) -> Tensor<1> {
         let [batch, length] = text.dims();
         let length = length - 1;
         let logits = self.forward(text.clone().narrow(1, 0, length));
         let next = text.narrow(1, 1, length).reshape([batch * length]);
-        // In f32, whatever the weights are in: probabilities need it.
+        // In f32, whatever the type of the weights: probabilities need it.
         let logits = logits.reshape([batch * length, VOCABULARY]);
         CrossEntropyLossConfig::new()
             .init(&logits.device())
             .forward(logits.cast(FloatDType::F32), next)
     }
 
-    /// Tells of every byte what comes next.
+    /// Predicts the next byte of every byte.
     ///
     /// # Shapes
     ///

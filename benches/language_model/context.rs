@@ -1,18 +1,18 @@
-//! The longest context that trains within a number of bytes.
+//! Search for the longest context that trains within a number of bytes.
 
 use backburn::LinearCrossEntropyLossConfig;
 
 use crate::model::Preset;
-use crate::way::BLOCKS;
+use crate::variant::BLOCKS;
 use crate::{printed, training};
 
 const BUDGET: f64 = 300e6;
-/// Contexts are multiples of it.
+/// Step size of the contexts.
 const STEP: usize = 256;
-/// Tokens of a tile; all of them at once without one.
+/// Tokens of a tile; 0 for all at once.
 const TILES: [usize; 2] = [0, 256];
 
-/// Prints the longest context of the preset `small` on bytes, one piece in a step, with layers that run twice: whole, and in tiles.
+/// Prints the longest context of the preset `small`, with one piece in a step and recomputed layers: whole, and in tiles.
 pub fn longest() {
     println!(
         "{:<12}{:>12}{:>10}{:>12}",
@@ -50,7 +50,7 @@ pub fn longest() {
     }
 }
 
-/// Two steps, as a row of the table prints them.
+/// Makes two steps, and prints them like a row of the table.
 pub fn train(context: usize, tile: usize) {
     let config = Preset::Small.config(256).with_context(context);
     let config = config

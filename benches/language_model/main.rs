@@ -1,24 +1,24 @@
-//! A language model of 0.96 billion parameters: memory and time of a step by technique, beside stock Burn.
+//! Memory and time of a step of a language model with 0.96 billion parameters, by technique and in stock Burn.
 //!
 //! ```sh
 //! cargo bench --bench language_model                   # both vocabularies; hours on two cores
 //! cargo bench --bench language_model -- 50257 chunked  # the rows with all of these words
-//! cargo bench --bench language_model -- estimate 50257 # what is known of the peaks before the first step
+//! cargo bench --bench language_model -- estimate 50257 # estimates of the peaks before the first step
 //! cargo bench --bench language_model -- context      # the longest context within 300 MB, whole and in tiles
-//! cargo bench --bench language_model -- pytorch      # a smaller model, beside PyTorch
-//! cargo bench --bench language_model -- check          # what estimates from fewer layers are worth, at a smaller size
+//! cargo bench --bench language_model -- pytorch      # a smaller model, compared with PyTorch
+//! cargo bench --bench language_model -- check          # accuracy of estimates from fewer layers, at a smaller size
 //! ```
 //!
-//! Every row trains the model `billion` of the example `text` for two steps of one piece of 2,048 tokens of GPT-2, in a process of its
-//! own: the most bytes allocated at once, the time of the second step, and the losses of both. Rows that a machine of 24 GB has no room
-//! for are estimated (*): each needs as much more for a layer as it needs for the fourth and the fifth beside three. With a vocabulary
-//! of 30,000 the rarer tokens are folded into it.
+//! Every row trains the model `billion` of the example `text` for two steps of one piece of 2,048 tokens of GPT-2, in a
+//! separate process: the peak of the allocated bytes, the time of the second step, and the losses of both. Rows that do not fit in
+//! 24 GB are estimated (*), with the memory of a layer from the difference between five and three layers. With a vocabulary of 30,000
+//! the rarer tokens are mapped into it.
 //!
 //! `pytorch` trains the preset `medium` on one piece of 512 tokens, in f32, in Burn and in PyTorch, from the same weights, which the losses
 //! of the first and of the third step show. It needs a `python3` with PyTorch (`pip install torch`); without, its rows say so.
-//! *allocated* is the most bytes at once, in multiples of the parameters' bytes P: in Burn all that the program allocates, in
-//! PyTorch those of tensors. *resident* is the most that the process had in memory, beyond what it had before its model. For the
-//! time each way takes turns with stock Burn, a step each.
+//! *allocated* is the peak of the bytes in multiples of the parameters' bytes P: in Burn all allocations of the program, in PyTorch
+//! those of tensors. *resident* is the peak of the resident memory over that before the model. For the time each variant takes turns
+//! with stock Burn, a step each.
 
 mod context;
 #[allow(dead_code)] // A part of an example.
@@ -28,7 +28,7 @@ mod pytorch;
 mod training;
 #[path = "../turns/mod.rs"]
 mod turns;
-mod way;
+mod variant;
 
 use std::process::Command;
 
@@ -36,7 +36,7 @@ use backburn::memory::RecordingAllocator;
 use peak_alloc::PeakAlloc;
 
 use model::Preset;
-use way::{BLOCKS, FUSED, STOCK, WAYS, Way};
+use variant::{BLOCKS, FUSED, STOCK, VARIANTS, Variant};
 
 static BYTES: PeakAlloc = PeakAlloc;
 
@@ -44,7 +44,7 @@ static BYTES: PeakAlloc = PeakAlloc;
 static ALLOCATOR: RecordingAllocator<PeakAlloc> = RecordingAllocator::over(PeakAlloc);
 
 const VOCABULARIES: [usize; 2] = [30_000, 50_257];
-/// Depths that there is room for without blocks that run twice.
+/// Depths that fit without recomputed blocks.
 const FEWER_LAYERS: [usize; 2] = [3, 5];
 
 fn main() {
@@ -58,21 +58,27 @@ fn main() {
         .collect::<Vec<_>>()
         .as_slice()
     {
-        [task @ ("train" | "dry-run"), preset, vocabulary, depth, way] => {
+        [
+            task @ ("train" | "dry-run"),
+            preset,
+            vocabulary,
+            depth,
+            variant,
+        ] => {
             let number = |text: &str| text.parse::<usize>().expect("a number");
-            let way = Way::named(way);
+            let variant = Variant::named(variant);
             let config = preset_named(preset).config(number(vocabulary));
-            let config = way.config(config.with_depth(number(depth)));
+            let config = variant.config(config.with_depth(number(depth)));
             match *task {
-                "train" => training::train(&way, &config),
-                _ => training::dry_run(&way, &config),
+                "train" => training::train(&variant, &config),
+                _ => training::dry_run(&variant, &config),
             }
         }
         ["in-context", context, tile] => {
             let [context, tile] = [context, tile].map(|text| text.parse().expect("a number"));
             context::train(context, tile);
         }
-        ["beside", task, way] => pytorch::train(task, way),
+        ["beside", task, variant] => pytorch::train(task, variant),
         ["pytorch"] => pytorch::table(),
         ["check"] => check(),
         ["context"] => context::longest(),
@@ -89,25 +95,25 @@ fn preset_named(name: &str) -> Preset {
     }
 }
 
-/// The numbers that a process of its own prints.
+/// Returns the numbers that a separate process prints for a row.
 fn numbers<const N: usize>(
     task: &str,
     preset: &str,
     vocabulary: usize,
     depth: usize,
-    way: &Way,
+    variant: &Variant,
 ) -> [f64; N] {
     let (vocabulary, depth) = (vocabulary.to_string(), depth.to_string());
-    printed(&[task, preset, &vocabulary, &depth, way.name])
+    printed(&[task, preset, &vocabulary, &depth, variant.name])
 }
 
-/// The numbers that a process of this benchmark with these arguments prints.
+/// Returns the numbers that this benchmark prints with these arguments, in a separate process.
 fn printed<const N: usize>(arguments: &[&str]) -> [f64; N] {
     let mut this = Command::new(std::env::current_exe().expect("a program"));
     numbers_of(this.args(arguments)).unwrap_or_else(|error| panic!("{arguments:?}: {error}"))
 }
 
-/// The numbers that a program prints; or why it has not.
+/// Returns the numbers that a program prints, or the reason of its failure.
 fn numbers_of<const N: usize>(program: &mut Command) -> Result<[f64; N], String> {
     let output = program.output().map_err(|error| error.to_string())?;
     let text = String::from_utf8_lossy(&output.stdout);
@@ -126,8 +132,9 @@ struct Measured {
     last: f64,
 }
 
-fn measure(preset: &str, vocabulary: usize, depth: usize, way: &Way) -> Measured {
-    let [parameters, peak, seconds, first, last] = numbers("train", preset, vocabulary, depth, way);
+fn measure(preset: &str, vocabulary: usize, depth: usize, variant: &Variant) -> Measured {
+    let [parameters, peak, seconds, first, last] =
+        numbers("train", preset, vocabulary, depth, variant);
     Measured {
         parameters,
         peak,
@@ -137,21 +144,23 @@ fn measure(preset: &str, vocabulary: usize, depth: usize, way: &Way) -> Measured
     }
 }
 
-/// The peak at `depth`, from those at fewer layers.
-fn extrapolate(preset: &str, vocabulary: usize, depth: usize, way: &Way) -> f64 {
-    let [few, more] = FEWER_LAYERS.map(|depth| measure(preset, vocabulary, depth, way).peak);
+/// Extrapolates the peak at `depth` from the peaks at fewer layers.
+fn extrapolate(preset: &str, vocabulary: usize, depth: usize, variant: &Variant) -> f64 {
+    let [few, more] = FEWER_LAYERS.map(|depth| measure(preset, vocabulary, depth, variant).peak);
     let layer = (more - few) / (FEWER_LAYERS[1] - FEWER_LAYERS[0]) as f64;
     few + (depth - FEWER_LAYERS[0]) as f64 * layer
 }
 
-/// The rows that have all of `words`.
-fn rows(words: &[&str]) -> impl Iterator<Item = (usize, Way)> {
+/// Returns the rows that have all of `words`.
+fn rows(words: &[&str]) -> impl Iterator<Item = (usize, Variant)> {
     let all = VOCABULARIES
         .into_iter()
-        .flat_map(|vocabulary| WAYS.map(|way| (vocabulary, way)));
-    all.filter(|(vocabulary, way)| {
+        .flat_map(|vocabulary| VARIANTS.map(|variant| (vocabulary, variant)));
+    all.filter(|(vocabulary, variant)| {
         let name = vocabulary.to_string();
-        words.iter().all(|word| *word == name || *word == way.name)
+        words
+            .iter()
+            .all(|word| *word == name || *word == variant.name)
     })
 }
 
@@ -161,14 +170,14 @@ fn table(words: &[&str]) {
         "vocabulary", "", "GB", "bytes / P", "s a step", "loss"
     );
     let depth = Preset::Billion.config(1).depth;
-    for (vocabulary, way) in rows(words) {
-        print!("{vocabulary:<12}{:<24}", way.name);
-        if !way.fits() {
-            let peak = extrapolate("billion", vocabulary, depth, &way);
+    for (vocabulary, variant) in rows(words) {
+        print!("{vocabulary:<12}{:<24}", variant.name);
+        if !variant.fits() {
+            let peak = extrapolate("billion", vocabulary, depth, &variant);
             println!("{:>9.2}*", peak / 1e9);
             continue;
         }
-        let row = measure("billion", vocabulary, depth, &way);
+        let row = measure("billion", vocabulary, depth, &variant);
         println!(
             "{:>10.2}{:>12.2}{:>12.1}{:>16}",
             row.peak / 1e9,
@@ -179,35 +188,35 @@ fn table(words: &[&str]) {
     }
 }
 
-/// The peaks that [`MemoryEstimate`](backburn::MemoryEstimate) gives before the first step: those of stock and of plain fused training
-/// come from the dry run of blocks.
+/// Prints the peaks of [`MemoryEstimate`](backburn::MemoryEstimate) before the first step. Those of stock and of plain fused
+/// training use the dry run of blocks.
 fn estimates(words: &[&str]) {
     println!("{:<12}{:<24}{:>10}", "vocabulary", "", "GB");
     let depth = Preset::Billion.config(1).depth;
-    for (vocabulary, way) in rows(words).filter(|(_, way)| way.fits()) {
-        let [stock, fused, recomputed] = numbers("dry-run", "billion", vocabulary, depth, &way);
+    for (vocabulary, variant) in rows(words).filter(|(_, variant)| variant.fits()) {
+        let [stock, fused, recomputed] = numbers("dry-run", "billion", vocabulary, depth, &variant);
         let line = |name, bytes: f64| println!("{vocabulary:<12}{name:<24}{:>10.2}", bytes / 1e9);
-        if way.name == BLOCKS.name {
+        if variant.name == BLOCKS.name {
             line(STOCK.name, stock);
             line(FUSED.name, fused);
         }
-        line(way.name, recomputed);
+        line(variant.name, recomputed);
     }
 }
 
-/// Peaks from fewer layers, and measured ones, at the size `medium`, which stock Burn has room for.
+/// Compares extrapolated and measured peaks at the size `medium`, which stock Burn can train.
 fn check() {
     println!(
         "{:<24}{:>14}{:>14}{:>10}",
         "", "estimated GB", "measured GB", "ratio"
     );
     let config = Preset::Medium.config(50_257);
-    for way in [STOCK, FUSED] {
-        let estimated = extrapolate("medium", config.vocabulary, config.depth, &way);
-        let measured = measure("medium", config.vocabulary, config.depth, &way).peak;
+    for variant in [STOCK, FUSED] {
+        let estimated = extrapolate("medium", config.vocabulary, config.depth, &variant);
+        let measured = measure("medium", config.vocabulary, config.depth, &variant).peak;
         println!(
             "{:<24}{:>14.3}{:>14.3}{:>10.3}",
-            way.name,
+            variant.name,
             estimated / 1e9,
             measured / 1e9,
             estimated / measured

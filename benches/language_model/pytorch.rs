@@ -1,4 +1,4 @@
-//! The same network in Burn and in PyTorch, from the same weights, on the same text.
+//! Comparison of a network in Burn and in PyTorch, with the same weights and text.
 
 use std::path::Path;
 use std::process::Command;
@@ -10,25 +10,25 @@ use burn::prelude::*;
 
 use crate::model::{LanguageModelConfig, Preset};
 use crate::training::{steps, text};
-use crate::turns::{self, Rounds, Way as Turns};
-use crate::way::{BLOCKS, CHUNKED, FUSED, STOCK, Way};
+use crate::turns::{self, Rounds, Worker as Turns};
+use crate::variant::{BLOCKS, CHUNKED, FUSED, STOCK, Variant};
 use crate::{BYTES, printed};
 
-const SINGLE_PASS: Way = Way {
+const SINGLE_PASS: Variant = Variant {
     name: "single-pass",
     single_pass: true,
     ..FUSED
 };
-const WAYS: [Way; 5] = [
+const VARIANTS: [Variant; 5] = [
     STOCK,
     FUSED,
     SINGLE_PASS,
-    Way {
+    Variant {
         name: "single-pass-blocks",
         single_pass: true,
         ..BLOCKS
     },
-    Way {
+    Variant {
         name: "single-pass-chunked",
         single_pass: true,
         ..CHUNKED
@@ -43,16 +43,16 @@ const PYTORCH: [&str; 6] = [
     "hook+fused+checkpoint+chunked",
 ];
 const PROGRAM: &str = "benches/pytorch/language_model.py";
-/// Steps whose losses and bytes are told; in PyTorch, too.
+/// Number of steps whose losses and bytes are reported; in PyTorch, too.
 const STEPS: usize = 3;
 const ROUNDS: usize = 5;
 
-/// A network that has room for eleven ways to train it, one beside the other.
+/// Returns a network of which eleven processes fit in memory.
 fn config() -> LanguageModelConfig {
     Preset::Medium.config(50_257).with_context(512)
 }
 
-/// Prints a row for each way.
+/// Prints a row for each variant.
 pub fn table() {
     let folder = tempfile::tempdir().expect("a folder");
     hand_over(folder.path());
@@ -60,20 +60,20 @@ pub fn table() {
         "{:<40}{:>12}{:>12}{:>10}{:>10}{:>18}",
         "", "allocated/P", "resident/P", "s a step", "of stock", "loss"
     );
-    for way in WAYS {
-        let numbers = printed(&["beside", "numbers", way.name]);
+    for variant in VARIANTS {
+        let numbers = printed(&["beside", "numbers", variant.name]);
         print_row(
-            way.name,
+            variant.name,
             numbers,
-            Turns::start(&["beside", "turns", way.name]),
+            Turns::start(&["beside", "turns", variant.name]),
         );
     }
-    for way in PYTORCH {
-        let name = format!("PyTorch, {way}");
-        let mut numbers = pytorch("numbers", way, folder.path());
+    for variant in PYTORCH {
+        let name = format!("PyTorch, {variant}");
+        let mut numbers = pytorch("numbers", variant, folder.path());
         match crate::numbers_of(&mut numbers) {
             Ok(numbers) => {
-                let turns = Turns::of(pytorch("turns", way, folder.path()));
+                let turns = Turns::of(pytorch("turns", variant, folder.path()));
                 print_row(&name, numbers, turns);
             }
             Err(error) => println!("{name:<40}did not run: {error}"),
@@ -81,7 +81,7 @@ pub fn table() {
     }
 }
 
-/// The rest of a row is the time: it takes turns with stock Burn.
+/// Prints the start of a row. The time follows, measured in turn with stock Burn.
 fn print_row(name: &str, [parameters, peak, resident, first, last]: [f64; 5], turns: Turns) {
     let stock = Turns::start(&["beside", "turns", STOCK.name]);
     let rounds = Rounds::of(vec![turns, stock], ROUNDS);
@@ -95,10 +95,10 @@ fn print_row(name: &str, [parameters, peak, resident, first, last]: [f64; 5], tu
     );
 }
 
-/// PyTorch on a heap that keeps its pages as Burn's does, with threads that do not spin while the machine does something else.
-fn pytorch(task: &str, way: &str, folder: &Path) -> Command {
+/// Returns the command for PyTorch, with a heap that keeps its pages as Burn's does, and threads that do not spin while idle.
+fn pytorch(task: &str, variant: &str, folder: &Path) -> Command {
     let mut command = Command::new("python3");
-    command.arg(PROGRAM).args([task, way]).arg(folder);
+    command.arg(PROGRAM).args([task, variant]).arg(folder);
     command.env("MALLOC_TRIM_THRESHOLD_", "1000000000000");
     command.env("MALLOC_MMAP_THRESHOLD_", "33554432");
     command.env("MALLOC_ARENA_MAX", "1");
@@ -106,17 +106,17 @@ fn pytorch(task: &str, way: &str, folder: &Path) -> Command {
     command
 }
 
-/// What a process of its own does: tells its bytes and losses, or makes a step each time that it is its turn.
-pub fn train(task: &str, way: &str) {
+/// Runs a separate process: reports its bytes and losses, or makes a step in each of its turns.
+pub fn train(task: &str, variant: &str) {
     keep_pages();
     let before = of_process("VmRSS");
-    let way = WAYS.into_iter().find(|each| each.name == way);
-    let way = way.expect("a row of the table");
-    let config = way.config(config());
+    let variant = VARIANTS.into_iter().find(|each| each.name == variant);
+    let variant = variant.expect("a row of the table");
+    let config = variant.config(config());
     let device = Device::flex().autodiff();
-    let model = way.model(&config, &device);
+    let model = variant.model(&config, &device);
     let parameters = 4 * model.num_params();
-    let mut step = steps(model, &way, text(&config, &device));
+    let mut step = steps(model, &variant, text(&config, &device));
     if task == "turns" {
         turns::train(step);
     }
@@ -130,7 +130,7 @@ pub fn train(task: &str, way: &str) {
     );
 }
 
-/// Bytes of this process that are in memory, as Linux has them under `key`.
+/// Returns the resident bytes of this process, which Linux reports under `key`.
 fn of_process(key: &str) -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix(key));
@@ -138,7 +138,7 @@ fn of_process(key: &str) -> usize {
     1024 * kilobytes.unwrap_or_default()
 }
 
-/// Writes what PyTorch starts from.
+/// Writes the initial weights and text for PyTorch.
 fn hand_over(folder: &Path) {
     let config = config();
     let device = Device::flex().autodiff();
@@ -151,7 +151,7 @@ fn hand_over(folder: &Path) {
     std::fs::write(path("weights"), weights.0).expect("a file");
 }
 
-/// The values of all parameters, in module order.
+/// Values of all parameters, in module order.
 struct Bytes(Vec<u8>);
 
 impl ModuleVisitor for Bytes {

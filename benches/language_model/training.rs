@@ -1,4 +1,4 @@
-//! What a process of its own does: a training of two steps, or a dry run before the first. Either prints its numbers.
+//! Work of a separate process: a training of two steps, or a dry run. Both print their numbers.
 
 use std::time::Instant;
 
@@ -12,21 +12,21 @@ use tiktoken_rs::r50k_base_singleton;
 
 use crate::BYTES;
 use crate::model::{LanguageModel, LanguageModelConfig};
-use crate::way::Way;
+use crate::variant::Variant;
 
 const PLAYS: &[u8] = include_bytes!("../../examples/text/data/shakespeare.txt.gz");
 const LEARNING_RATE: f64 = 1e-4;
 
-/// Prints parameters, the most bytes allocated at once, the seconds of the second step, and the losses of both.
-pub fn train(way: &Way, config: &LanguageModelConfig) {
+/// Trains, and prints the parameters, the peak of the bytes, the seconds of the second step, and the losses of both.
+pub fn train(variant: &Variant, config: &LanguageModelConfig) {
     keep_pages();
     let device = Device::flex().autodiff();
     let text = text(config, &device);
-    let model = way.model(config, &device);
+    let model = variant.model(config, &device);
     let parameters = model.num_params();
     let mut losses = Vec::new();
     let mut seconds = 0.0;
-    let mut step = steps(model, way, text);
+    let mut step = steps(model, variant, text);
     for _ in 0..2 {
         let started = Instant::now();
         losses.push(step().into_scalar::<f64>());
@@ -36,14 +36,14 @@ pub fn train(way: &Way, config: &LanguageModelConfig) {
     println!("{parameters} {peak} {seconds} {} {}", losses[0], losses[1]);
 }
 
-/// Steps on one text, each of which returns its cross entropy.
+/// Makes steps on one text. Each returns its cross entropy.
 pub fn steps(
     model: LanguageModel,
-    way: &Way,
+    variant: &Variant,
     text: Tensor<2, Int>,
 ) -> Box<dyn FnMut() -> Tensor<1>> {
-    let mut optimizer = way.optimizer();
-    if !way.fused {
+    let mut optimizer = variant.optimizer();
+    if !variant.fused {
         let mut model = Some(model);
         return Box::new(move || {
             let current = model.take().expect("the step before has put it back");
@@ -63,12 +63,12 @@ pub fn steps(
     })
 }
 
-/// Prints the peaks that are estimated before the first step: of stock Burn, fused, and fused with blocks that run twice.
-pub fn dry_run(way: &Way, config: &LanguageModelConfig) {
+/// Prints the peaks that are estimated before the first step: of stock Burn, fused, and fused with recomputed blocks.
+pub fn dry_run(variant: &Variant, config: &LanguageModelConfig) {
     let device = Device::flex().autodiff();
     let text = text(config, &device);
-    let model = way.model(config, &device);
-    let optimizer = way.optimizer();
+    let model = variant.model(config, &device);
+    let optimizer = variant.optimizer();
     let estimate = MemoryEstimate::new(&model, &optimizer);
     let mut fused = FusedOptimizer::new(model, optimizer).unwrap();
     let recorder = MemoryRecorder::start().expect("the allocator records");
@@ -82,7 +82,7 @@ pub fn dry_run(way: &Way, config: &LanguageModelConfig) {
     println!("{} {} {}", peaks.stock, peaks.fused, peaks.recomputed);
 }
 
-/// The first piece of the plays. Shape: `[1, context + 1]`.
+/// Returns the first piece of the plays. Shape: `[1, context + 1]`.
 pub fn text(config: &LanguageModelConfig, device: &Device) -> Tensor<2, Int> {
     let plays = std::io::read_to_string(GzDecoder::new(PLAYS)).expect("it is a text");
     let length = config.context + 1;

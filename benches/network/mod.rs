@@ -1,4 +1,4 @@
-//! The networks of the benchmarks, with what Burn's `Learner` asks of them.
+//! The networks of the benchmarks, with their `Learner` traits.
 
 #![allow(dead_code)] // No benchmark uses them all.
 
@@ -11,12 +11,12 @@ use burn::optim::{AdamConfig, GradientsParams};
 use burn::prelude::*;
 use burn::train::{InferenceStep, RegressionOutput, TrainOutput, TrainStep};
 
-/// A model whose loss needs an input only.
+/// A model whose loss needs only an input.
 pub trait Network<const D: usize> {
     fn loss(&self, input: Tensor<D>) -> Tensor<1>;
 }
 
-/// Steps of stock Burn.
+/// Returns a function that makes steps of stock Burn.
 pub fn stock<const D: usize, N: Network<D> + Module + 'static>(
     model: N,
     input: Tensor<D>,
@@ -32,7 +32,7 @@ pub fn stock<const D: usize, N: Network<D> + Module + 'static>(
     })
 }
 
-/// Parameters rule: residual blocks of 512 and 2048, 12 unless said otherwise.
+/// A model with many parameters: residual blocks of 512 and 2048, 12 by default.
 #[derive(Module, Debug)]
 pub struct Mlp {
     blocks: Vec<(Linear, Linear)>,
@@ -45,7 +45,7 @@ impl Mlp {
         Self::of_size(12, 512, device)
     }
 
-    /// The same with another number of blocks of another width.
+    /// Creates another number of blocks of another width.
     pub fn of_size(depth: usize, width: usize, device: &Device) -> Self {
         let block = || {
             let expand = LinearConfig::new(width, 4 * width).init(device);
@@ -104,7 +104,7 @@ impl Recurrent {
         Self::of_width(256, device)
     }
 
-    /// The same with layers of another width.
+    /// Creates layers of another width.
     pub fn of_width(width: usize, device: &Device) -> Self {
         let layer = || LstmConfig::new(width, width, true).init(device);
         Self {
@@ -133,7 +133,7 @@ impl Network<3> for Recurrent {
     }
 }
 
-/// What Burn's `Learner` asks of a model.
+/// Implements the `Learner` traits of Burn for a model.
 macro_rules! learner_model {
     ($model:ty, $rank:literal) => {
         impl TrainStep for $model {

@@ -1,12 +1,12 @@
-//! What offload costs and saves.
+//! Cost and savings of offload.
 //!
 //! ```sh
 //! cargo bench --bench offload --features wgpu,fusion
 //! cargo bench --bench offload -- time
 //! ```
 //!
-//! The first one prints the memory of a device of wgpu ([`pools`]), `-- widths` only its second table; `-- time` prints by how much a
-//! step grows with the bytes that it moves ([`time`]), and needs no device but the processor.
+//! The first command prints the memory of a device of wgpu ([`pools`]); with `-- widths` only its second table. The second
+//! prints the growth of a step by the bytes that it transfers ([`time`]), and needs only the processor.
 
 #[path = "../network/mod.rs"]
 mod network;
@@ -24,11 +24,11 @@ fn main() {
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match arguments[..] {
         ["time"] => time::compare(),
-        ["time", way, batch] => time::train(way, batch.parse().expect("a number")),
+        ["time", variant, batch] => time::train(variant, batch.parse().expect("a number")),
         #[cfg(feature = "wgpu")]
-        [way, depth, width] => {
+        [variant, depth, width] => {
             let [depth, width] = [depth, width].map(|text| text.parse().expect("a number"));
-            pools::print_row(way, depth, width);
+            pools::print_row(variant, depth, width);
         }
         #[cfg(feature = "wgpu")]
         ["widths"] => pools::compare_widths(),

@@ -1,13 +1,13 @@
-//! Memory of a device from which parts of the training have left for the host.
+//! Memory of a device when parts of the training are offloaded to the host.
 //!
-//! Every row trains an MLP with Adam in f32 on wgpu for five steps, with flex as the host, in a process of its
-//! own, and prints the most bytes that the device's pools had in use and reserved, from the second step on, looked
-//! at before every update and at the end of a step; in multiples of the parameters' bytes (P) and of those of one
-//! block. Pools match sizes. Blocks run twice where their weights wait. The time of a step is in multiples of
-//! the first row's. A second table, `-- widths` alone, has blocks of other sizes, and one weight fetched at a time.
+//! Every row trains an MLP with Adam in f32 on wgpu for five steps, with flex as the host, in a separate process. It prints the
+//! peak of the bytes in use and reserved in the device's pools from the second step on, read before every update and at the end
+//! of a step, in multiples of the parameters' bytes (P) and of those of one block. Pools match sizes. Blocks are recomputed if
+//! their weights are offloaded. The time of a step is in multiples of the first row's. A second table, `-- widths` alone, has
+//! blocks of other sizes, and fetches one weight at a time.
 //!
-//! On a machine whose device is its own processor (a software Vulkan device) both sides take turns on the same
-//! cores: what overlaps on a GPU does not there.
+//! On a machine whose device is its own processor (a software Vulkan device) both sides share the same cores: they do not
+//! overlap as on a GPU.
 
 use std::process::Command;
 use std::sync::Arc;
@@ -29,14 +29,14 @@ use crate::network::{Mlp, Network};
 const STEPS: usize = 5;
 const LEARNING_RATE: f64 = 1e-4;
 const BATCH: usize = 8;
-/// The depth at which all ways are compared.
+/// Depth of the comparison of all variants.
 const DEPTH: usize = 12;
-/// Of the residual stream, in most rows; blocks are four times as wide within.
+/// Width of the residual stream in most rows; blocks are four times as wide inside.
 const WIDTH: usize = 512;
 
-/// One row, for the process that prints the table.
-pub fn print_row(way: &str, depth: usize, width: usize) {
-    println!("{}", measure(way, depth, width).line());
+/// Measures one row, for the process that prints the table.
+pub fn print_row(variant: &str, depth: usize, width: usize) {
+    println!("{}", measure(variant, depth, width).line());
 }
 
 pub fn compare() {
@@ -44,7 +44,7 @@ pub fn compare() {
         "| blocks | | in use (P) | reserved (P) | in use (blocks) | kept inputs (blocks) | time of a step |"
     );
     println!("|---:|---|---:|---:|---:|---:|---:|");
-    let ways = [
+    let variants = [
         "stock",
         "fused",
         "states",
@@ -54,13 +54,13 @@ pub fn compare() {
         "weights",
     ];
     let first = row("stock", DEPTH);
-    for way in ways {
-        let found = if way == "stock" {
+    for variant in variants {
+        let found = if variant == "stock" {
             first
         } else {
-            row(way, DEPTH)
+            row(variant, DEPTH)
         };
-        print(DEPTH, way, found, first.time);
+        print(DEPTH, variant, found, first.time);
     }
     for depth in [6, 24, 48] {
         let blocks = row("in blocks", depth);
@@ -71,16 +71,16 @@ pub fn compare() {
     compare_widths();
 }
 
-/// Blocks of other sizes: what pools reserve beside tensors has a size of its own.
+/// Prints blocks of other sizes: pools reserve other amounts in addition to tensors.
 pub fn compare_widths() {
     println!("| width | block (MB) | blocks | | in use (blocks) | reserved (blocks) |");
     println!("|---:|---:|---:|---|---:|---:|");
     for (width, depth) in [(512, 6), (512, 12), (1024, 6), (2048, 4)] {
-        for way in ["weights", "a weight ahead"] {
-            let found = row_of(way, depth, width);
+        for variant in ["weights", "a weight ahead"] {
+            let found = row_of(variant, depth, width);
             let block = parameters(1, width) as f64;
             println!(
-                "| {width} | {:.1} | {depth} | {way} | {:.2} | {:.2} |",
+                "| {width} | {:.1} | {depth} | {variant} | {:.2} | {:.2} |",
                 block / 1e6,
                 found.in_use / block,
                 found.reserved / block
@@ -89,11 +89,11 @@ pub fn compare_widths() {
     }
 }
 
-fn print(depth: usize, way: &str, found: Measured, time: f64) {
+fn print(depth: usize, variant: &str, found: Measured, time: f64) {
     let parameters = parameters(depth, WIDTH) as f64;
     let block = parameters / depth as f64;
     println!(
-        "| {depth} | {way} | {:.3} | {:.3} | {:.2} | {:.2} | {:.2} |",
+        "| {depth} | {variant} | {:.3} | {:.3} | {:.2} | {:.2} | {:.2} |",
         found.in_use / parameters,
         found.reserved / parameters,
         found.in_use / block,
@@ -102,7 +102,7 @@ fn print(depth: usize, way: &str, found: Measured, time: f64) {
     );
 }
 
-/// Bytes of the parameters of so many blocks.
+/// Returns the bytes of the parameters of this number of blocks.
 fn parameters(depth: usize, width: usize) -> usize {
     4 * depth * (2 * width * 4 * width + 5 * width)
 }
@@ -120,15 +120,15 @@ impl Measured {
     }
 }
 
-/// Measured in a process of its own.
-fn row(way: &str, depth: usize) -> Measured {
-    row_of(way, depth, WIDTH)
+/// Measures a row in a separate process.
+fn row(variant: &str, depth: usize) -> Measured {
+    row_of(variant, depth, WIDTH)
 }
 
-fn row_of(way: &str, depth: usize, width: usize) -> Measured {
+fn row_of(variant: &str, depth: usize, width: usize) -> Measured {
     let mut process = Command::new(std::env::current_exe().expect("a program"));
     let output = process
-        .args([way, &depth.to_string(), &width.to_string()])
+        .args([variant, &depth.to_string(), &width.to_string()])
         .output();
     let output = output.expect("it runs");
     let text = String::from_utf8_lossy(&output.stdout);
@@ -140,35 +140,35 @@ fn row_of(way: &str, depth: usize, width: usize) -> Measured {
             time: *time,
         },
         _ => panic!(
-            "{way}, {depth} blocks: {}",
+            "{variant}, {depth} blocks: {}",
             String::from_utf8_lossy(&output.stderr)
         ),
     }
 }
 
-fn measure(way: &str, depth: usize, width: usize) -> Measured {
+fn measure(variant: &str, depth: usize, width: usize) -> Measured {
     match_pool_sizes().expect("nothing was used before");
     let device = Device::wgpu(Default::default());
     let tracked = device.clone().autodiff();
     let input = Tensor::<2>::random([BATCH, width], Distribution::Default, &tracked);
     let peaks = Peaks::of(&device);
-    let offload = match way {
+    let offload = match variant {
         "states" => Some(Offload::States),
         "updates" => Some(Offload::Updates),
         "half" => Some(Offload::Weights(OffloadedBlocks::Fraction(0.5))),
         "weights" | "a weight ahead" => Some(Offload::Weights(OffloadedBlocks::All)),
         _ => None,
     };
-    let in_blocks = matches!(way, "in blocks" | "half" | "weights" | "a weight ahead");
-    let limit = (way == "a weight ahead").then_some(4 * width * 4 * width);
-    // What rests on the host is made there.
+    let in_blocks = matches!(variant, "in blocks" | "half" | "weights" | "a weight ahead");
+    let limit = (variant == "a weight ahead").then_some(4 * width * 4 * width);
+    // Offloaded data are created on the host.
     let home = match offload {
         None | Some(Offload::States) => tracked,
         _ => Device::flex().autodiff(),
     };
     let model = Mlp::of_size(depth, width, &home).with_recompute_blocks(in_blocks);
     assert_eq!(4 * model.num_params(), parameters(depth, width));
-    let mut step: Box<dyn FnMut()> = match way {
+    let mut step: Box<dyn FnMut()> = match variant {
         "stock" => stock(model, input, peaks.clone()),
         _ => fused(model, offload, limit, input, peaks.clone()),
     };
@@ -234,7 +234,7 @@ fn fused(
     })
 }
 
-/// The most bytes that a device had in use and reserved, whenever it was looked at.
+/// Peaks of the bytes in use and reserved on a device, over all readings.
 #[derive(Clone)]
 struct Peaks {
     device: Device,

@@ -1,15 +1,16 @@
-//! What the planner takes for sixteen kinds of models, and whether it holds.
+//! Plans for sixteen kinds of models, compared with their trainings.
 //!
 //! ```sh
 //! cargo bench --bench plan
-//! cargo bench --bench plan -- LSTM # models whose name has it
+//! cargo bench --bench plan -- LSTM # models with this in their name
 //! ```
 //!
-//! For every model budgets from the peak of stock Burn down to half of the smallest candidate, in equal steps. For each a training is
-//! planned, and trained for three steps. `peak` is the most bytes that the process has allocated meanwhile, `of planning` the same
-//! during planning; neither may be above the budget. `time` is that of a step in multiples of one of stock Burn, the shortest of three each.
-//! `cheaper` is what the next cheaper way allocates when it is trained: one more block that keeps its activations, larger micro-batches, or
-//! else more bits. If that is below the budget, it would have fitted. Bytes are in MB, and those of the benchmark itself are among them.
+//! The budgets of every model range from the peak of stock Burn down to half of the smallest candidate, in equal steps. For
+//! each a training is planned, and trained for three steps. `peak` is the peak of the bytes of the process, `of planning` the
+//! same during planning; neither may exceed the budget. `time` is that of a step in multiples of a stock step, the shortest of
+//! three each. `cheaper` is the peak of the next cheaper candidate when it is trained: one more block that keeps its
+//! activations, larger micro-batches, or else more bits. If it is below the budget, the candidate would have fitted. Bytes are
+//! in MB, and include those of the benchmark itself.
 
 mod models;
 
@@ -31,7 +32,7 @@ static BYTES: PeakAlloc = PeakAlloc;
 #[global_allocator]
 static ALLOCATOR: RecordingAllocator<PeakAlloc> = RecordingAllocator::over(PeakAlloc);
 
-/// More than any of the models takes.
+/// More bytes than any of the models needs.
 const ENOUGH: usize = 1_000_000_000;
 const BUDGETS: usize = 6;
 
@@ -68,11 +69,11 @@ fn main() -> Result<(), Box<dyn Error>> {
 struct Sums {
     rows: usize,
     planned: usize,
-    /// Trainings above the budget.
+    /// Number of trainings above the budget.
     above: usize,
-    /// Plannings above the budget, with a plan and without.
+    /// Number of plannings above the budget, with a plan and without.
     planning_above: [usize; 2],
-    /// Rows in which a cheaper way would have fitted, by more than a part of the budget.
+    /// Number of rows in which a cheaper candidate would have fitted, by more than a fraction of the budget.
     cheaper_fits: usize,
     cheaper_fits_by_5_percent: usize,
 }
@@ -87,7 +88,7 @@ fn plan<K: Kind>(budget: usize) -> Result<Plan<AdamWConfig>, PlanError> {
 }
 
 fn rows<K: Kind>(sums: &mut Sums) -> Result<(), Box<dyn Error>> {
-    // As cargo calls it, there are flags, too.
+    // Cargo passes flags, too.
     let names: Vec<_> = std::env::args()
         .skip(1)
         .filter(|it| !it.starts_with("--"))
@@ -116,8 +117,8 @@ fn rows<K: Kind>(sums: &mut Sums) -> Result<(), Box<dyn Error>> {
             Err(error) => return Err(error.into()),
             Ok(plan) => {
                 let (time, taken) = peak(|| train::<K>(&plan));
-                let ways = cheaper(&plan).into_iter();
-                let cheaper = ways.map(|plan| peak(|| train::<K>(&plan)).1).min();
+                let variants = cheaper(&plan).into_iter();
+                let cheaper = variants.map(|plan| peak(|| train::<K>(&plan)).1).min();
                 sums.planned += 1;
                 sums.above += usize::from(taken > budget);
                 if let Some(bytes) = cheaper {
@@ -148,7 +149,7 @@ const FORMATS: [(StateFormat, WeightFormat); 5] = [
     (StateFormat::Bits4, WeightFormat::Stochastic),
 ];
 
-/// The next cheaper ways to train, whatever the planner has measured of them.
+/// Returns the next cheaper trainings, independent of the planner's measurements.
 fn cheaper(plan: &Plan<AdamWConfig>) -> Vec<Plan<AdamWConfig>> {
     let batch = plan.batch * plan.accumulation;
     let keep = &plan.config.gradient_checkpointing.keep_activations;
@@ -177,15 +178,15 @@ fn cheaper(plan: &Plan<AdamWConfig>) -> Vec<Plan<AdamWConfig>> {
     };
     let (states, weights) = FORMATS[before];
     let optimizer = AdamWConfig::new().with_state_format(states);
-    let ways = [1, batch].map(|items| Plan {
+    let variants = [1, batch].map(|items| Plan {
         optimizer: optimizer.clone().with_weight_format(weights),
         weights: (weights != WeightFormat::Plain).then_some(FloatDType::BF16),
         ..with(items, Vec::new())
     });
-    ways.to_vec()
+    variants.to_vec()
 }
 
-/// Peak and seconds of stock Burn.
+/// Returns peak and seconds of stock Burn.
 fn stock<K: Kind>() -> (usize, f64) {
     let (seconds, bytes) = peak(|| {
         let mut model = init::<K>();
@@ -203,7 +204,7 @@ fn stock<K: Kind>() -> (usize, f64) {
     (bytes, seconds)
 }
 
-/// Seconds of a step.
+/// Trains by the plan. Returns the seconds of a step.
 fn train<K: Kind>(plan: &Plan<AdamWConfig>) -> f64 {
     let mut fused = plan.fuse(init::<K>).unwrap();
     let parts = plan.accumulation as f32;
@@ -223,7 +224,7 @@ fn train<K: Kind>(plan: &Plan<AdamWConfig>) -> f64 {
     shortest
 }
 
-/// The most bytes allocated during `work`, with all that was before.
+/// Runs `work`. Returns the peak of the process.
 fn peak<R>(work: impl FnOnce() -> R) -> (R, usize) {
     BYTES.reset_peak_usage();
     let result = work();

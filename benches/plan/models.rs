@@ -1,4 +1,4 @@
-//! Sixteen kinds of models, small ones, each with a loss of so many items.
+//! Sixteen kinds of small models, each with a loss over a number of items.
 
 use backburn::{BaseFormat, LinearCrossEntropyLossConfig, QuantizedLora, gradient_checkpointing};
 use burn::module::{Initializer, Lora, Module, ParamGroup};
@@ -15,7 +15,7 @@ use burn::tensor::{Device, Distribution, FloatDType, Int, Tensor};
 /// A model whose loss can be computed for any number of items.
 pub trait Kind: Module {
     const NAME: &'static str;
-    /// Items in a step.
+    /// Number of items in a step.
     const BATCH: usize;
 
     fn init(device: &Device) -> Self;
@@ -23,7 +23,7 @@ pub trait Kind: Module {
     fn loss(&self, items: usize) -> Tensor<1>;
 }
 
-/// The same numbers in every run, in the type of `like`.
+/// Returns the same numbers in every run, in the type of `like`.
 fn input<const D: usize, const E: usize>(shape: [usize; D], like: &Tensor<E>) -> Tensor<D> {
     let count = shape.iter().product::<usize>() as i64;
     let numbers = Tensor::<1, Int>::arange(0..count, &like.device()).float();
@@ -31,7 +31,7 @@ fn input<const D: usize, const E: usize>(shape: [usize; D], like: &Tensor<E>) ->
     numbers.cast(FloatDType::from(like.dtype()))
 }
 
-/// The same tokens in every run.
+/// Returns the same tokens in every run.
 fn tokens(shape: [usize; 2], vocabulary: usize, device: &Device) -> Tensor<2, Int> {
     let count = (shape[0] * shape[1]) as i64;
     let numbers = Tensor::<1, Int>::arange(0..count, device);
@@ -59,7 +59,7 @@ impl Residual {
     }
 }
 
-/// Residual blocks, under gradient checkpointing.
+/// Residual blocks, as checkpointed blocks.
 #[derive(Module, Debug)]
 pub struct Mlp {
     blocks: Vec<Residual>,
@@ -85,7 +85,7 @@ impl Kind for Mlp {
     }
 }
 
-/// The same, with nothing under gradient checkpointing, and large weights late.
+/// An MLP without gradient checkpointing, with large weights at the end.
 #[derive(Module, Debug)]
 pub struct Plain {
     blocks: Vec<Residual>,
@@ -199,7 +199,7 @@ impl Kind for Convolutional {
     }
 }
 
-/// Down, and up again beside what was there on the way down.
+/// A U-Net: down, and up again with skip connections.
 #[derive(Module, Debug)]
 pub struct UNet {
     down: Vec<Conv2d>,
@@ -276,7 +276,7 @@ impl Kind for Tied {
     }
 }
 
-/// A variational autoencoder: it draws.
+/// A variational autoencoder, which samples.
 #[derive(Module, Debug)]
 pub struct Variational {
     encoder: Linear,
@@ -359,7 +359,7 @@ impl Kind for Mixture {
     }
 }
 
-/// Next to nothing but an embedding, whose gradient is as large as it.
+/// A model that is almost only an embedding, whose gradient is as large as the weight.
 #[derive(Module, Debug)]
 pub struct Bag {
     embedding: Embedding,
@@ -388,7 +388,7 @@ impl Kind for Bag {
     }
 }
 
-/// A model of language whose embedding is its head, with the loss in chunks.
+/// A language model whose embedding is its head, with the loss in chunks.
 #[derive(Module, Debug)]
 pub struct Language {
     embedding: Embedding,
@@ -428,7 +428,7 @@ impl Kind for Language {
     }
 }
 
-/// Frozen blocks with small matrices beside their weights, which are trained.
+/// Frozen blocks with small trained matrices added to their weights.
 #[derive(Module, Debug)]
 pub struct Adapted {
     inner: Mlp,
@@ -450,7 +450,7 @@ impl Kind for Adapted {
     }
 }
 
-/// The same beside weights in codes.
+/// Frozen blocks with quantized weights and small trained matrices.
 #[derive(Module, Debug)]
 pub struct InCodes {
     inner: Mlp,
@@ -473,7 +473,7 @@ impl Kind for InCodes {
     }
 }
 
-/// A generator and what tells its outputs from others, trained at once.
+/// A generator and a discriminator, trained at once.
 #[derive(Module, Debug)]
 pub struct Adversarial {
     generator: Vec<Residual>,
@@ -508,7 +508,7 @@ impl Kind for Adversarial {
     }
 }
 
-/// A recurrent layer, and one of attention over what it returns, each a block.
+/// A recurrent layer, and an attention layer over its output, each a block.
 #[derive(Module, Debug)]
 pub struct Attentive {
     recurrent: Gru,

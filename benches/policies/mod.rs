@@ -16,14 +16,14 @@ const LEARNING_RATE: f64 = 1e-4;
 const MAX_NORM: f64 = 1e-3;
 const LOSS_SCALE: f64 = 65536.0;
 
-/// What happens to the gradients.
+/// Gradient policy of a benchmark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
     Plain,
     Accumulation,
     InState,
     Exact,
-    /// In one pass, whose gradients wait in the buffer.
+    /// Exact in one pass, with the gradients in a buffer.
     ExactInBuffer,
     Lagged,
     SkipStep,
@@ -44,7 +44,7 @@ impl Policy {
         (Self::Statistics, "hook with statistics"),
     ];
 
-    /// A step of the fused optimizer, with Burn's AdamW where it can be.
+    /// Returns a function that makes a step of the fused optimizer, with Burn's AdamW where possible.
     pub fn fused<const D: usize, M: Network<D> + Module>(
         self,
         model: M,
@@ -86,7 +86,7 @@ impl Policy {
         }
     }
 
-    /// The same with Burn alone, after the backward pass.
+    /// Returns a function that makes a step with Burn alone, after the backward pass.
     pub fn stock<const D: usize, M: Network<D> + Module>(
         self,
         model: M,
@@ -141,7 +141,7 @@ impl Policy {
     }
 }
 
-/// Visits gradients.
+/// A visitor of gradients.
 struct Each<'a> {
     gradients: &'a mut GradientsParams,
     squares: Option<Vec<Tensor<1>>>,
@@ -149,7 +149,7 @@ struct Each<'a> {
 }
 
 impl Each<'_> {
-    /// The global norm.
+    /// Returns the global norm.
     fn measure<M: Module>(model: &M, gradients: &mut GradientsParams) -> f64 {
         let mut each = Each {
             gradients,

@@ -1,4 +1,4 @@
-//! Adapters on frozen weights that are kept in full or in codes of a few bits: bytes at rest, peak and time of a step.
+//! Adapters on frozen weights in full precision or quantized: bytes at rest, peak and time of a step.
 //!
 //! ```sh
 //! cargo bench --bench quantized            # 12 and 48 blocks
@@ -6,8 +6,7 @@
 //! ```
 //!
 //! A block is two linear layers, 256 to 1,024 and back. Adam trains adapters of rank 4 on a batch of 16 with a rate of 1e-3, on `flex`. P are the
-//! bytes of the dense model in f32; *at rest* is what model and optimizer hold after a step, and *above* is by how much the peak is
-//! higher.
+//! bytes of the dense model in f32; *at rest* are the bytes of model and optimizer after a step, and *above* is the peak over them.
 
 use std::time::Instant;
 
@@ -68,7 +67,7 @@ impl Stack {
     }
 }
 
-/// What keeps the frozen weights.
+/// Storage of the frozen weights.
 #[derive(Clone, Copy)]
 enum Base {
     Full,
@@ -108,7 +107,7 @@ enum Training {
 }
 
 fn main() {
-    // Cargo passes `--bench` along.
+    // Cargo passes `--bench`.
     let chosen: Vec<String> = std::env::args()
         .skip(1)
         .filter(|a| !a.starts_with('-'))
@@ -153,11 +152,11 @@ fn table(count: usize) {
 }
 
 struct Row {
-    /// At rest, and at most.
+    /// Bytes at rest, and at the peak.
     bytes: [usize; 2],
-    /// Of the fastest step.
+    /// Seconds of the fastest step.
     seconds: f64,
-    /// Of the last step.
+    /// Loss of the last step.
     loss: f64,
 }
 

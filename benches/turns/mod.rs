@@ -1,7 +1,7 @@
-//! Ways to train that take turns, step by step, each in a process of its own.
+//! Processes that train in turn, step by step.
 //!
-//! The benchmark starts itself once for every way. Such a process trains until it needs a batch, tells
-//! what the step before took, and waits for its next turn.
+//! The benchmark starts itself once for every variant. Such a process trains until it needs a batch, reports the time of the
+//! previous step, and waits for its next turn.
 
 #![allow(dead_code)] // No benchmark uses all of it.
 
@@ -9,20 +9,20 @@ use std::io::{BufRead, BufReader, Lines, Write, stdin};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Instant;
 
-/// An argument of such a process, and of no other.
+/// An argument of such a process only.
 pub const TURNS: &str = "--turns";
-/// What a line with a time begins with; Burn's training prints others.
+/// Start of a line with a time; Burn's training prints other lines.
 const MARK: &str = "step took ns: ";
 
-/// The side of the benchmark.
-pub struct Way {
+/// A process that trains, controlled by the benchmark.
+pub struct Worker {
     process: Child,
     turns: ChildStdin,
     lines: Lines<BufReader<ChildStdout>>,
 }
 
-impl Way {
-    /// Starts the benchmark again with `arguments`, and with the options that it was started with.
+impl Worker {
+    /// Starts the benchmark again with `arguments`, and with its own options.
     pub fn start(arguments: &[&str]) -> Self {
         let mut this = Command::new(std::env::current_exe().unwrap());
         let options = std::env::args().skip(1).filter(|a| a.starts_with('-'));
@@ -30,7 +30,7 @@ impl Way {
         Self::of(this)
     }
 
-    /// Starts any program that does what a [`Turn`] does.
+    /// Starts any program that follows the protocol of a [`Turn`].
     pub fn of(mut program: Command) -> Self {
         let mut process = program
             .stdin(Stdio::piped())
@@ -39,16 +39,16 @@ impl Way {
             .unwrap();
         let turns = process.stdin.take().unwrap();
         let lines = BufReader::new(process.stdout.take().unwrap()).lines();
-        let mut way = Self {
+        let mut variant = Self {
             process,
             turns,
             lines,
         };
-        way.wait(); // It is ready for its first step.
-        way
+        variant.wait(); // It is ready for its first step.
+        variant
     }
 
-    /// Lets it make one step; in seconds.
+    /// Runs one step of the process. Returns its seconds.
     pub fn step(&mut self) -> f64 {
         writeln!(self.turns).unwrap();
         self.wait()
@@ -62,25 +62,25 @@ impl Way {
     }
 }
 
-impl Drop for Way {
+impl Drop for Worker {
     fn drop(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
 }
 
-/// The seconds that every way took, by round.
+/// The seconds of every process, by round.
 pub struct Rounds(Vec<Vec<f64>>);
 
 impl Rounds {
-    /// They take turns, in an order that changes from round to round.
-    pub fn of(mut ways: Vec<Way>, rounds: usize) -> Self {
-        let count = ways.len();
+    /// Runs the processes in turn, in an order that changes from round to round.
+    pub fn of(mut workers: Vec<Worker>, rounds: usize) -> Self {
+        let count = workers.len();
         let mut round = |first: usize| {
             let mut times = vec![0.0; count];
             for offset in 0..count {
-                let way = (first + offset) % count;
-                times[way] = ways[way].step();
+                let worker = (first + offset) % count;
+                times[worker] = workers[worker].step();
             }
             times
         };
@@ -92,13 +92,13 @@ impl Rounds {
         self.0.len()
     }
 
-    pub fn median(&self, way: usize) -> f64 {
-        quantile(self.0.iter().map(|times| times[way]), 0.5)
+    pub fn median(&self, worker: usize) -> f64 {
+        quantile(self.0.iter().map(|times| times[worker]), 0.5)
     }
 
-    /// A quantile of what `way` took in multiples of `base`.
-    pub fn ratio(&self, way: usize, base: usize, part: f64) -> f64 {
-        quantile(self.0.iter().map(|times| times[way] / times[base]), part)
+    /// Returns a quantile of the times of process `worker` in multiples of `base`.
+    pub fn ratio(&self, worker: usize, base: usize, part: f64) -> f64 {
+        quantile(self.0.iter().map(|times| times[worker] / times[base]), part)
     }
 }
 
@@ -108,7 +108,7 @@ fn quantile(values: impl Iterator<Item = f64>, part: f64) -> f64 {
     values[((values.len() - 1) as f64 * part).round() as usize]
 }
 
-/// What the benchmark prints when it is started again with `arguments`.
+/// Starts the benchmark again with `arguments`. Returns the numbers that it prints.
 pub fn numbers<const N: usize>(arguments: &[&str]) -> [f64; N] {
     let output = Command::new(std::env::current_exe().unwrap())
         .args(arguments)
@@ -122,7 +122,7 @@ pub fn numbers<const N: usize>(arguments: &[&str]) -> [f64; N] {
     numbers.try_into().expect("as many as are asked for")
 }
 
-/// The side of the process that trains.
+/// The turns of a process, on the side of that process.
 #[derive(Clone, Copy)]
 pub struct Turn {
     since: Instant,
@@ -143,7 +143,7 @@ impl Turn {
     }
 }
 
-/// The side of a process that makes a step at each of its turns.
+/// Makes a step in each turn of the process.
 pub fn train<R>(mut step: impl FnMut() -> R) -> ! {
     let mut turn = Turn::new();
     loop {

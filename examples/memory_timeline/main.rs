@@ -7,7 +7,7 @@
 //! cargo run --release -p memory_timeline -- --preset vit-b-16
 //! ```
 //!
-//! Each way runs in a process of its own and leaves its timeline as JSON and CSV in the output
+//! Each variant runs in a separate process and writes its timeline as JSON and CSV in the output
 //! folder; a table, two pictures and a page compare them.
 
 #[path = "../vit/model.rs"]
@@ -36,7 +36,7 @@ struct Options {
     #[arg(long, value_enum, default_value_t = Preset::VitL16)]
     preset: Preset,
 
-    /// Training steps of each way.
+    /// Training steps of each variant.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..))]
     steps: u8,
 
@@ -44,14 +44,14 @@ struct Options {
     #[arg(long, default_value = "runs/memory_timeline")]
     output: PathBuf,
 
-    /// Record this way only, in this process.
+    /// Record only this variant, in this process.
     #[arg(long, value_enum)]
-    only: Option<Way>,
+    only: Option<Variant>,
 }
 
 /// Variant of the training steps.
 #[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum Variant {
     /// Stock Burn.
     Stock,
     /// The optimizer fused into the backward pass.
@@ -60,7 +60,7 @@ enum Way {
     FusedGradientCheckpointing,
 }
 
-impl Way {
+impl Variant {
     /// Returns the name on the command line and of the files.
     fn name(self) -> String {
         let value = self.to_possible_value();
@@ -83,25 +83,30 @@ fn compare(options: &Options) -> Result<()> {
     std::fs::create_dir_all(folder)
         .with_context(|| format!("folder {} can't be written", folder.display()))?;
     let config = options.preset.config();
-    if let Some(way) = options.only {
+    if let Some(variant) = options.only {
         // The same memory in less time, for every variant.
         keep_pages();
-        let timeline = run::record(&config, way, options.steps)?;
-        let file = folder.join(way.name());
+        let timeline = run::record(&config, variant, options.steps)?;
+        let file = folder.join(variant.name());
         timeline.save_json(file.with_extension("json"))?;
         timeline.save_csv(file.with_extension("csv"))?;
         return Ok(());
     }
 
     // A process each, so that the allocator starts empty.
-    for way in Way::value_variants() {
+    for variant in Variant::value_variants() {
         let mut process = Command::new(std::env::current_exe()?);
         let preset = options.preset.to_possible_value();
         process.arg("--preset");
         process.arg(preset.context("a preset has a name")?.get_name());
-        process.args(["--steps", &options.steps.to_string(), "--only", &way.name()]);
+        process.args([
+            "--steps",
+            &options.steps.to_string(),
+            "--only",
+            &variant.name(),
+        ]);
         let status = process.arg("--output").arg(folder).status()?;
-        ensure!(status.success(), "the run `{}` failed", way.name());
+        ensure!(status.success(), "the run `{}` failed", variant.name());
     }
     let timelines = table::read(folder)?;
     table::print(&config, &timelines);

@@ -9,18 +9,18 @@ use burn::prelude::*;
 use burn::tensor::Distribution;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::Way;
+use crate::Variant;
 use crate::model::{Vit, VitConfig};
 
 const LEARNING_RATE: f64 = 1e-4;
 
 /// Records `steps` steps on one made-up image.
-pub fn record(config: &VitConfig, way: Way, steps: u8) -> Result<MemoryTimeline> {
+pub fn record(config: &VitConfig, variant: Variant, steps: u8) -> Result<MemoryTimeline> {
     let mut device = Device::flex().autodiff();
-    if way == Way::FusedGradientCheckpointing {
+    if variant == Variant::FusedGradientCheckpointing {
         device = device.gradient_checkpointing();
     }
-    let progress = ProgressBar::new(steps.into()).with_message(way.name());
+    let progress = ProgressBar::new(steps.into()).with_message(variant.name());
     progress.set_style(ProgressStyle::with_template(
         "{msg:20} step {pos}/{len} {elapsed}",
     )?);
@@ -36,7 +36,7 @@ pub fn record(config: &VitConfig, way: Way, steps: u8) -> Result<MemoryTimeline>
 
     // The model is still allocated when the recording ends.
     let recorder = MemoryRecorder::start()?;
-    if way == Way::Stock {
+    if variant == Variant::Stock {
         let mut model = model;
         let mut optimizer = AdamConfig::new().init();
         recorder.parameters(&model);

@@ -7,19 +7,19 @@ use backburn::memory::MemoryTimeline;
 use burn::prelude::*;
 use clap::ValueEnum;
 
-use crate::Way;
+use crate::Variant;
 use crate::model::VitConfig;
 
 /// Reads the timelines in `folder`, with the names of their variants.
 pub fn read(folder: &Path) -> Result<Vec<(String, MemoryTimeline)>> {
-    let ways = Way::value_variants().iter().map(|way| {
-        let file = folder.join(way.name()).with_extension("json");
+    let variants = Variant::value_variants().iter().map(|variant| {
+        let file = folder.join(variant.name()).with_extension("json");
         let context = || format!("{} can't be read", file.display());
         let text = std::fs::read_to_string(&file).with_context(context)?;
         let timeline = serde_json::from_str(&text).with_context(context)?;
-        Ok((way.name(), timeline))
+        Ok((variant.name(), timeline))
     });
-    ways.collect()
+    variants.collect()
 }
 
 /// Prints the peaks in bytes and in multiples of the parameters' bytes (P).

@@ -8,23 +8,23 @@ use burn::tensor::{Device, FloatDType};
 
 use crate::model::{LanguageModel, LanguageModelConfig};
 
-/// A way to train.
+/// A variant of the training.
 #[derive(Clone, Copy, Debug)]
-pub struct Way {
+pub struct Variant {
     pub name: &'static str,
     pub fused: bool,
     pub blocks: bool,
-    /// The loss in chunks of tokens.
+    /// `true` for a loss in chunks of tokens.
     pub chunked: bool,
-    /// Tiles of the layers and small chunks of the loss.
+    /// `true` for tiles of the layers and small chunks of the loss.
     pub tiled: bool,
     pub weights: Option<WeightFormat>,
     pub states: StateFormat,
-    /// The optimizer of this crate, where Burn's would do.
+    /// `true` for the optimizer of this crate instead of Burn's.
     pub single_pass: bool,
 }
 
-pub const STOCK: Way = Way {
+pub const STOCK: Variant = Variant {
     name: "stock",
     fused: false,
     blocks: false,
@@ -34,51 +34,51 @@ pub const STOCK: Way = Way {
     states: StateFormat::Full,
     single_pass: false,
 };
-pub const FUSED: Way = Way {
+pub const FUSED: Variant = Variant {
     name: "fused",
     fused: true,
     ..STOCK
 };
-pub const BLOCKS: Way = Way {
+pub const BLOCKS: Variant = Variant {
     name: "blocks",
     blocks: true,
     ..FUSED
 };
-pub const CHUNKED: Way = Way {
+pub const CHUNKED: Variant = Variant {
     name: "chunked",
     chunked: true,
     ..BLOCKS
 };
 
-pub const WAYS: [Way; 9] = [
+pub const VARIANTS: [Variant; 9] = [
     STOCK,
     FUSED,
     BLOCKS,
     CHUNKED,
-    Way {
+    Variant {
         name: "chunked-8",
         states: StateFormat::Bits8,
         ..CHUNKED
     },
-    Way {
+    Variant {
         name: "chunked-split24-8",
         weights: Some(WeightFormat::Split24),
         states: StateFormat::Bits8,
         ..CHUNKED
     },
-    Way {
+    Variant {
         name: "chunked-stochastic-8",
         weights: Some(WeightFormat::Stochastic),
         states: StateFormat::Bits8,
         ..CHUNKED
     },
-    Way {
+    Variant {
         name: "chunked-stochastic-4",
         weights: Some(WeightFormat::Stochastic),
         states: StateFormat::Bits4,
         ..CHUNKED
     },
-    Way {
+    Variant {
         name: "tiled-stochastic-4",
         tiled: true,
         weights: Some(WeightFormat::Stochastic),
@@ -87,13 +87,13 @@ pub const WAYS: [Way; 9] = [
     },
 ];
 
-impl Way {
+impl Variant {
     pub fn named(name: &str) -> Self {
-        let way = WAYS.into_iter().find(|way| way.name == name);
-        way.unwrap_or_else(|| panic!("there is no row {name}"))
+        let variant = VARIANTS.into_iter().find(|variant| variant.name == name);
+        variant.unwrap_or_else(|| panic!("there is no row {name}"))
     }
 
-    /// Whether a machine of 24 GB has room for it at the size `billion`: that for the activations of all layers is not there.
+    /// Returns `true` if the variant fits in 24 GB at the size `billion`. The activations of all layers do not fit.
     pub fn fits(&self) -> bool {
         self.blocks
     }
