@@ -42,7 +42,7 @@ impl BlockMoments {
 
     /// Returns the approximate bytes of these records.
     pub(super) fn own_bytes(&self) -> usize {
-        /// The first moment of a block allocates space for so many.
+        /// Number of moments that the first one of a block allocates space for.
         const MOMENTS: usize = 4;
         self.0.len() * (MOMENTS * size_of::<(f64, usize)>() + size_of::<(BlockRun, Vec<()>)>())
     }

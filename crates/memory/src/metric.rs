@@ -11,7 +11,7 @@ use super::process;
 /// Peak memory in Burn's training display and metric logs, in MB: per step, and the largest of an
 /// epoch.
 ///
-/// Burn computes metrics beside the training, so a step's peak can show with the next step. The
+/// Burn computes metrics concurrently, so a step's peak can appear with the next step. The
 /// program must run on the [`RecordingAllocator`](super::RecordingAllocator); on another allocator
 /// the metric shows `unknown`. For a CubeCL device, [`on`](Self::on) shows the bytes that its pools
 /// reserve, which is what their peak has left behind.

@@ -3,10 +3,9 @@ use burn::config::Config;
 use super::rule::AverageRule;
 use crate::error::OptimError;
 
-/// An average of the weights over the steps of a training, beside the weights: exponential with a `decay`, else uniform.
+/// An average of the weights over the steps of a training: exponential with a `decay`, or else uniform.
 ///
-/// A training of `backburn` takes it by `FusedConfig::with_averaging`, and `FusedOptimizer::averaged` returns a model with the
-/// average.
+/// Pass it to `FusedConfig::with_averaging`. `FusedOptimizer::averaged` returns a model with the average.
 ///
 /// ```
 /// use backburn_optim::WeightAveragingConfig;

@@ -52,7 +52,7 @@ impl Call {
         let before = CALL.replace(Some(self));
         let ended = catch(step);
         let answer = CALL.replace(before);
-        (ended, answer.expect("whoever hides a call shows it again"))
+        (ended, answer.expect("`without_caller` restores the call"))
     }
 }
 

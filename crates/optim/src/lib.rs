@@ -2,24 +2,25 @@
 //!
 //! # One pass
 //!
-//! A step of an optimizer written in tensor operations reads and writes the parameter's size a dozen
-//! times. Those here read gradient, parameter and states once and write parameter and states once,
-//! in place where the buffers have one owner, without a temporary of the parameter's size.
+//! An optimizer step in tensor operations reads and writes the parameter's size a dozen times. The
+//! optimizers of this crate read gradient, parameter and states once, and write parameter and states
+//! once. They work in place where the buffers have one owner, and allocate no temporary of the
+//! parameter's size.
 //!
-//! A config's `init()` gives a [`ModuleOptimizer`] for stock and fused training alike, `build()` the
-//! bare optimizer for a parameter group. A config that Burn's wrote as JSON loads into ours.
+//! A config's `init()` returns a [`ModuleOptimizer`] for stock and fused training, `build()` the bare
+//! optimizer for a parameter group. A config of Burn that was saved as JSON loads as one of this crate.
 //!
 //! # Fidelity
 //!
-//! Every element goes through Burn's arithmetic in Burn's order. On `flex`, f32 and f64 results are
-//! those of Burn's own optimizers bit for bit. Half types are computed in f32 and rounded once, where
-//! Burn rounds after each operation: the tests hold them to 2 %. CubeCL's devices may contract a
-//! multiplication and an addition: the tests hold them to a thousandth. On any other backend a step is
-//! the same operations on whole tensors, in the order of Burn's own.
+//! Every element is computed with Burn's operations in Burn's order. On `flex`, f32 and f64 results
+//! equal those of Burn's optimizers bit for bit. Half types are computed in f32 and rounded once,
+//! while Burn rounds after each operation: the tests allow a difference of 2 %. CubeCL's devices may
+//! contract a multiplication and an addition: the tests allow 0.1 %. On any other backend a step runs
+//! Burn's operations on whole tensors, in Burn's order.
 //!
 //! # An optimizer of your own
 //!
-//! A formula for one element, and what is kept for it:
+//! Implement the formula for one element, and declare its states:
 //!
 //! ```
 //! use backburn_optim::{ElementState, ElementWise, Number, Rule, ElementWiseOptimizer, StateFormat, Step, UpdateRule};

@@ -37,7 +37,7 @@ impl<R: ElementWise, const D: usize> ElementWiseState<R, D> {
         const {
             assert!(
                 is_maximum_last(R::STATES),
-                "a maximum is the last of the states"
+                "the maximum must be the last state"
             )
         };
         Self {

@@ -5,8 +5,7 @@ use burn::backend::ndarray::NdArrayTensor;
 use burn::backend::{BackendTensor, DispatchTensorKind};
 use burn::tensor::Tensor;
 
-/// Address and size in bytes of the memory that holds the elements of `tensor`, if the backend
-/// tells.
+/// Returns address and size in bytes of the memory of `tensor`, if the backend exposes it.
 pub(super) fn buffer<const D: usize>(tensor: &Tensor<D>) -> Option<(usize, usize)> {
     #[allow(unreachable_patterns)] // What is there depends on the backends that are built.
     match tensor.clone().inner().into_dispatch().kind {
