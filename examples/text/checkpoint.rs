@@ -55,7 +55,7 @@ fn of(folder: &Path) -> String {
 pub fn check(folder: &Path, stop: usize) -> Result<()> {
     let checkpoint = Checkpoint::at(folder);
     let checked = checkpoint.check();
-    checked.context("nothing can be saved there: name another folder with `--save`")?;
+    checked.context("the folder can't be written: name another one with `--save`")?;
     let last = checkpoint.steps()?.pop().unwrap_or_default();
     ensure!(
         last <= stop as u64,
@@ -103,7 +103,7 @@ impl Training {
             let (saved, asked) = (format!("{saved:?}"), format!("{asked:?}"));
             ensure!(
                 saved == asked,
-                "is of another training: {saved}, and {asked} was asked for; choose with {option}"
+                "is of another training: {saved}, and {asked} was requested; set {option}"
             );
             Ok(())
         };

@@ -225,13 +225,13 @@ fn load(model: LanguageModel, path: &Path, options: &Options) -> Result<Language
             return load_record_in(model, record, dtype).with_context(|| format!("in {name}"));
         }
         _ => bail!(
-            "{name} is no file of safetensors (.safetensors), of PyTorch (.pt, .pth, .bin) or of Burn (.bpk)"
+            "{name} is not a file of safetensors (.safetensors), of PyTorch (.pt, .pth, .bin) or of Burn (.bpk)"
         ),
     };
     let (model, applied) = loaded?;
     ensure!(
         applied.unused.is_empty(),
-        "{name} has tensors that the model has no place for: {}; choose its size with `--preset` and `--tied`",
+        "{name} has tensors that the model does not use: {}; set its size with `--preset` and `--tied`",
         applied.unused.join(", ")
     );
     Ok(model)

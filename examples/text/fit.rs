@@ -32,7 +32,7 @@ pub fn resumed(
 ) -> Result<Option<Plan<AdamWConfig>>> {
     match (saved, budget) {
         (Some(plan), Some(Budget::Bytes(bytes))) if plan.device_bytes > bytes => bail!(
-            "was planned to take {} bytes, and `--fit` has {bytes}: give as many, or begin a training anew",
+            "was planned to take {} bytes, but `--fit` allows {bytes}: allow as many, or start a new training",
             plan.device_bytes
         ),
         (None, Some(_)) => bail!("was trained without a plan: resume it without `--fit`"),

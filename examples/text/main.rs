@@ -105,7 +105,7 @@ fn main() -> Result<()> {
         (trainer, course.done) = checkpoint::resume(folder, trainer, &training)?;
         ensure!(
             course.done < course.stop,
-            "the checkpoint in {} has made {} steps already: stop later, with `--stop`",
+            "the checkpoint in {} has {} steps already: set a later `--stop`",
             folder.display(),
             course.done
         );

@@ -145,22 +145,22 @@ impl Options {
             waiting.check(self.device)?;
             ensure!(
                 self.technique != Technique::Stock,
-                "`--offload` takes fused training: choose another `--technique` than `stock`"
+                "`--offload` needs fused training: choose another `--technique` than `stock`"
             );
         }
         if let Some(decay) = self.ema {
             ensure!(
                 (0.0..1.0).contains(&decay),
-                "`--ema` is {decay}: a decay is from 0 to below 1"
+                "`--ema` is {decay}: set it from 0 to below 1"
             );
             ensure!(
                 self.technique != Technique::Stock,
-                "`--ema` takes fused training: choose another `--technique` than `stock`"
+                "`--ema` needs fused training: choose another `--technique` than `stock`"
             );
         }
         ensure!(
             self.fit.is_none() || matches!(self.technique, Technique::Block | Technique::Chunked),
-            "`--fit` chooses layers to run twice: that takes `--technique block` or `chunked`"
+            "`--fit` chooses layers to recompute: use `--technique block` or `chunked`"
         );
         Ok(Place {
             backend: self.device,

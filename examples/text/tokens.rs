@@ -39,7 +39,7 @@ impl Vocabulary {
                 .collect(),
             Self::Gpt2 => r50k_base_singleton()
                 .decode_bytes(tokens)
-                .map_err(|error| anyhow!("these are no tokens of GPT-2: {error}")),
+                .map_err(|error| anyhow!("these are not tokens of GPT-2: {error}")),
         };
         Ok(String::from_utf8_lossy(&bytes?).into_owned())
     }

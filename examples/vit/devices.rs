@@ -76,5 +76,5 @@ fn named(name: &str, options: &Options) -> Result<Device> {
     let _ = options;
     let kind = Backend::from_str(name, true);
     kind.map(Backend::device)
-        .map_err(|_| anyhow!("{name} is no device of this build"))
+        .map_err(|_| anyhow!("{name} is not a device of this build"))
 }

@@ -133,10 +133,10 @@ impl<R: ElementWise> Optimizer for ElementWiseOptimizer<R> {
         let mut state = state.unwrap_or_else(ElementWiseState::none);
         let step = state.next_step(lr, call::more_micro_batches_follow());
         let rule = self.optimizer.rule(step);
-        let (taken, there) = (rule.states, R::STATES.len());
+        let (taken, count) = (rule.states, R::STATES.len());
         assert!(
-            taken <= there,
-            "the rule of {:?} takes {taken} states, and there are {there} `STATES`",
+            taken <= count,
+            "the rule of {:?} takes {taken} states, but `STATES` declares {count}",
             self.optimizer
         );
         let taken = &R::STATES[..taken];

@@ -14,7 +14,7 @@ pub enum OptimError {
 
     /// An optimizer record that can't be read.
     #[error(
-        "the optimizer record can't be read: {reason}. Load one that Burn or backburn has written, or go on without it"
+        "the optimizer record can't be read: {reason}. Load one that Burn or backburn has written, or continue without it"
     )]
     UnreadableRecord {
         /// Error of Burn.

@@ -145,7 +145,7 @@ fn check_matrix<const D: usize>() -> Result<(), String> {
         return Ok(());
     }
     Err(format!(
-        "`Muon` steps matrices, and this one has {D} dimensions: give it another optimizer by a parameter group, as \
+        "`Muon` steps only matrices, and this parameter has {D} dimensions: use another optimizer for its parameter group, as \
          `MuonWithAdamWConfig` does"
     ))
 }

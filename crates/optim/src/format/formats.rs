@@ -78,8 +78,8 @@ impl Formats {
         let is_computed_in_f32 = matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
         if !is_computed_in_f32 && !is_plain {
             return Err(format!(
-                "there is no `StateFormat` but `Full` for parameters in {dtype:?}: use them in f32, f16 or bf16. This one was \
-                 not stepped"
+                "parameters in {dtype:?} support only `StateFormat::Full`: use them in f32, f16 or bf16. This one was not \
+                 stepped"
             ));
         }
         let form = |tensor: &Tensor<D>| (tensor.shape(), tensor.dtype(), tensor.device());
@@ -110,7 +110,7 @@ impl Formats {
             state => (format!("StateFormat::{state:?}"), "StateFormat::Full"),
         };
         Err(format!(
-            "`{format}` needs a kernel of backburn, and {device:?} is on a server, which has none: use `{instead}` there"
+            "`{format}` needs a kernel of backburn, and {device:?} is on a server, which has no kernels: use `{instead}` there"
         ))
     }
 
