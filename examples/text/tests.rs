@@ -128,7 +128,7 @@ fn run(technique: Technique, trainer: &mut Trainer, text: &mut Text, course: Cou
 }
 
 #[test]
-fn a_resumed_training_equals_one_that_was_not_interrupted() {
+fn resumed_training_equals_uninterrupted_one() {
     let folder = tempfile::tempdir().unwrap();
     let initial = initial(folder.path());
     for technique in [Technique::Stock, Technique::Fused, Technique::Chunked] {
@@ -162,7 +162,7 @@ fn a_resumed_training_equals_one_that_was_not_interrupted() {
 }
 
 #[test]
-fn a_training_by_muon_with_an_average_resumes_and_is_no_other() {
+fn muon_with_average_resumes_and_refuses_others() {
     let folder = tempfile::tempdir().unwrap();
     let initial = initial(folder.path());
     let place = Place {
@@ -210,7 +210,7 @@ fn a_training_by_muon_with_an_average_resumes_and_is_no_other() {
 }
 
 #[test]
-fn a_training_within_a_budget_goes_on_as_it_was_planned() {
+fn planned_training_resumes_by_its_plan() {
     let folder = tempfile::tempdir().unwrap();
     let saved = folder.path().join("saved");
     let (initial, technique) = (initial(folder.path()), Technique::Chunked);
@@ -261,7 +261,7 @@ fn a_training_within_a_budget_goes_on_as_it_was_planned() {
 }
 
 #[test]
-fn techniques_train_alike() {
+fn techniques_have_equal_losses() {
     let folder = tempfile::tempdir().unwrap();
     let initial = initial(folder.path());
     let train = |technique| {
@@ -293,7 +293,7 @@ fn assert_refused<T>(result: anyhow::Result<T>, words: &[&str]) {
 }
 
 #[test]
-fn texts_that_are_too_short_are_refused() {
+fn too_short_text_is_an_error() {
     let new = |text: &str| Text::new(text, VOCABULARY, 16, 0);
     assert_refused(new(""), &["the text is empty"]);
     assert_refused(new(" \n "), &["the text is empty"]);
@@ -308,7 +308,7 @@ fn texts_that_are_too_short_are_refused() {
 }
 
 #[test]
-fn checkpoints_of_another_model_are_refused() {
+fn checkpoint_of_another_model_is_an_error() {
     let folder = tempfile::tempdir().unwrap();
     let saved = folder.path().join("saved");
     let start = |config: &LanguageModelConfig| {
@@ -369,7 +369,7 @@ fn checkpoints_of_another_model_are_refused() {
 }
 
 #[test]
-fn a_checkpoint_replaces_nothing_but_another() {
+fn checkpoint_replaces_only_a_checkpoint() {
     let folder = tempfile::tempdir().unwrap();
     let precious = folder.path().join("precious");
     std::fs::create_dir(&precious).unwrap();
@@ -394,7 +394,7 @@ fn a_checkpoint_replaces_nothing_but_another() {
 }
 
 #[test]
-fn files_with_missing_or_misshapen_tensors_are_refused_by_name() {
+fn weights_with_wrong_tensors_are_an_error_by_name() {
     let folder = tempfile::tempdir().unwrap();
     let device = Device::flex().autodiff();
     let load = |saved: &LanguageModelConfig, asked: &LanguageModelConfig| {
@@ -429,7 +429,7 @@ fn files_with_missing_or_misshapen_tensors_are_refused_by_name() {
 }
 
 #[test]
-fn tokens_come_back_as_the_text_that_they_were() {
+fn tokens_decode_to_their_text() {
     for vocabulary in [Vocabulary::Bytes, Vocabulary::Gpt2] {
         let tokens = vocabulary.encode(PAGES);
         assert!(
@@ -443,7 +443,7 @@ fn tokens_come_back_as_the_text_that_they_were() {
 
 /// The bigram model is a probability distribution: the probabilities of all next tokens sum to 1.
 #[test]
-fn the_bigram_model_knows_what_it_has_counted() {
+fn bigram_probabilities_match_counts() {
     let text = [0, 1, 0, 1, 0, 2, 0, 1];
     let bigram = Bigram::of(&text, 4);
     for first in 0..4 {
@@ -456,7 +456,7 @@ fn the_bigram_model_knows_what_it_has_counted() {
 }
 
 #[test]
-fn a_model_that_has_learned_nothing_knows_less_than_pairs() {
+fn untrained_model_is_worse_than_bigram() {
     let model = config().init(&Device::flex());
     let device = Device::flex().autodiff();
     let held_out = HeldOut::measure(

@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn what_panics_when_dropped_ends_nothing() {
+    fn caught_payload_panicking_on_drop_is_contained() {
         let caught = catch(|| panic_any(Bomb)).unwrap_err();
         assert_eq!(caught.text(), None);
         drop(caught);

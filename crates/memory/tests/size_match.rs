@@ -6,7 +6,7 @@ use backburn_memory::{MemoryError, match_pool_sizes};
 use burn::tensor::{Device, Tensor};
 
 #[test]
-fn pools_are_laid_out_once_and_before_the_first_use_of_a_device() {
+fn match_pool_sizes_works_once_before_first_use() {
     match_pool_sizes().unwrap();
     let device = Device::wgpu(Default::default());
     let used = Tensor::<1>::ones([4], &device).sum().into_scalar::<f32>();

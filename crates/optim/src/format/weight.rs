@@ -147,7 +147,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn thirty_two_bits_lose_nothing(value in number()) {
+        fn split32_any_value_joins_exactly(value in number()) {
             let (high, low) = split32(value);
             let joined = join32(high, low);
             if value.is_nan() {
@@ -162,7 +162,7 @@ mod tests {
         }
 
         #[test]
-        fn twenty_four_bits_are_the_next_above_or_below(value in number(), random in any::<u32>()) {
+        fn split24_any_value_is_an_adjacent_number(value in number(), random in any::<u32>()) {
             let (high, low) = split24(value, random);
             let joined = join24(high, low);
             if value.is_nan() {
@@ -179,7 +179,7 @@ mod tests {
         }
 
         #[test]
-        fn rounding_to_bf16_hides_nothing(value in number(), random in any::<u32>()) {
+        fn rounding_to_bf16_keeps_non_finite_values(value in number(), random in any::<u32>()) {
             for rounded in [nearest(value), stochastic(value, random)] {
                 if value.is_nan() {
                     prop_assert!(rounded.is_nan());
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn rounded_at_random_a_number_is_right_on_average() {
+    fn stochastic_rounding_is_unbiased() {
         let value = 1.001_f32;
         let random = (0..65_536).map(|random| f64::from(stochastic(value, random).to_f32()));
         let mean = random.sum::<f64>() / 65_536.0;
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_changed_weight_changes_the_mark() {
+    fn checksum_differs_after_change_of_weight() {
         let weights: [bf16; GROUP] = std::array::from_fn(|i| bf16::from_f32((i + 1) as f32 / 7.0));
         for index in 0..64 {
             let mut changed = weights;

@@ -187,7 +187,7 @@ fn check(rule: Rule, roots: &[SquareRootCode], states: StateFormat, shape: [usiz
 }
 
 #[test]
-fn steps_are_those_of_the_processor_on_wgpu() {
+fn step_on_wgpu_matches_processor() {
     for shape in SHAPES {
         for states in [StateFormat::Full, StateFormat::Bits8, StateFormat::Bits4] {
             for (rule, roots) in rules::rules() {
@@ -221,7 +221,7 @@ fn bits(numbers: Vec<f32>) -> Vec<u32> {
 }
 
 #[test]
-fn weights_are_rounded_and_split_as_on_the_processor_on_wgpu() {
+fn rounding_and_split_on_wgpu_match_processor() {
     for shape in SHAPES {
         for format in [WeightFormat::Stochastic, SPLITS[0], SPLITS[1]] {
             let set = update(Rule::new::<0>(Set), format);
@@ -249,7 +249,7 @@ fn weights_are_rounded_and_split_as_on_the_processor_on_wgpu() {
 }
 
 #[test]
-fn split_weights_are_trained_with_what_they_lack_on_wgpu() {
+fn step_on_wgpu_includes_residual() {
     for shape in SHAPES {
         for format in SPLITS {
             let (rule, roots) = rules::rules().swap_remove(0);
@@ -282,7 +282,7 @@ fn split_weights_are_trained_with_what_they_lack_on_wgpu() {
 }
 
 #[test]
-fn what_is_no_number_is_passed_on_by_its_group_on_wgpu() {
+fn nan_on_wgpu_spreads_over_its_group() {
     let shape = [10, 500];
     for states in [StateFormat::Bits8, StateFormat::Bits4] {
         let (rule, roots) = rules::rules().swap_remove(3);

@@ -4,7 +4,7 @@ use super::*;
 
 /// Without `vectorized`, a loop is compiled for any processor.
 #[test]
-fn every_instruction_set_writes_and_reads_the_same() {
+fn element_buffer_has_same_bits_on_any_instruction_set() {
     let scheme = |root, width| ElementEncoding::Codes(CodeScheme { root, width });
     for encoding in [
         scheme(SquareRootCode::Signed, Width::Eight),

@@ -70,7 +70,7 @@ fn formula(scheme: CodeScheme, levels: f64, code: i32, scale: f32) -> f64 {
 
 proptest! {
     #[test]
-    fn codes_are_those_of_the_formula_in_f64(
+    fn codes_match_formula_in_f64(
         (index, values, threshold) in (0..4_usize).prop_flat_map(|index| {
             (Just(index), group(CODINGS[index].0), 0.01..0.99_f32)
         }),
@@ -107,7 +107,7 @@ proptest! {
     }
 
     #[test]
-    fn what_was_decoded_gets_its_codes_again(
+    fn decoded_values_encode_to_same_codes(
         index in 0..4_usize,
         codes in prop::collection::vec(any::<u8>(), GROUP),
         scale in (-20..30_i32, 1.0..10.0_f32),
@@ -134,7 +134,7 @@ proptest! {
 }
 
 #[test]
-fn the_largest_of_a_group_has_the_largest_code_whatever_its_threshold() {
+fn largest_of_group_has_largest_code_at_any_threshold() {
     for (scheme, levels) in CODINGS {
         for bits in (1.0_f32.to_bits()..2.0_f32.to_bits()).step_by(1021) {
             let mut values = [0.0; GROUP];
@@ -150,7 +150,7 @@ fn the_largest_of_a_group_has_the_largest_code_whatever_its_threshold() {
 }
 
 #[test]
-fn a_group_with_a_number_that_is_not_finite_hides_nothing() {
+fn group_with_non_finite_number_decodes_to_nan() {
     for (scheme, _) in CODINGS {
         for wrong in [f32::NAN, f32::INFINITY, -f32::INFINITY] {
             let mut values = [1.0; GROUP];
@@ -163,7 +163,7 @@ fn a_group_with_a_number_that_is_not_finite_hides_nothing() {
 }
 
 #[test]
-fn zeros_stay_zeros_and_small_second_moments_do_not_become_any() {
+fn zeros_stay_zero_and_small_second_moments_stay_positive() {
     for (scheme, _) in CODINGS {
         let (bytes, scale) = encoded(scheme, &[0.0; GROUP], 0.01);
         assert_eq!(scheme.decode(&bytes, scale), [0.0; GROUP]);
@@ -178,7 +178,7 @@ fn zeros_stay_zeros_and_small_second_moments_do_not_become_any() {
 
 /// Evenly spread thresholds stand for random ones.
 #[test]
-fn a_number_between_two_codes_is_right_on_average() {
+fn rounding_between_codes_is_unbiased() {
     const DRAWS: usize = 1 << 12;
     for (scheme, _) in CODINGS {
         let mut values = [0.0; GROUP];
@@ -214,7 +214,7 @@ fn a_number_between_two_codes_is_right_on_average() {
 }
 
 #[test]
-fn groups_below_the_least_normal_number_are_no_zeros() {
+fn subnormal_groups_do_not_decode_to_zero() {
     for (scheme, levels) in CODINGS {
         for exponent in [-126, -127, -135, -149] {
             let scale = f64::from(2.0_f32).powi(exponent) as f32;
