@@ -39,13 +39,13 @@ impl Worker {
             .unwrap();
         let turns = process.stdin.take().unwrap();
         let lines = BufReader::new(process.stdout.take().unwrap()).lines();
-        let mut variant = Self {
+        let mut worker = Self {
             process,
             turns,
             lines,
         };
-        variant.wait(); // It is ready for its first step.
-        variant
+        worker.wait(); // It is ready for its first step.
+        worker
     }
 
     /// Runs one step of the process. Returns its seconds.

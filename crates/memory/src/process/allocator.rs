@@ -35,10 +35,9 @@ impl<A> RecordingAllocator<A> {
     }
 }
 
-// SAFETY: every call is passed on to `inner`, a `GlobalAlloc`, with the arguments as they came, and
-// its answer is returned as it is, so the contract holds as it does for `inner`. The events of a
-// call are counted with atomics and a plain thread-local cell, and written to memory reserved before:
-// that neither allocates nor unwinds.
+// SAFETY: every call is forwarded to `inner`, a `GlobalAlloc`, with unchanged arguments and result, so
+// the contract holds as it does for `inner`. The events of a call are counted with atomics and a
+// thread-local cell, and written to memory from `System`: this neither reenters nor unwinds.
 unsafe impl<A: GlobalAlloc> GlobalAlloc for RecordingAllocator<A> {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller keeps the contract of `alloc`, which is that of `inner`.

@@ -133,8 +133,8 @@ pub(super) fn clear() {
     for chunk in &LOG {
         let first = chunk.swap(null_mut(), Ordering::SeqCst);
         if !first.is_null() {
-            // SAFETY: it came from `System` with this layout, and nobody has it any more: the log has ended, so whoever
-            // writes finds that out before it looks for a chunk, and `stop` has waited for those before.
+            // SAFETY: it came from `System` with this layout, and no reference is left: a writer checks that the log is
+            // active before it loads a chunk, and `stop` has waited for earlier writers.
             unsafe { System.dealloc(first.cast(), layout()) };
         }
     }
@@ -203,11 +203,11 @@ fn entry(index: usize) -> Option<&'static Entry> {
         let put = chunk.compare_exchange(null_mut(), new, Ordering::AcqRel, Ordering::Acquire);
         first = put.map_or_else(|other| other, |_| new);
         if first != new && !new.is_null() {
-            // SAFETY: it came from `System` with this layout, and nobody else has seen it.
+            // SAFETY: it came from `System` with this layout, and was never shared.
             unsafe { System.dealloc(new.cast(), layout()) };
         }
     }
-    // SAFETY: a chunk has `CHUNK` entries, for which zeros are valid; it stays until `clear`, which waits for all writers, and
-    // all that is in it is atomic.
+    // SAFETY: a chunk has `CHUNK` entries, for which zeros are valid. It is allocated until `clear`, which runs after all
+    // writers, and all its fields are atomic.
     (!first.is_null()).then(|| unsafe { &*first.add(index % CHUNK) })
 }
