@@ -5,7 +5,7 @@ use std::cell::Cell;
 
 use parking_lot::{Mutex, MutexGuard};
 
-/// What is locked, in the order in which a thread may lock it.
+/// Levels of locks, in the order in which a thread may take them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Level {
     LocalParam = 1,
@@ -49,7 +49,7 @@ impl<T> Leveled<T> {
         self.value.lock()
     }
 
-    /// The same if nobody else has it. Who does not wait may take it in any order.
+    /// Takes the lock if it is free. A thread that does not wait may take locks in any order.
     pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
         self.value.try_lock()
     }

@@ -1,4 +1,4 @@
-//! What both doors offer alike.
+//! Methods that both front ends have.
 
 /// The methods that a door has for whatever does not call closures: all is the core's.
 macro_rules! trainer {

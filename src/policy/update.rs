@@ -24,7 +24,7 @@ use crate::parameters::{AnyTensor, MAX_RANK, with_rank};
 /// The optimizer is not cloned while training: Burn updates a state in place only while it has one owner.
 pub(crate) struct Update {
     optimizer: ModuleOptimizer,
-    /// The same without states, for whatever parameters.
+    /// Returns the optimizer without states, for any parameters.
     fresh: ModuleOptimizer,
     pub(crate) learning_rate: ModuleLearningRate,
     /// If states wait on the host.
@@ -284,13 +284,13 @@ impl Update {
     }
 }
 
-/// How the update of a parameter ended.
+/// Outcome of the update of a parameter.
 pub(crate) struct Stepped {
     /// The value, of before or after the update if the optimizer panicked. There is none only if it panics
     /// while it writes in place.
     pub(crate) value: Option<AnyTensor>,
-    /// What has the state leave, if it waits on the host.
+    /// Eviction of the state, if it is offloaded.
     pub(crate) eviction: Option<Eviction>,
-    /// How it panicked.
+    /// The panic of the optimizer.
     pub(crate) result: Result<(), Caught>,
 }

@@ -47,7 +47,7 @@ fn is_weight<const D: usize>(base: &Tensor<D>) -> bool {
 }
 
 impl Reparameterization for QuantizedAdapter {
-    /// That of Burn's adapter, so that the factors of one load into the other.
+    /// Name of Burn's adapter, so that the factors of one load into the other.
     const NAME: &'static str = "lora";
 
     fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {

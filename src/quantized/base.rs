@@ -12,7 +12,7 @@ use crate::parameters::Parameter;
 #[derive(Clone, Debug)]
 pub(crate) struct AdaptedBase {
     lora: QuantizedLora,
-    /// Of the adapters.
+    /// Float type of the adapters.
     dtype: FloatDType,
     /// Shapes and codes of what was coded.
     coded: HashMap<ParamId, ([usize; 2], StoredCodes)>,

@@ -112,7 +112,7 @@ fn is_quantized<const D: usize>(value: &Tensor<D>) -> bool {
 
 #[cfg(feature = "store")]
 impl QuantizedLora {
-    /// Whether a matrix is adapted.
+    /// Returns `true` if the matrix has an adapter.
     pub(super) fn adapts(&self, id: ParamId, path: &str) -> bool {
         self.lora.param_group.matches(&id, Some(path))
     }

@@ -1,4 +1,4 @@
-//! What stands for a weight in codes where its shape is looked at.
+//! Placeholder with the dense shape of a quantized weight.
 //!
 //! # Memory
 //!

@@ -69,7 +69,7 @@ pub(super) fn encoded(value: Tensor<2>, format: BaseFormat) -> Tensor<2> {
     tensor(codes::encoded(values, format), format, &device)
 }
 
-/// Whether `value` is finite in f32, in which it is coded.
+/// Returns `true` if `value` is finite in f32, the type that is quantized.
 pub(super) fn is_finite<const D: usize>(value: &Tensor<D>) -> bool {
     let value = value.clone().inner();
     let value = match value.dtype() {

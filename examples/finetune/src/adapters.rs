@@ -29,7 +29,7 @@ pub const TARGETS: [&str; 7] = [
     "down_proj",
 ];
 
-/// Which layers have adapters, and of which size.
+/// The layers that have adapters, and the size of the adapters.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub struct Adapters {
     pub rank: usize,

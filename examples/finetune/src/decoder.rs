@@ -26,7 +26,7 @@ pub struct Decoder {
     rope: Rope,
     #[module(skip)]
     windows: Vec<Option<usize>>,
-    /// Whether layers keep their input only, and run again in the backward pass.
+    /// `true` if each layer is a checkpointed block: it keeps only its input and is recomputed in the backward pass.
     #[module(skip)]
     recompute: bool,
 }

@@ -1,4 +1,4 @@
-//! What is trained of a model.
+//! The trained part of a model.
 
 use anyhow::Result;
 use backburn::{BaseFormat, QuantizedLora};
@@ -17,9 +17,9 @@ pub enum Method {
     Full,
     /// Adapters of low rank on frozen weights.
     Lora,
-    /// The same on weights in 8 bits.
+    /// Adapters on weights in 8 bits.
     Qlora8,
-    /// The same on weights in 4 bits.
+    /// Adapters on weights in 4 bits.
     Qlora4,
 }
 

@@ -21,7 +21,7 @@ pub struct Options {
     #[arg(long)]
     pub model: PathBuf,
 
-    /// What to learn: a text, or a file `.jsonl` whose lines have `text`, or `messages` of a chat.
+    /// Training data: a text, or a file `.jsonl` whose lines have `text`, or `messages` of a chat.
     #[arg(long)]
     pub data: PathBuf,
 
@@ -33,11 +33,11 @@ pub struct Options {
     #[arg(long, value_name = "BYTES", conflicts_with_all = ["states", "weights", "accumulate"])]
     pub fit: Option<Budget>,
 
-    /// What is trained.
+    /// Trained part of the model.
     #[arg(long, value_enum, default_value_t = Method::Full)]
     pub method: Method,
 
-    /// How the weights are kept.
+    /// Format of the weights.
     #[arg(long, value_enum, default_value_t = Weights::F32)]
     pub weights: Weights,
 
@@ -77,7 +77,7 @@ pub struct Options {
     #[arg(long, default_value_t = 1)]
     pub accumulate: usize,
 
-    /// How often each row is trained on.
+    /// Number of passes over the rows.
     #[arg(long, default_value_t = 1)]
     pub epochs: usize,
 
@@ -249,7 +249,7 @@ impl Options {
             })
     }
 
-    /// How gradients are used.
+    /// Gradient policies.
     pub fn fused(&self) -> FusedConfig {
         // The gradients of adapters are small enough to wait for their norm.
         let clipping = match self.method {

@@ -1,4 +1,4 @@
-//! What a training leaves: a folder that `transformers` or `peft` loads.
+//! Output of a training: a folder that `transformers` or `peft` loads.
 
 use std::path::Path;
 

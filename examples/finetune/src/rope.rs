@@ -141,7 +141,7 @@ impl WrittenRope {
         Ok(scaled.collect())
     }
 
-    /// The same by the number of pairs ([Peng et al., 2023](https://arxiv.org/abs/2309.00071)), and a factor for the table.
+    /// Scales by the number of pairs ([Peng et al., 2023](https://arxiv.org/abs/2309.00071)), and a factor for the table.
     fn yarn(
         &self,
         plain: Vec<f64>,

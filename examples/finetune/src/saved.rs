@@ -1,4 +1,4 @@
-//! What a checkpoint has in addition to model and optimizer.
+//! Contents of a checkpoint in addition to model and optimizer.
 
 use std::path::{Path, PathBuf};
 
@@ -12,12 +12,12 @@ use crate::options::Options;
 use crate::rows::Rows;
 use crate::weights;
 
-/// What a training is of. It goes on with the same only.
+/// Identity of a training. It resumes only with the same one.
 #[derive(Serialize, Deserialize, Clone, Debug)]
 pub struct Saved {
     /// Options and their values.
     settings: Vec<(String, String)>,
-    /// How it is trained within a number of bytes, if it is.
+    /// Plan for the memory budget, if there is one.
     pub plan: Option<Plan<AdamWConfig>>,
 }
 

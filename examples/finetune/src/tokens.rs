@@ -21,7 +21,7 @@ pub struct Tokens {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Encoded {
     pub tokens: Vec<u32>,
-    /// Whether a token counts as a target.
+    /// `true` for each token that counts as a target.
     pub counted: Vec<bool>,
 }
 

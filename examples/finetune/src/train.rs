@@ -15,7 +15,7 @@ use crate::saved::{Checkpoints, Saved};
 use crate::schedule::Schedule;
 use crate::step::{mean_loss, step};
 
-/// How often a training without a terminal prints a line.
+/// Interval between the lines of a training without a terminal.
 const PRINT_EVERY: Duration = Duration::from_secs(10);
 
 /// The most rows to measure the loss on.

@@ -1,4 +1,4 @@
-//! What the program says to bad input.
+//! Errors of the program on bad input.
 
 mod command;
 

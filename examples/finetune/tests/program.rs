@@ -1,4 +1,4 @@
-//! What the program writes, and how it goes on.
+//! Output of the program, and resumed trainings.
 
 mod command;
 

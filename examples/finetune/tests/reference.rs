@@ -1,4 +1,4 @@
-//! What PyTorch computes, `transformers` and `peft` write, with tiny models.
+//! Comparison with PyTorch, `transformers` and `peft` on tiny models.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -28,9 +28,9 @@ pub(in crate::fused) struct RankPass {
     pub(super) context: Arc<RankContext>,
     /// Where it computes.
     pub(super) devices: Vec<Device>,
-    /// Whether a device that has not computed something says so when it is asked.
+    /// `true` if the device reports a failed computation only when a result is read.
     pub(super) read_late: bool,
-    /// Whether one of the devices is behind a server.
+    /// `true` if a server hosts one of the devices.
     pub(super) remote: bool,
 }
 
@@ -75,7 +75,7 @@ impl RankPass {
         self.fail_pass_on_error(flushed);
     }
 
-    /// What the part has given; what it has failed with ends its pass.
+    /// Returns the output of the part. Its error ends the pass.
     pub(in crate::fused) fn fail_pass_on_error<R>(
         &self,
         done: Result<Result<R, FusedError>, Caught>,
@@ -88,7 +88,7 @@ impl RankPass {
         None
     }
 
-    /// Which of several ranks it is that of.
+    /// Returns the membership of this rank among several.
     pub(in crate::fused) fn member(&self) -> &Membership {
         self.context.member.as_ref().expect("there are several")
     }

@@ -153,7 +153,7 @@ impl<M: Module> FusedOptimizer<M> {
     }
 }
 
-/// How many parameters are trained, with how many elements. With `{:#}` a line for each parameter: its shape, whether it is trained, and
+/// Prints the number of trained parameters and their elements. With `{:#}` a line for each parameter: its shape, whether it is trained, and
 /// the tensors that its optimizer keeps for it.
 impl<M: Module> Display for FusedOptimizer<M> {
     fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {

@@ -176,7 +176,7 @@ impl<M: Module + 'static> FusedReplicas<M> {
     }
 }
 
-/// As that of [`FusedOptimizer`](crate::FusedOptimizer), and the number of ranks.
+/// Prints the same as [`FusedOptimizer`](crate::FusedOptimizer), and the number of ranks.
 impl<M: Module> Display for FusedReplicas<M> {
     fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
         let (ranks, sharding) = (
