@@ -5,7 +5,7 @@ use std::cell::Cell;
 
 use parking_lot::{Mutex, MutexGuard};
 
-/// Levels of locks, in the order in which a thread may take them.
+/// The levels of locks, in the order in which a thread may take them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Level {
     LocalParam = 1,
@@ -49,7 +49,7 @@ impl<T> Leveled<T> {
         self.value.lock()
     }
 
-    /// Takes the lock if it is free. A thread that does not wait may take locks in any order.
+    /// Locks if the lock is free. A try never waits, so it may be out of order.
     pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
         self.value.try_lock()
     }

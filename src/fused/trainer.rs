@@ -1,13 +1,13 @@
-//! Methods that both front ends have.
+//! Methods that all trainers share.
 
-/// The methods that a door has for whatever does not call closures: all is the core's.
+/// Implements the methods of a trainer that call no closures. They delegate to the core.
 macro_rules! trainer {
     ($trainer:ident) => {
         impl<M: burn::module::Module> $trainer<M> {
             /// Sets the config of the training, on the same devices.
             ///
-            /// A training that has begun is made again from its model, optimizer state and hooks: sums of gradients, averages, the
-            /// scale of the loss and the norm of lagged clipping are dropped.
+            /// A training that has begun is created again from its model, optimizer state and hooks. Accumulated sums,
+            /// averages, the loss scale and the norm of lagged clipping are dropped.
             ///
             /// # Errors
             ///
@@ -15,7 +15,7 @@ macro_rules! trainer {
             ///   one, or with an optimizer that accumulates in its state.
             /// - With offload: the device that computes is the host itself, or is not there; this build has no backend for one of them;
             ///   or the device can't compute in a float type that the model needs.
-            /// - No thread can be started for what waits on the host.
+            /// - The worker threads of offload can't be started.
             pub fn with_config(
                 mut self,
                 config: crate::FusedConfig,
@@ -126,7 +126,7 @@ macro_rules! trainer {
             ///
             /// # Panics
             ///
-            /// If a device that has a part of it is lost.
+            /// Panics if a device that holds a part of the model is lost.
             pub fn averaged(&self) -> M {
                 self.core.averaged()
             }
@@ -138,12 +138,12 @@ macro_rules! trainer {
                 self.core.into_parts()
             }
 
-            /// The state of the optimizer as Burn records it, one record whatever the number of devices, and as it is now: a record of Burn's from a CubeCL device is read
-            /// when it is saved, and shows what has been written in place by then.
+            /// Returns the optimizer state as Burn's record: one record for any number of devices, with the current
+            /// values. (Burn's own record reads a CubeCL device lazily, and would show later in-place writes.)
             ///
             /// # Panics
             ///
-            /// If such a device has failed and can't be read, with what it says.
+            /// Panics with the device's error if a CubeCL device has failed and can't be read.
             pub fn to_record(&self) -> burn::optim::OptimizerRecord {
                 self.core.to_record()
             }

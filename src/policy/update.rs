@@ -24,12 +24,12 @@ use crate::parameters::{AnyTensor, MAX_RANK, with_rank};
 /// The optimizer is not cloned while training: Burn updates a state in place only while it has one owner.
 pub(crate) struct Update {
     optimizer: ModuleOptimizer,
-    /// Returns the optimizer without states, for any parameters.
+    /// The optimizer without states.
     fresh: ModuleOptimizer,
     pub(crate) learning_rate: ModuleLearningRate,
-    /// If states wait on the host.
+    /// The offloaded states, if states are offloaded.
     pub(crate) offloaded: Option<OffloadedStates>,
-    /// The parameters that have left the model.
+    /// The parameters that were removed from the model.
     removed: HashSet<ParamId>,
     /// The number of groups for removed parameters that the optimizer has.
     gone_groups: usize,
@@ -40,7 +40,7 @@ pub(crate) struct Update {
 const MAX_GONE_GROUPS: usize = 32;
 
 impl Update {
-    /// Steps with `optimizer`. The states of parameters with at least `offload_from` elements are kept on the host.
+    /// Creates the update. States of parameters with at least `offload_from` elements are kept on the host.
     pub(crate) fn new(optimizer: ModuleOptimizer, offload_from: Option<usize>) -> Self {
         let fresh = optimizer.clone().load_record(OptimizerRecord::default());
         let mut update = Self {
@@ -55,14 +55,14 @@ impl Update {
         update
     }
 
-    /// The optimizer without states, for whatever parameters.
+    /// Returns the optimizer without states.
     pub(crate) fn fresh(&self) -> ModuleOptimizer {
         self.fresh.clone()
     }
 
-    /// Returns why the optimizer can't step a parameter of this path, rank and type on `device`. Burn lets the optimizer of a
-    /// parameter read its state when it loads a record; this one has none. For the formats that it may keep things in, the
-    /// optimizer steps a single element in this process, where that may be.
+    /// Returns why the optimizer can't step a parameter of this path, rank and type on `device`. The check loads the
+    /// parameter's state from an empty record. If formats may be unsupported, it also steps a single element in this
+    /// process, where possible.
     pub(crate) fn unsupported(
         &self,
         device: &Device,
@@ -83,7 +83,7 @@ impl Update {
         let (loaded, call) = Call::default().make(load);
         loaded.unwrap_or_else(|panic| panic.resume());
         let formats_may_refuse = call.may_have_formats && formats_may_refuse(dtype, elements);
-        // Only devices of servers lack what an optimizer needs.
+        // Only a remote device may lack what an optimizer needs.
         if call.refusal.is_some() || !is_remote(device) && !formats_may_refuse {
             return call.refusal;
         }
@@ -97,12 +97,12 @@ impl Update {
             }),
             ..Call::default()
         };
-        // An optimizer that panics for such a small parameter has refused nothing.
+        // A panic on such a small parameter is not a refusal.
         let step = || step_one(&mut self.fresh(), 0.0.into(), path, id, one(), one());
         call.make(step).1.refusal
     }
 
-    /// Goes on with `optimizer`, which has states for the parameters of a model that has just come.
+    /// Replaces the optimizer by `optimizer`, whose states belong to a new model.
     pub(crate) fn start_over(&mut self, optimizer: ModuleOptimizer) {
         self.removed.clear();
         self.gone_groups = 0;
@@ -123,7 +123,7 @@ impl Update {
         }
         if !parameters.is_empty() {
             self.removed.extend(&parameters);
-            // Burn drops the states of a group that another optimizer is added for, and no others.
+            // Burn drops only the states of a group for which another optimizer is added.
             let group = ParamGroup::from_ids(parameters);
             self.gone_groups += 1;
             self.change(|optimizer| optimizer.with_group(group, Removed, None));
@@ -145,16 +145,16 @@ impl Update {
         self.gone_groups
     }
 
-    /// The optimizer with all states, which it shares.
+    /// Returns the optimizer with all states, which are shared.
     pub(crate) fn optimizer(&self) -> ModuleOptimizer {
         if self.has_no_offloaded_state() {
             return self.optimizer.clone();
         }
-        // Only a record brings the states of several optimizers together.
+        // Only a record can merge the states of several optimizers.
         load_in_own_memory(&self.optimizer, self.to_record())
     }
 
-    /// Puts another optimizer in, and returns the one before with all states.
+    /// Replaces the optimizer, and returns the previous one with all states.
     pub(crate) fn replace(&mut self, optimizer: ModuleOptimizer) -> ModuleOptimizer {
         if !self.has_no_offloaded_state() {
             self.optimizer = self.optimizer();
@@ -169,8 +169,7 @@ impl Update {
         before
     }
 
-    /// Replaces the optimizer, without the states that it has not itself, by what `change` makes of it, its only
-    /// owner.
+    /// Replaces the optimizer, without its offloaded states, by the result of `change`, which is its only owner.
     pub(crate) fn change(&mut self, change: impl FnOnce(ModuleOptimizer) -> ModuleOptimizer) {
         let optimizer = std::mem::replace(&mut self.optimizer, SgdConfig::new().init());
         self.optimizer = change(optimizer);
@@ -192,20 +191,20 @@ impl Update {
             .is_none_or(OffloadedStates::is_empty)
     }
 
-    /// The state of one parameter, as it is kept.
+    /// Returns the stored state of one parameter.
     pub(crate) fn record_of(&self, id: ParamId) -> OptimizerRecord {
         let offloaded = self.offloaded.as_ref();
         if let Some(state) = offloaded.and_then(|offloaded| offloaded.record(id)) {
             return joined([state]);
         }
-        // Burn's optimizer drops the states of a group that another optimizer is added for.
+        // Burn drops the states of a group for which another optimizer is added.
         let others = ParamGroup::all().exclude(ParamGroup::from_ids(vec![id]));
         let nothing = SgdConfig::new().build();
         let alone = self.optimizer.clone().with_group(others, nothing, None);
         compact_records(|| alone.to_record())
     }
 
-    /// The record of a state that waits, in the form that was asked for: it waits as it is kept, in codes.
+    /// Returns the record of an offloaded state in the requested format: it is stored quantized.
     fn asked_for(&self, state: Bytes) -> Bytes {
         match holds_codes(&state) && !records_are_compact() {
             true => written(with_states(&self.optimizer, [state]).to_record()),
@@ -213,8 +212,8 @@ impl Update {
         }
     }
 
-    /// A parameter of so many elements is about to be stepped. Returns what brings the state of the one that came next in the
-    /// pass before, if that has no more than so many bytes.
+    /// Prepares the step of a parameter with `elements` elements. Returns the prefetch of the state that came next in
+    /// the previous pass, if that has at most `limit` bytes.
     pub(crate) fn prefetch_next(
         &mut self,
         id: ParamId,
@@ -227,11 +226,11 @@ impl Update {
         offloaded.prefetch_next(id, limit, device, &self.optimizer)
     }
 
-    /// Steps `value` with `gradient`; neither has autodiff. If more gradients of its group follow, the
-    /// state of the optimizer takes it, if it can.
+    /// Steps `value` with `gradient`; neither has autodiff. If more micro-batches follow, the gradient is added to the
+    /// optimizer state, if the optimizer supports that.
     ///
-    /// The step happens in place where the optimizer says that it does, and `value` has no other owner but
-    /// the one in the call, which is given up then. An optimizer that panics takes the state that it was given along.
+    /// The step is in place if the optimizer supports that and the only other owner of `value` is the handle in the
+    /// call, which is then dropped. An optimizer that panics drops its state.
     pub(crate) fn step(
         &mut self,
         path: &str,
@@ -241,7 +240,7 @@ impl Update {
         more_to_come: bool,
     ) -> Stepped {
         let elements = value.shape().num_elements();
-        // Until the update has succeeded there is a handle to the value.
+        // A second handle keeps the value until the update has succeeded.
         let call = Call {
             more_micro_batches_follow: more_to_come,
             parameter: Some(value.clone()),
@@ -263,7 +262,7 @@ impl Update {
             stepped
         };
         let (stepped, call) = call.make(step);
-        // A state that waits is that of before.
+        // An offloaded state is unchanged.
         if stepped.is_err() && !is_offloaded {
             log::error!(
                 "the optimizer panicked in the update of parameter `{path}`: its state for it is lost and starts anew"
@@ -284,12 +283,12 @@ impl Update {
     }
 }
 
-/// Outcome of the update of a parameter.
+/// The result of the update of a parameter.
 pub(crate) struct Stepped {
-    /// The value, of before or after the update if the optimizer panicked. There is none only if it panics
-    /// while it writes in place.
+    /// The value; from before or after the update if the optimizer panicked. `None` only if it panicked while writing
+    /// in place.
     pub(crate) value: Option<AnyTensor>,
-    /// Eviction of the state, if it is offloaded.
+    /// The eviction of the state, if it is offloaded.
     pub(crate) eviction: Option<Eviction>,
     /// The panic of the optimizer.
     pub(crate) result: Result<(), Caught>,

@@ -6,11 +6,11 @@ use super::remade::remade;
 use super::stored::StoredCodes;
 use super::weight::ComposedWeight;
 
-/// An adapter on a frozen weight in codes, as Burn's [`LoraAdapter`](burn::module::LoraAdapter) is one on a frozen weight:
+/// An adapter on a frozen quantized weight, like Burn's [`LoraAdapter`](burn::module::LoraAdapter) on a frozen weight:
 /// a parameter that carries it has the value `base + scale * (a @ b)`.
 ///
-/// The parameter itself is a placeholder of the weight's shape, without elements: read it with [`Param::val`], as Burn's layers do.
-/// [`Module::materialize`] makes ordinary weights of all of them.
+/// The parameter itself is a placeholder of the weight's shape, without elements. Read it with [`Param::val`], as
+/// Burn's layers do. [`Module::materialize`] makes ordinary weights of all of them.
 #[derive(Debug, Module)]
 pub struct QuantizedAdapter {
     /// The factor with shape `[d_in, rank]` (trainable).
@@ -28,13 +28,13 @@ impl QuantizedAdapter {
         Self { a, b, scale, codes }
     }
 
-    /// Returns `base` with what the adapter adds: `base` is a weight in floats, loaded in the place of the codes.
+    /// Returns `base` plus the adapter; `base` is a float weight that was loaded in place of the quantized one.
     fn on_floats(&self, base: Tensor<2>) -> Tensor<2> {
         base + self.a.val().matmul(self.b.val()).mul_scalar(self.scale)
     }
 }
 
-/// Returns `true` if `base` is a weight. Burn's `fork` makes floats of a placeholder, which are not numbers.
+/// Returns `true` if `base` is a weight. Burn's `fork` dequantizes a placeholder, which reads as NaN.
 fn is_weight<const D: usize>(base: &Tensor<D>) -> bool {
     if is_placeholder(base.dtype()) || base.shape().num_elements() == 0 {
         return false;
@@ -47,7 +47,7 @@ fn is_weight<const D: usize>(base: &Tensor<D>) -> bool {
 }
 
 impl Reparameterization for QuantizedAdapter {
-    /// Name of Burn's adapter, so that the factors of one load into the other.
+    /// The name of Burn's adapter, so that the factors of one load into the other.
     const NAME: &'static str = "lora";
 
     fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {

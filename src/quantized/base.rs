@@ -8,13 +8,13 @@ use super::lora::QuantizedLora;
 use super::stored::StoredCodes;
 use crate::parameters::Parameter;
 
-/// Codes the weights of a model one after the other, as they come, and gives them adapters when all are there.
+/// A mapper that quantizes the weights of a model one after the other, and adds adapters after all are loaded.
 #[derive(Clone, Debug)]
 pub(crate) struct AdaptedBase {
     lora: QuantizedLora,
-    /// Float type of the adapters.
+    /// The type of the adapters.
     dtype: FloatDType,
-    /// Shapes and codes of what was coded.
+    /// Shapes and quantized values of the weights.
     coded: HashMap<ParamId, ([usize; 2], StoredCodes)>,
 }
 
@@ -27,7 +27,7 @@ impl AdaptedBase {
         }
     }
 
-    /// `param`, coded if it is to be adapted, or why it can't be.
+    /// Quantizes `param` if it is to be adapted, or returns why it can't.
     pub(crate) fn code<const D: usize>(
         &mut self,
         path: &str,
@@ -46,7 +46,7 @@ impl AdaptedBase {
         Ok(param)
     }
 
-    /// One of these that is in codes now and carries an adapter already.
+    /// Returns a parameter that is quantized now and had an adapter before.
     pub(crate) fn adapted_before<'a>(&self, parameters: &'a [Parameter]) -> Option<&'a Parameter> {
         parameters.iter().find(|parameter| {
             let coded = self.coded.contains_key(&parameter.param.id());

@@ -11,20 +11,21 @@ use super::placeholder::{is_placeholder, placeholder_of};
 use super::stored::StoredCodes;
 use super::weight::{encoded, is_finite};
 
-/// Freezes a model, keeps its matrices in codes of few bits, and gives each an adapter, as Burn's
+/// A reparameterizer that freezes a model, quantizes its matrices to few bits, and adds an adapter to each, as Burn's
 /// [`QLora`](burn::module::QLora) does.
 ///
-/// What is adapted is said by the [`Lora`]: by default all parameters of rank 2, tables of embeddings among them. All others
-/// stay as they are, and are frozen. Each matrix is coded before the next is looked at; one that is made when it is first
-/// looked at is made then.
+/// The [`Lora`] selects the parameters to adapt: by default all of rank 2, including embedding tables. All others are
+/// frozen and otherwise unchanged. Each matrix is quantized before the next is read; a lazy one is initialized when it
+/// is read.
 ///
-/// Beside Burn's:
+/// Differences to Burn's `QLora`:
 ///
 /// - 4 bits are 0.56 bytes a weight (Burn's take a byte on `flex` and `ndarray`). The weight shows its dense shape by a placeholder in addition to
 ///   the codes: one byte on `flex`, a quarter of a byte a weight on CubeCL devices, a byte a weight on `ndarray` and in records.
-/// - The dense weight is made again in the backward pass, so it lives for one layer, without
-///   [gradient checkpointing](crate::gradient_checkpointing()), too. Its gradient lives until those of the factors are made of it: at once in
-///   fused training; in stock training at the end of the pass, since Burn runs the tape by depth.
+/// - The dense weight is rematerialized in the backward pass, so it exists for one layer at a time, also without
+///   [gradient checkpointing](crate::gradient_checkpointing()). Its gradient exists until the gradients of the factors
+///   are computed: immediately in fused training; in stock training at the end of the pass, since Burn runs the tape by
+///   depth.
 ///
 /// It trains as Burn's LoRA would on the decoded weights, to the bit on CPU backends.
 ///
@@ -49,18 +50,19 @@ use super::weight::{encoded, is_finite};
 ///
 /// # Panics
 ///
-/// Applied to a model, if a matrix has a value that is not finite (in f32), is quantized or carries an adapter already; the
-/// message names it.
+/// Panics when applied to a model in which a matrix has a value that is not finite (in f32), is quantized, or carries
+/// an adapter already; the message has its path.
 #[derive(Clone, Debug)]
 pub struct QuantizedLora {
     lora: Lora,
     format: BaseFormat,
-    /// The path of the last matrix in codes. What is below it is the adapter that it carries already.
+    /// The path of the last quantized matrix. A parameter below this path belongs to an adapter that the matrix
+    /// already carries.
     last: Option<String>,
 }
 
 impl QuantizedLora {
-    /// With the adapters of `lora` on weights in `format`.
+    /// Creates a reparameterizer that adds the adapters of `lora` to weights in `format`.
     pub fn new(lora: Lora, format: BaseFormat) -> Self {
         Self {
             lora,
@@ -69,7 +71,7 @@ impl QuantizedLora {
         }
     }
 
-    /// Returns a placeholder of `param`, and its codes, or `param` and why it has none.
+    /// Returns a placeholder of `param` with its quantized values, or `param` with the reason why it has none.
     pub(super) fn coded<const D: usize>(
         &self,
         path: &str,
@@ -87,7 +89,7 @@ impl QuantizedLora {
             );
             return Err((param, reason));
         }
-        // A layer in columns transposes what it saves and loads, and a placeholder has the shape in memory.
+        // A layer in column order transposes what it saves and loads, and a placeholder has the shape in memory.
         let (id, value, mapper) = param.consume();
         let placeholder = placeholder_of(&value);
         let value = Tensor::from_dispatch(value.into_dispatch());
@@ -112,12 +114,12 @@ fn is_quantized<const D: usize>(value: &Tensor<D>) -> bool {
 
 #[cfg(feature = "store")]
 impl QuantizedLora {
-    /// Returns `true` if the matrix has an adapter.
+    /// Returns `true` if the matrix is adapted.
     pub(super) fn adapts(&self, id: ParamId, path: &str) -> bool {
         self.lora.param_group.matches(&id, Some(path))
     }
 
-    /// An adapter of a matrix that is in codes.
+    /// Returns an adapter for a quantized matrix.
     pub(super) fn adapter(
         &self,
         id: ParamId,

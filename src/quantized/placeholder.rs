@@ -1,10 +1,11 @@
-//! Placeholder with the dense shape of a quantized weight.
+//! Placeholders that have the shape of a quantized weight.
 //!
 //! # Memory
 //!
-//! Layers, counts of parameters and records look at the shape of a weight, and the codes have another. So the parameter is a
-//! placeholder of the weight's shape, and the adapter holds the codes. On `flex` the placeholder is one byte, elsewhere each element
-//! has the fewest bits that Burn moves and records. Its type tells it from every other tensor.
+//! Layers, parameter counts and records read the shape of a weight, and its quantized values have another shape. So
+//! the parameter is a placeholder of the weight's shape, and the adapter holds the quantized values. On `flex` the
+//! placeholder is one byte. Elsewhere each element has the fewest bits that Burn moves and records. Its type
+//! distinguishes it from every other tensor.
 
 use burn::backend::Dispatch;
 use burn::backend::ops::QTensorOps;
@@ -31,7 +32,7 @@ fn on_device() -> QuantScheme {
         .per_tensor(ScaleDtype::F16)
 }
 
-/// Returns `true` if a tensor of this type is a placeholder: nobody else scales a whole tensor so.
+/// Returns `true` if a tensor of this type is a placeholder: no other tensor has this scheme.
 pub(crate) fn is_placeholder(dtype: DType) -> bool {
     let DType::QFloat(found) = dtype else {
         return false;

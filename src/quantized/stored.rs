@@ -4,7 +4,7 @@ use burn::tensor::{Device, Tensor};
 
 use crate::tap::lift;
 
-/// The codes of a weight, as rows of bytes: a frozen parameter of the adapter.
+/// The quantized values of a weight, as rows of bytes: a frozen parameter of the adapter.
 #[derive(Clone, Debug)]
 pub(super) struct StoredCodes(Param<Tensor<2>>);
 
@@ -49,7 +49,7 @@ impl Module for StoredCodes {
         Self(self.0.to_device(device))
     }
 
-    /// Burn's own makes floats of what is quantized.
+    /// Burn's own `fork` dequantizes quantized values.
     fn fork(self, device: &Device) -> Self {
         let strategy = self.0.gradient_checkpointing_strategy();
         let inner = device.clone().inner();

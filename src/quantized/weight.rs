@@ -6,16 +6,16 @@ use super::format::BaseFormat;
 use super::{codes, device};
 use crate::device::{is_cubecl, is_remote, moved};
 
-/// A weight that is made of a frozen one in codes and the factors of an adapter: `base + scale * (a @ b)`.
+/// A weight composed of a frozen quantized base and the factors of an adapter: `base + scale * (a @ b)`.
 #[derive(Clone, Debug)]
 pub(super) struct ComposedWeight {
-    /// The rows, without autodiff.
+    /// The quantized rows, without autodiff.
     pub(super) base: Tensor<2>,
     pub(super) scale: f64,
 }
 
 impl ComposedWeight {
-    /// The weight, where the factors are and in their type. Nothing here has autodiff.
+    /// Returns the weight, on the device and in the type of the factors. Nothing here has autodiff.
     pub(super) fn composed(&self, a: Tensor<2>, b: Tensor<2>) -> Tensor<2> {
         let product = a.matmul(b);
         let device = product.device();
@@ -46,7 +46,7 @@ impl ComposedWeight {
         weights + product.mul_scalar(self.scale)
     }
 
-    /// The gradients of the factors out of that of the weight, as Burn computes them.
+    /// Returns the gradients of the factors from that of the weight, as Burn computes them.
     pub(super) fn gradients(
         &self,
         weight: Tensor<2>,
@@ -61,7 +61,7 @@ impl ComposedWeight {
     }
 }
 
-/// The rows of the weights in `value`, which are finite.
+/// Returns the quantized rows of `value`, which is finite.
 pub(super) fn encoded(value: Tensor<2>, format: BaseFormat) -> Tensor<2> {
     let device = value.device();
     let data = value.into_data().convert_dtype(DType::F32);
@@ -69,7 +69,7 @@ pub(super) fn encoded(value: Tensor<2>, format: BaseFormat) -> Tensor<2> {
     tensor(codes::encoded(values, format), format, &device)
 }
 
-/// Returns `true` if `value` is finite in f32, the type that is quantized.
+/// Returns `true` if `value` is finite in f32, the type in which it is quantized.
 pub(super) fn is_finite<const D: usize>(value: &Tensor<D>) -> bool {
     let value = value.clone().inner();
     let value = match value.dtype() {
@@ -79,7 +79,7 @@ pub(super) fn is_finite<const D: usize>(value: &Tensor<D>) -> bool {
     value.is_finite().all().into_scalar::<bool>()
 }
 
-/// `rows` as a tensor of bytes: one that is quantized with a scale of one.
+/// Returns `rows` as a tensor of bytes: a quantized tensor with a scale of one.
 fn tensor(rows: Vec<u8>, format: BaseFormat, device: &Device) -> Tensor<2> {
     let store = device.settings().quantization.scheme.store;
     let scheme = QuantScheme::default()
@@ -92,7 +92,7 @@ fn tensor(rows: Vec<u8>, format: BaseFormat, device: &Device) -> Tensor<2> {
     Tensor::from_data(data, device)
 }
 
-/// The bytes of a tensor of rows. Burn's `fork` makes numbers of them.
+/// Returns the bytes of a tensor of rows. Burn's `fork` dequantizes them.
 fn rows_of(rows: Tensor<2>) -> Vec<u8> {
     let data = rows.into_data();
     let DType::QFloat(scheme) = data.dtype() else {

@@ -5,7 +5,7 @@ use super::export::{ExportLocation, Value};
 use super::local_params::LocalParams;
 use super::placeholder::Identity;
 
-/// Lets parameters that are computed with in another type be recorded as they are stored.
+/// A reparameterizer that records parameters in their storage type, although they are computed with in another.
 pub(super) struct SavedInFull<'a> {
     pub(super) local_params: &'a LocalParams,
     pub(super) value: Value,
@@ -27,7 +27,7 @@ impl ModuleMapper for SavedInFull<'_> {
         let identity = Identity::of(&copy);
         let (_, _, mapper) = param.clone().consume();
         param.save_mapper(move |value| {
-            // Whoever trains or maps the copy saves what it has become.
+            // A copy that was trained or mapped saves its own value.
             let is_copy = !value.is_autodiff() && Identity::of(&value) == identity;
             mapper.on_save(if is_copy { stored.clone() } else { value })
         })

@@ -20,22 +20,22 @@ use crate::random::Stream;
 use crate::replica::Membership;
 use crate::weights::LocalParams;
 
-/// The part of one rank in a pass that has begun, on whichever thread.
+/// The part of one rank in a pass that has begun, on any thread.
 #[derive(Clone)]
 pub(in crate::fused) struct RankPass {
     pub(in crate::fused) pass: Arc<Pass>,
     pub(super) local_params: Arc<LocalParams>,
     pub(super) context: Arc<RankContext>,
-    /// Where it computes.
+    /// The compute devices.
     pub(super) devices: Vec<Device>,
-    /// `true` if the device reports a failed computation only when a result is read.
+    /// `true` if a device reports that it has not computed a tensor.
     pub(super) read_late: bool,
-    /// `true` if a server hosts one of the devices.
+    /// `true` if one of the devices is remote.
     pub(super) remote: bool,
 }
 
 impl RankPass {
-    /// Runs `work`, the forward and backward pass, and uses what the backward pass has left. The forward pass begins with
+    /// Runs `work`, the forward and backward pass, then reports the remaining gradients. The forward pass begins with
     /// `numbers`, if it has some of its own.
     pub(in crate::fused) fn run<R>(
         &self,
@@ -64,7 +64,7 @@ impl RankPass {
         Ok((output, gradients))
     }
 
-    /// Uses what has been accumulated, for a rank without a closure. A failure ends the pass.
+    /// Applies accumulated gradients, for a rank without a closure. A failure fails the pass.
     pub(in crate::fused) fn apply_accumulated(&self) {
         let flushed = catch(|| {
             let _in_flight = self.context.transfers.as_ref().map(|all| InFlight(all));
@@ -75,7 +75,7 @@ impl RankPass {
         self.fail_pass_on_error(flushed);
     }
 
-    /// Returns the output of the part. Its error ends the pass.
+    /// Returns the result of the part. An error or a panic fails its pass.
     pub(in crate::fused) fn fail_pass_on_error<R>(
         &self,
         done: Result<Result<R, FusedError>, Caught>,
@@ -88,7 +88,7 @@ impl RankPass {
         None
     }
 
-    /// Returns the membership of this rank among several.
+    /// Returns the rank and its group.
     pub(in crate::fused) fn member(&self) -> &Membership {
         self.context.member.as_ref().expect("there are several")
     }
@@ -106,14 +106,14 @@ impl RankPass {
         FusedError::NothingTrained { paths }
     }
 
-    /// Computes the loss, and the gradients back from it.
+    /// Computes the loss and runs the backward pass.
     pub(in crate::fused) fn forward_backward<M: Module, L: Loss>(
         &self,
         model: &M,
         forward: impl FnOnce(&M) -> L,
     ) -> RankOutput<L> {
         let loss = forward(model);
-        // A backward pass inside of the closure has failed in a block, and gone on.
+        // A backward pass inside of the closure has failed in a block, and the closure has continued.
         self.pass.take_failure().map_or(Ok(()), Failure::go_on)?;
         if !loss.has_graph() {
             return Err(self.why_untracked(model));
@@ -143,7 +143,7 @@ impl RankPass {
     }
 }
 
-/// Waits, when dropped, for what is on its way between a device and the host.
+/// A guard that waits for all transfers between device and host.
 struct InFlight<'a>(&'a TransferWorkers);
 
 impl Drop for InFlight<'_> {

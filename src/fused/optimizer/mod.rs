@@ -153,8 +153,8 @@ impl<M: Module> FusedOptimizer<M> {
     }
 }
 
-/// Prints the number of trained parameters and their elements. With `{:#}` a line for each parameter: its shape, whether it is trained, and
-/// the tensors that its optimizer keeps for it.
+/// Displays the number of trained parameters and their elements. With `{:#}` one line per parameter: its shape,
+/// whether it is trained, and the tensors of its optimizer state.
 impl<M: Module> Display for FusedOptimizer<M> {
     fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
         Display::fmt(&self.core, f)

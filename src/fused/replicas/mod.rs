@@ -62,7 +62,6 @@ use threads::RankThreads;
 ///   hooks, or after the first gradient of a closure that runs the backward pass itself) is not repeatable.
 /// - After every step, running statistics are the mean over the ranks that have updated them, as in Burn's
 ///   multi-device training on one device.
-///   multi-device training on one device.
 /// - Parameters that carry a reparameterization and are trained (a LoRA base) are on all ranks, and stepped by their
 ///   owner at the end of the pass.
 /// - The [memory recorder](crate::memory) counts the whole process, not ranks.
@@ -176,7 +175,7 @@ impl<M: Module + 'static> FusedReplicas<M> {
     }
 }
 
-/// Prints the same as [`FusedOptimizer`](crate::FusedOptimizer), and the number of ranks.
+/// Displays what [`FusedOptimizer`](crate::FusedOptimizer) displays, and the number of ranks.
 impl<M: Module> Display for FusedReplicas<M> {
     fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
         let (ranks, sharding) = (
