@@ -49,13 +49,13 @@
 //! - `store` loads files of safetensors and of PyTorch.
 //! - `remote` trains on devices that a server of Burn's hosts.
 //!
-//! # The rooms
+//! # Modules
 //!
-//! For those who change this crate: data walks down, and no room imports from one above it, which the test `modules` checks.
+//! For contributors: no module imports from one above it. The test `modules` checks that.
 //!
-//! | room | what it knows |
+//! | module | contents |
 //! |---|---|
-//! | `plan` | which techniques fit a number of bytes |
+//! | `plan` | chooses the techniques that fit a number of bytes |
 //! | `train` | Burn's `Learner` and training loop |
 //! | `estimate` | memory of a training, before its first step |
 //! | `checkpoint` | saves and loads a training in a folder, atomically |
@@ -64,18 +64,18 @@
 //! | `gradient_checkpointing` | recomputes blocks, so that their activations are not kept |
 //! | `footprint` | bytes that parameters and optimizer states hold between steps, and that an update adds |
 //! | `cast`, `load`, `load_store` | casts a model, or loads a record or a file in the type of training |
-//! | `weights` | homes and views of parameters; attaches to a module, restores an ordinary one |
-//! | `pass` | what all views share during one forward and backward pass |
-//! | `policy` | what happens to a finished gradient |
-//! | `placement` | where each parameter rests, and in which type it is computed with |
-//! | `replica` | which of several devices owns a parameter, and how far one may run ahead |
+//! | `weights` | master and local parameters; attaches to a module, exports an ordinary one |
+//! | `pass` | shared state of one forward and backward pass |
+//! | `policy` | policies for finished gradients |
+//! | `placement` | location and storage type of each parameter, residency of its compute copy |
+//! | `replica` | owners of parameters, and flow control between several devices |
 //! | `offload` | transfers states, updates, weights and activations to host memory |
-//! | `device` | whether a device is there, and computes what it should |
-//! | `quantized` | adapters on frozen weights in codes of a few bits |
-//! | `parameters` | the float parameters of a module: what there is, and other values in their places |
+//! | `device` | checks of devices, and transfers between them |
+//! | `quantized` | adapters on frozen quantized weights |
+//! | `parameters` | float parameters of a module: listing, mapping, loading |
 //! | `tap` | autodiff operation that delivers a finished gradient to a sink |
 //!
-//! Below all of them are crates, which can be used without this one:
+//! These crates are below all modules, and can be used without this one:
 //!
 //! | crate | contents |
 //! |---|---|
@@ -85,7 +85,7 @@
 
 #![warn(missing_docs)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
-// Whatever is for flex or ndarray alone is unused without flex; a library that leaves the backend to others builds without any.
+// Code for flex or ndarray alone is unused without them, and a library may build without any backend.
 #![cfg_attr(not(feature = "flex"), allow(unused))]
 
 mod cast;

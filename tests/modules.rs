@@ -22,7 +22,7 @@ const ORDER: &[&str] = &[
     "load",
     "quantized",
     "policy",
-    "layout",
+    "placement",
     "cast",
     "schedule",
     "random",
