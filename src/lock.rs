@@ -113,29 +113,29 @@ mod tests {
     use super::*;
 
     #[test]
-    #[should_panic(expected = "a View is locked while another is")]
-    fn a_view_is_locked_before_its_home() {
-        let (view, home) = (
+    #[should_panic(expected = "a LocalParam is locked while another is")]
+    fn local_parameter_locked_after_master_panics() {
+        let (local, master) = (
             Leveled::new(Level::LocalParam, ()),
             Leveled::new(Level::MasterParam, ()),
         );
         {
-            let _view = view.lock();
-            let _home = home.lock();
+            let _local = local.lock();
+            let _master = master.lock();
         }
-        let _home = home.lock();
-        let _view = view.lock();
+        let _master = master.lock();
+        let _local = local.lock();
     }
 
     #[test]
     #[should_panic(expected = "a hook is called while")]
-    fn nothing_is_locked_in_a_hook() {
-        let home = Leveled::new(Level::MasterParam, ());
-        let home = home.lock();
-        drop(home);
+    fn lock_held_in_hook_panics() {
+        let master = Leveled::new(Level::MasterParam, ());
+        let master = master.lock();
+        drop(master);
         check_none_held("nothing is done");
-        let view = Leveled::new(Level::LocalParam, ());
-        let _view = view.lock();
+        let local = Leveled::new(Level::LocalParam, ());
+        let _local = local.lock();
         check_none_held("a hook is called");
     }
 }

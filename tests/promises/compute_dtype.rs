@@ -165,7 +165,7 @@ fn what_stays_as_it_is_must_have_the_type() {
         assert_matches!(error, FusedError::ComputeDtype { .. });
         let text = error.to_string();
         assert!(
-            text.contains(path) && text.contains("compute_dtype") && text.contains("its inputs"),
+            text.contains(path) && text.contains("compute_dtype") && text.contains("the inputs"),
             "{text}"
         );
     }

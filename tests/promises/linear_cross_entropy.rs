@@ -551,7 +551,7 @@ fn loss_input_that_does_not_fit_is_refused_by_name() {
         ),
         (
             panic_of(|| config().init().forward(head, states, none)),
-            "the loss of no tokens is not defined",
+            "the loss of zero tokens is not defined",
         ),
         (
             panic_of(|| config().with_chunk_size(0).init()),

@@ -34,7 +34,7 @@ impl<M: Module> FusedOptimizer<M> {
     ///
     /// Returns [`FusedError::NoItems`] if no part has an item, and the errors of [`accumulate`](Self::accumulate) and of
     /// [`step_repeatable`](Self::step_repeatable). All accumulated gradients are dropped then, but for those in the optimizer
-    /// state ([`accumulating_in_state`](Self::accumulating_in_state)).
+    /// state ([`accumulating_in_state`](Self::accumulating_in_state)). Running statistics keep the updates of the parts before.
     ///
     /// # Panics
     ///

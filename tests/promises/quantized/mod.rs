@@ -345,7 +345,7 @@ fn weights_from_a_file_are_coded_as_if_they_had_been_there() {
     let adapted = Stack::dense().apply_reparameterization(adapters());
     let part = |path| SafetensorsStore::from_file(path).allow_partial(true);
     let error = load_quantized_from_store(adapted, &path, part, dtype, lora()).unwrap_err();
-    let says = "`layers.0.weight` carries an adapter already";
+    let says = "`layers.0.weight` already has an adapter";
     assert_says(&error, says);
     let mut broken = saved;
     let weight = broken.layers[2].weight.clone();
