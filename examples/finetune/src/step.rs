@@ -1,49 +1,25 @@
 //! One step over micro-batches.
 
-use backburn::{FusedError, FusedOptimizer, GlobalNormClippingConfig};
-use burn::prelude::*;
+use backburn::{FusedError, FusedOptimizer};
 
 use crate::decoder::Decoder;
 use crate::rows::Batch;
 
-/// Trains on `parts`, one after the other; returns the mean loss of the targets that count.
-///
-/// The loss of each part is divided by the targets of all parts, so that parts of different size count by their targets. (The mean
-/// of the means of the parts is another number.)
+/// Trains one step on `parts`. Returns the mean loss of all targets that count.
 pub fn step(
     fused: &mut FusedOptimizer<Decoder>,
     rate: f64,
-    mut parts: Vec<Batch>,
+    parts: Vec<Batch>,
 ) -> Result<f64, FusedError> {
-    let counted: usize = parts.iter().map(|part| part.counted).sum();
-    let loss = |part: Batch| {
-        move |model: &Decoder| {
-            let sum = model.sum_of_losses(part.tokens.clone(), part.targets.clone());
-            sum.div_scalar(counted as f64)
-        }
-    };
-    let last = parts.pop().expect("a step has a part");
-    let mut total: Option<Tensor<1>> = None;
-    for part in parts {
-        let part = fused.accumulate(loss(part))?;
-        total = Some(match total {
-            Some(total) => total + part,
-            None => part,
-        });
-    }
-    let runs_twice = matches!(
-        fused.config().clipping,
-        Some(GlobalNormClippingConfig::Exact(_))
-    );
-    let last = match runs_twice {
-        true => fused.step_repeatable(rate, loss(last))?,
-        false => fused.step(rate, loss(last))?,
-    };
-    let total = match total {
-        Some(total) => total + last,
-        None => last,
-    };
-    Ok(total.into_scalar::<f64>())
+    let parts = parts.into_iter().map(|part| {
+        let counted = part.counted;
+        (part, counted)
+    });
+    let loss = fused.step_in_parts(rate, parts, |model, part| {
+        let sum = model.sum_of_losses(part.tokens.clone(), part.targets.clone());
+        sum.div_scalar(part.counted as f64)
+    })?;
+    Ok(loss.into_scalar::<f64>())
 }
 
 /// Returns the mean loss of `model`, which is one for inference, on all `batches`.

@@ -32,13 +32,14 @@ impl<M: Module> FusedOptimizer<M> {
     ///
     /// # Errors
     ///
-    /// Returns [`FusedError::NoItems`] if no part has an item, and the errors of [`accumulate`](Self::accumulate) and of
-    /// [`step_repeatable`](Self::step_repeatable). All accumulated gradients are dropped then, but for those in the optimizer
-    /// state ([`accumulating_in_state`](Self::accumulating_in_state)). Running statistics keep the updates of the parts before.
+    /// Returns [`FusedError::NoItems`] if no part has an item; nothing has changed then. Returns the errors of
+    /// [`accumulate`](Self::accumulate) and of [`step_repeatable`](Self::step_repeatable). They drop all accumulated
+    /// gradients, except for those in the optimizer state ([`accumulating_in_state`](Self::accumulating_in_state)).
+    /// Running statistics keep the updates of earlier parts.
     ///
     /// # Panics
     ///
-    /// Panics as [`step`](Self::step) does. The gradients of the parts before remain accumulated.
+    /// Panics as [`step`](Self::step) does, and drops accumulated gradients as an error does.
     pub fn step_in_parts<P>(
         &mut self,
         learning_rate: impl Into<ModuleLearningRate>,
@@ -51,26 +52,33 @@ impl<M: Module> FusedOptimizer<M> {
             return self.core.refuse(FusedError::NoItems);
         };
         let share = |items: usize| items as f64 / all as f64;
-        let result = (|| {
-            let mut sum: Option<Tensor<1>> = None;
-            for (part, items) in parts {
-                let loss = self.accumulate(|model| forward(model, &part) * share(items))?;
-                sum = Some(match sum {
-                    Some(sum) => sum + loss,
-                    None => loss,
-                });
-            }
-            let loss = self.step_repeatable(learning_rate, |model| {
-                forward(model, &last) * share(last_items)
-            })?;
-            Ok(match sum {
-                Some(sum) => sum + loss,
-                None => loss,
-            })
-        })();
-        if result.is_err() {
-            self.core.drop_accumulated();
+        let mut sums = SumsOfParts {
+            fused: self,
+            is_applied: false,
+        };
+        let mut losses = Vec::with_capacity(parts.len() + 1);
+        for (part, items) in parts {
+            let loss = |model: &M| forward(model, &part) * share(items);
+            losses.push(sums.fused.accumulate(loss)?);
         }
-        result
+        let loss = |model: &M| forward(model, &last) * share(last_items);
+        losses.push(sums.fused.step_repeatable(learning_rate, loss)?);
+        sums.is_applied = true;
+        let mean = losses.into_iter().reduce(|sum, loss| sum + loss);
+        Ok(mean.expect("there is a part"))
+    }
+}
+
+/// A guard that drops the gradients of the parts so far, unless a step has applied them.
+struct SumsOfParts<'a, M: Module> {
+    fused: &'a mut FusedOptimizer<M>,
+    is_applied: bool,
+}
+
+impl<M: Module> Drop for SumsOfParts<'_, M> {
+    fn drop(&mut self) {
+        if !self.is_applied {
+            self.fused.drop_accumulated();
+        }
     }
 }

@@ -167,5 +167,13 @@ fn parts_without_items_or_with_failing_part_leave_nothing() {
     assert!(matches!(error, FusedError::LossNotTracked), "{error}");
     let error = fused.step_accumulated(LEARNING_RATE).unwrap_err();
     assert_eq!(error, FusedError::NothingAccumulated);
+    let panics = |model: &Linear, connected: &bool| match connected {
+        true => loss(model),
+        false => panic!("in the second part"),
+    };
+    let message = panic_of(|| fused.step_in_parts(LEARNING_RATE, [(true, 2), (false, 1)], panics));
+    assert!(message.contains("in the second part"), "{message}");
+    let error = fused.step_accumulated(LEARNING_RATE).unwrap_err();
+    assert_eq!(error, FusedError::NothingAccumulated);
     assert_equal_weights(&before, &fused.model());
 }
