@@ -12,7 +12,7 @@ use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::{Device, Tensor};
 
 const BLOCKS: [usize; 4] = [100, 200, 400, 800];
-/// Number of rounds, of which the fastest counts. The cases take turns, so that all see the same load.
+/// Number of rounds. The fastest counts. The cases alternate, so that all run under the same load.
 const ROUNDS: usize = 9;
 const RATE: f64 = 1e-3;
 

@@ -32,7 +32,7 @@ use crate::parameters::running_statistics;
 ///
 /// # Errors
 ///
-/// As [`Module::try_load_record`], and if a parameter is missing, even if the record allows it, because the old values are dropped
+/// Returns the errors of [`Module::try_load_record`], and one if a parameter is missing, even if the record allows it, because the old values are dropped
 /// first. To load a part of a model, [`cast`](crate::cast()) the model first, and load with `cast_to_module_dtype`.
 ///
 /// # Panics

@@ -108,7 +108,7 @@ pub fn load_from_store<M: Module, S: ModuleStore>(
 ///
 /// # Errors
 ///
-/// As [`load_from_store`], and if a weight to quantize has a value that is not finite, or already has an adapter.
+/// Returns the errors of [`load_from_store`], and one if a weight to quantize has a value that is not finite, or already has an adapter.
 pub fn load_quantized_from_store<M: Module, S: ModuleStore>(
     model: M,
     path: impl AsRef<Path>,

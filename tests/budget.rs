@@ -1,4 +1,4 @@
-//! What recomputed blocks save is known, and the blocks chosen for a budget stay within it.
+//! Tests of the memory that checkpointed blocks save, and of blocks that are chosen for a budget.
 //!
 //! A process of its own: it installs the recording allocator.
 

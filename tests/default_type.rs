@@ -1,4 +1,4 @@
-//! What holds on a device whose default float type is another.
+//! Tests on a device with another default float type.
 //!
 //! A process of its own: the type is chosen before the device is used.
 

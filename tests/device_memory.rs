@@ -1,4 +1,4 @@
-//! What gradient checkpointing and formats do to the memory of a device.
+//! The effect of gradient checkpointing and formats on the memory of a device.
 //!
 //! A process of its own: it reads all that the pools of the device hold.
 

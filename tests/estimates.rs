@@ -78,7 +78,7 @@ hold! {
     estimates_of_a_deep_network_with_dropout_hold: Deep, 0.98, 1.05;
 }
 
-/// What several threads hold at once differs from pass to pass.
+/// Lets one test run at a time: the bytes of several threads differ from pass to pass.
 fn in_one_thread(work: impl FnOnce() + Send) {
     let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build();
     pool.unwrap().install(work);
@@ -172,7 +172,7 @@ fn an_estimate_takes_a_part_of_the_largest_parameter() {
     }
 }
 
-/// What is measured on slices is what the whole has.
+/// A measurement of slices equals one of the whole.
 #[test]
 fn states_of_large_parameters_are_those_that_training_has() {
     let _alone = ALONE.lock();

@@ -1,4 +1,4 @@
-//! What happens is told through `log`, once.
+//! Each event is logged once.
 //!
 //! A process of its own: it installs a logger.
 

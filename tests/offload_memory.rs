@@ -1,4 +1,4 @@
-//! What waits in host memory does not pile up there, and is not on the device.
+//! Offloaded tensors don't pile up in host memory, and are not on the device.
 //!
 //! A process of its own: it counts every allocated byte, and reads all that the pools of a device hold.
 #![allow(deprecated)] // `ndarray`: Burn 0.22 still ships it, and it stands in for a device with memory of its own.

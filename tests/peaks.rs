@@ -184,7 +184,7 @@ fn a_dry_run_leaves_a_group_that_has_begun() {
     assert_eq!(fused.last_step().updated, 4);
 }
 
-/// Whether a step follows or not.
+/// The peak is equal with and without a step afterwards.
 #[test]
 fn a_checkpoint_that_is_loaded_again_and_again_leaves_nothing_behind() {
     let _alone = ALONE.lock();

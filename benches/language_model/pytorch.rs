@@ -47,7 +47,7 @@ const PROGRAM: &str = "benches/pytorch/language_model.py";
 const STEPS: usize = 3;
 const ROUNDS: usize = 5;
 
-/// Returns a network of which eleven processes fit in memory.
+/// Returns a network that is small enough for eleven processes in memory.
 fn config() -> LanguageModelConfig {
     Preset::Medium.config(50_257).with_context(512)
 }

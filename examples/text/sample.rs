@@ -12,7 +12,7 @@ use crate::tokens::Vocabulary;
 /// Divisor of the logits before a token is drawn: below 1, likely tokens become likelier.
 const TEMPERATURE: f64 = 0.7;
 
-/// Continues `prompt` by `tokens` tokens with `model`, which is one for inference, over a context of at most `context` tokens.
+/// Continues `prompt` by `tokens` tokens with the inference `model`, over a context of at most `context` tokens.
 pub fn sample(
     model: &LanguageModel,
     vocabulary: Vocabulary,

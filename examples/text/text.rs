@@ -40,7 +40,7 @@ pub fn read(path: &Path) -> Result<String> {
         .with_context(|| format!("the text {} can't be read", path.display()))
 }
 
-/// Tokens, the last tenth of which is held out.
+/// Tokens. The last tenth is held out.
 pub struct Text {
     tokens: Vec<u32>,
     held_out: usize,

@@ -101,7 +101,7 @@ impl HeldOut {
     /// Number of pieces for a precise mean.
     pub const PIECES: usize = 64;
 
-    /// Measures `model`, which is one for inference, on `device`, with up to `pieces` pieces, in batches.
+    /// Measures the inference `model` on `device`, with up to `pieces` pieces, in batches.
     pub fn measure(
         model: &LanguageModel,
         text: &Text,

@@ -291,7 +291,7 @@ impl Checkpoint {
     ///
     /// # Errors
     ///
-    /// As [`load`](Self::load).
+    /// Returns the errors of [`load`](Self::load).
     pub fn progress<P: DeserializeOwned>(&self) -> Result<Progress<P>, CheckpointError> {
         let _lock = Lock::shared(&self.folder);
         let (folder, saved) = self.open(&[SCHEDULER, PLAN])?;
@@ -304,7 +304,7 @@ impl Checkpoint {
     ///
     /// # Errors
     ///
-    /// As [`load`](Self::load).
+    /// Returns the errors of [`load`](Self::load).
     pub fn model(&self) -> Result<ModuleRecord, CheckpointError> {
         let _lock = Lock::shared(&self.folder);
         let file = self.open(&[MODEL])?.0.join(MODEL);

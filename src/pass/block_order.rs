@@ -15,7 +15,7 @@ pub(crate) struct BlockOrder {
 }
 
 impl BlockOrder {
-    /// Records the begin of a run, and returns its number.
+    /// Records the start of a run, and returns its index.
     pub(super) fn begin(&mut self, block: usize) -> usize {
         self.runs.push(block);
         self.runs.len() - 1

@@ -58,7 +58,7 @@ impl Blocks {
         }
     }
 
-    /// Records the begin of a run of an outermost block, or of its recomputation.
+    /// Records the start of a run of an outermost block, or of its recomputation.
     pub(crate) fn enter(&self, block: usize) {
         let run = self.block_order.lock().begin(block);
         if let Some(prefetcher) = &self.prefetcher {

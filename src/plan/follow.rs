@@ -31,7 +31,7 @@ impl<O: PlannedOptimizer> Plan<O> {
     ///
     /// # Errors
     ///
-    /// As [`fuse`](Self::fuse).
+    /// Returns the errors of [`fuse`](Self::fuse).
     pub fn fuse_on<M: Module>(
         &self,
         init: impl FnOnce() -> M,
@@ -45,7 +45,7 @@ impl<O: PlannedOptimizer> Plan<O> {
     ///
     /// # Errors
     ///
-    /// As [`fuse`](Self::fuse), and if the number of devices is not [`ranks`](Self::ranks).
+    /// Returns the errors of [`fuse`](Self::fuse), and one if the number of devices is not [`ranks`](Self::ranks).
     pub fn replicas<M: Module + 'static>(
         &self,
         init: impl FnOnce() -> M,

@@ -75,7 +75,7 @@ impl GradientPipeline {
         Ok(Some(norm))
     }
 
-    /// Returns the pipeline that fails at gradients other than those of which `norm` was measured.
+    /// Returns the pipeline that fails if the gradients are not those that `norm` was measured from.
     pub(crate) fn comparing(mut self, norm: Norm) -> Self {
         let measured = norm.squares;
         self.hooks.put_first(Arc::new(Compare { measured }));

@@ -1,4 +1,4 @@
-//! A model on several devices, each of which computes with a batch of its own.
+//! A model on several devices, each with its own batch.
 //!
 //! A *rank* is one device with its replica of the model. Every parameter has an *owner* among the ranks: it sums the
 //! gradients of all ranks and holds the optimizer state. [`Ownership`] chooses the owner, [`Sharding`] what the other

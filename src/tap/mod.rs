@@ -26,7 +26,7 @@ pub(crate) use graph_gc::{GraphGc, collect_graph_if_due};
 
 use extension::{Delivery, TapBackend};
 
-/// Taps `value`: its finished gradient is delivered to `sink`. `value` and `anchor`, at least one of which is tracked, receive
+/// Taps `value`: its finished gradient is delivered to `sink`. Autodiff must track `value` or `anchor`. Both receive
 /// the gradients that the sink returns.
 pub(crate) fn join<const D: usize>(
     value: Tensor<D>,

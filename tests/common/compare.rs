@@ -42,7 +42,7 @@ pub fn weights<M: Module>(model: &M) -> Vec<(String, TensorData)> {
     weights.found
 }
 
-/// Whether the kernels of `device` compute the same bits whatever they are fused with: on CPU backends.
+/// Returns `true` if the kernels of `device` compute the same bits whatever they are fused with: on CPU backends.
 pub fn is_exact(device: &Device) -> bool {
     #[allow(unreachable_patterns, unused_variables)] // What is there depends on the build.
     match device.clone().inner().as_dispatch() {

@@ -1,4 +1,4 @@
-//! What is in a record of an optimizer, to be damaged.
+//! Access to the contents of an optimizer record, for tests that damage it.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use burn::optim::OptimizerRecord;
 use burn::tensor::{Bytes, DType};
 use burn_pack::{Reader, Scalar, Writer};
 
-/// What is in a record.
+/// The contents of a record.
 #[derive(Clone)]
 pub struct Contents {
     pub tensors: Vec<burn_pack::Tensor>,

@@ -18,7 +18,7 @@ impl Finished<'_> {
     }
 }
 
-/// What a hook does with a gradient.
+/// The answer of a hook to a gradient.
 pub enum Answer {
     Use,
     Scale(f32),

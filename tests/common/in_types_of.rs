@@ -1,4 +1,4 @@
-//! What mixed precision by hand does with gradients.
+//! The cast of gradients in mixed precision by hand.
 
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::GradientsParams;

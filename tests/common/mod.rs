@@ -1,4 +1,4 @@
-//! What several test programs share.
+//! Code that several test programs share.
 
 #![allow(dead_code, unused_imports)] // Each program uses a part.
 

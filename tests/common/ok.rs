@@ -17,7 +17,7 @@ fn ok<R>(result: Result<R, FusedError>) -> R {
     }
 }
 
-/// Whatever trains a model.
+/// A front end that trains a model.
 pub trait TrainerOk: Sized {
     type Model;
 

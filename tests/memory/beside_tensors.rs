@@ -1,4 +1,4 @@
-//! What a parameter costs beside its tensors, which a model of many small ones feels.
+//! The bytes that a parameter takes in addition to its tensors, which count in a model of many small ones.
 
 use super::{ALONE, BYTES, device, x};
 

@@ -1,4 +1,4 @@
-//! What recomputed blocks leave in Burn's graph.
+//! The nodes that checkpointed blocks leave in Burn's graph.
 
 use burn::nn::{Lstm, LstmConfig};
 

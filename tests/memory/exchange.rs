@@ -1,4 +1,4 @@
-//! What a training needs to change hands.
+//! The memory that a conversion of a training takes.
 
 use super::*;
 

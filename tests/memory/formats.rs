@@ -138,7 +138,7 @@ fn muon_takes_the_bytes_of_its_formats() {
     );
 }
 
-/// What is made is the model in f32; beside it there is no more than a parameter.
+/// The export is the f32 model, and takes at most one parameter in addition.
 #[test]
 fn full_precision_is_made_one_parameter_at_a_time() {
     let _alone = ALONE.lock();

@@ -1,4 +1,4 @@
-//! What is loaded takes no more than what was there.
+//! A loaded training takes no more memory than the saved one.
 
 use backburn::optim::{AdamWConfig, compact_records};
 

@@ -145,7 +145,7 @@ fn allocated_bytes_do_not_grow_when_parameters_are_read_and_not_used() {
     });
 }
 
-/// What policies and averages keep has its place in the optimizer already.
+/// Policies and averages have their state in the optimizer already.
 #[test]
 fn loading_a_checkpoint_adds_nothing_to_the_optimizer() {
     let _alone = ALONE.lock();

@@ -6,7 +6,7 @@ use super::*;
 
 const DEPTH: usize = 6;
 const WIDTH: usize = 128;
-/// What Burn and backburn have to say of each parameter.
+/// The bytes per parameter that Burn and backburn need in addition to its values.
 const NOTES: usize = 9_000 * 6 * DEPTH;
 /// Bytes of the largest weight in f32.
 const LARGEST: usize = 4 * 4 * WIDTH * WIDTH;

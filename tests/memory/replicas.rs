@@ -1,4 +1,4 @@
-//! What replicas hold.
+//! The memory of replicas.
 
 use super::*;
 

@@ -13,7 +13,7 @@ use crate::sums::summed;
 
 pub const RATE: f64 = 0.02;
 
-/// Who steps parameters.
+/// The optimizer of the loop by hand.
 enum Update {
     Stock(Box<ModuleOptimizer>),
     /// A fused training that accumulates in its state, whose gradients are given, and the parameters of which it has some.

@@ -1,4 +1,4 @@
-//! What the options say to Burn and to backburn.
+//! The options as configs of Burn and of backburn.
 
 use burn::grad_clipping::GradientClipping;
 

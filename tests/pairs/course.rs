@@ -7,7 +7,7 @@ use crate::options::{Blocks, Event, Moment, Options, Stepped, Waiting};
 use crate::refusals::refusals;
 use crate::training::Training;
 
-/// How a training has ended.
+/// The end of a training.
 #[derive(Debug)]
 pub enum Ended {
     Well,
@@ -42,7 +42,7 @@ pub struct Course {
     pub in_blocks: bool,
     pub kept: Option<(Model, Vec<(String, TensorData)>)>,
     pub elsewhere: bool,
-    /// Whether the last of several ranks has no batch.
+    /// Returns `true` if the last of several ranks has no batch.
     pub is_idle: bool,
 }
 
@@ -139,7 +139,7 @@ impl Course {
         self.assert_equal(&self.by_hand.averaged(), &self.training.averaged());
     }
 
-    /// Whether another backend computes what it rounds otherwise.
+    /// Returns `true` if another backend computes values that are rounded differently.
     fn is_near(&self) -> bool {
         let on_host = matches!(
             self.options.waiting,

@@ -1,4 +1,4 @@
-//! What happens between two steps, or between two micro-batches.
+//! Events between two steps, or between two micro-batches.
 
 use crate::course::{Course, values_of};
 use crate::model::Model;
@@ -8,7 +8,7 @@ use crate::training::{Training, freeze, thaw};
 use crate::common::*;
 
 impl Course {
-    /// What happens in the middle. Returns whether training goes on.
+    /// Runs the event in the middle. Returns `true` if training continues.
     pub fn event(&mut self) -> bool {
         let options = self.options;
         let within = options.moment == Moment::Within;

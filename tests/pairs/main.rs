@@ -24,7 +24,7 @@ use options::Options;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
-/// Whether a training ended as by hand, and else what was wrong.
+/// Compares the end of a training with that of the loop by hand. Returns the difference as an error.
 fn ends_well(drawn: &[usize]) -> Result<course::Ended, String> {
     let options = Options::of(drawn);
     catch_unwind(AssertUnwindSafe(|| course::run(&options))).map_err(|panic| {

@@ -17,11 +17,11 @@ pub struct Model {
     scale: Param<Tensor<1>>,
 }
 
-/// So that a layer's weight has as many elements as what is kept in formats.
+/// The width, so that the weight of a layer has the elements that formats require.
 const WIDTH: usize = 64;
 const TOKENS: usize = 12;
 
-/// What the model computes its loss of.
+/// The input of the model.
 #[derive(Clone, Debug)]
 pub struct Batch {
     tokens: Tensor<2, Int>,

@@ -1,4 +1,4 @@
-//! What a training is made of: an option of every kind.
+//! The options of a training, one of each kind.
 
 use burn::tensor::FloatDType::{self, BF16, F16, F32, F64};
 
@@ -44,10 +44,10 @@ macro_rules! training {
         pub struct Options { $(pub $field: $kind),+ }
 
         impl Options {
-            /// How many options each kind has.
+            /// The number of options of each kind.
             pub const KINDS: &[usize] = &[$($kind::ALL.len()),+];
 
-            /// Those of these numbers.
+            /// Returns the options with these numbers.
             pub fn of(drawn: &[usize]) -> Self {
                 let mut drawn = drawn.iter();
                 Self { $($field: $kind::ALL[*drawn.next().unwrap()]),+ }.fitting()
@@ -73,8 +73,8 @@ impl Devices {
 }
 
 impl Options {
-    /// The same with what must go along, as the pages say: an adapter of a base that waits is read in blocks, states in few bits
-    /// are of numbers in 32 bits at most.
+    /// Returns these options with the options that they require: adapters of an offloaded base need blocks, and low-bit states
+    /// need numbers of at most 32 bits.
     fn fitting(mut self) -> Self {
         let weights_wait = matches!(self.waiting, Waiting::Weights | Waiting::HalfOfWeights);
         if weights_wait && self.has_adapters() && self.blocks == Blocks::None {
@@ -113,22 +113,22 @@ impl Options {
         }
     }
 
-    /// Whether the base of adapters is frozen, or something else is beside the taps.
+    /// Returns `true` if the base of adapters is frozen, or another tensor is tracked in addition to the taps.
     pub fn has_adapters(&self) -> bool {
         self.weights != Weights::Plain
     }
 
-    /// Whether a hook halves the gradients of a parameter.
+    /// Returns `true` if a hook halves the gradients of a parameter.
     pub fn halves(&self, path: &str) -> bool {
         matches!(self.hooks, Hooks::Halving | Hooks::Both) && path.contains("layers")
     }
 
-    /// Whether a hook keeps a parameter from its updates.
+    /// Returns `true` if a hook vetoes the updates of a parameter.
     pub fn vetoes(&self, path: &str) -> bool {
         matches!(self.hooks, Hooks::Veto | Hooks::Both) && path.contains("bias")
     }
 
-    /// Whether `ndarray` can't keep its weights.
+    /// Returns `true` if `ndarray` can't store the weights.
     pub fn lacks_a_host(&self) -> bool {
         matches!(
             self.numbers,
@@ -136,12 +136,12 @@ impl Options {
         )
     }
 
-    /// Whether the scale is trained, whose gradient overflows.
+    /// Returns `true` if the scale is trained, whose gradient overflows.
     pub fn trains_all(&self) -> bool {
         matches!(self.weights, Weights::Plain | Weights::TrainedBase)
     }
 
-    /// Whether its optimizer states come back from a record in their type: Burn loads its own in the default one.
+    /// Returns `true` if a record keeps the type of the optimizer states: Burn loads its own in the default type.
     pub fn loads(&self) -> bool {
         let of_burn = matches!(self.stepped, Stepped::BurnAdam | Stepped::Groups);
         !(of_burn && self.dtype() != F32) && self.dtype() != F64

@@ -1,4 +1,4 @@
-//! What a loop by hand does with the gradients of an update: scaling, clipping, hooks.
+//! Gradient policies of a loop by hand: scaling, clipping, hooks.
 
 use crate::config::MAX_NORM;
 use crate::options::{Clipping, Options};
@@ -9,11 +9,11 @@ use crate::common::*;
 pub struct Policy {
     options: Options,
     clipping: Clipping,
-    /// That of the loss, and the good steps since it changed.
+    /// The loss scale, and the good steps since it changed.
     scale: Option<(f64, usize)>,
     /// The last that was measured, as it was reported.
     norm: Option<f64>,
-    /// How far the norms of two backends may be apart.
+    /// The largest difference between the norms of two backends.
     pub tolerance: f64,
 }
 
@@ -28,12 +28,12 @@ impl Policy {
         }
     }
 
-    /// What the loss is multiplied by.
+    /// The factor of the loss.
     pub fn scale(&self) -> f64 {
         self.scale.map_or(1.0, |(scale, _)| scale)
     }
 
-    /// What gradients are multiplied by, where the fused pass has `told` their norm; none if the step is skipped.
+    /// The factor of the gradients, for the norm `told` that the fused pass has reported; `None` if the step is skipped.
     pub fn factor(&mut self, gradients: &Gradients, told: Option<f64>) -> Option<f64> {
         let squares = gradients.values().map(|gradient| {
             let wide = gradient.clone().cast(FloatDType::F64);
@@ -92,7 +92,7 @@ impl Policy {
         }
     }
 
-    /// Whether gradients wait until their norm is known: a step that is skipped or fails keeps its running statistics then.
+    /// Returns `true` if gradients are buffered until their norm is known: a step that is skipped or fails then keeps its running statistics.
     pub fn is_in_buffer(&self) -> bool {
         self.clipping == Clipping::ExactInBuffer
     }

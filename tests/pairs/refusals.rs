@@ -1,4 +1,4 @@
-//! What is refused.
+//! The refusals of combinations.
 
 use crate::common::FloatDType;
 use crate::options::{Clipping, Group, Numbers, Options, Scaling, Statistics, Stepped, Waiting};

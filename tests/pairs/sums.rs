@@ -102,7 +102,7 @@ fn computed(
     all
 }
 
-/// Which rank owns a parameter, by the rules of `Ownership`.
+/// Returns the rank that owns a parameter, by the rules of `Ownership`.
 fn owners(devices: Devices, parameters: &[Known]) -> HashMap<ParamId, usize> {
     let ranks = devices.ranks();
     let mut trained: Vec<_> = parameters.iter().filter(|known| known.is_trained).collect();

@@ -1,4 +1,4 @@
-//! As few trainings as meet every pair of options.
+//! The smallest number of trainings that contain every pair of options.
 
 use std::collections::HashSet;
 
@@ -48,7 +48,7 @@ pub fn pairs(kinds: &[usize], refused: impl Fn(&[usize]) -> usize) -> Vec<Vec<us
     trainings
 }
 
-/// How many pairs are met if this option of a kind is drawn, too.
+/// Returns the number of pairs that this option of a kind adds.
 fn gain(missing: &HashSet<Pair>, drawn: &[Option<usize>], (kind, option): (usize, usize)) -> usize {
     let others = drawn.iter().enumerate();
     let others = others.filter_map(|(other, drawn)| Some((other, (*drawn)?)));

@@ -1,4 +1,4 @@
-//! The same training, fused, and what happens in between.
+//! The fused training, and the events in between.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -138,7 +138,7 @@ impl Training {
         next
     }
 
-    /// The same through a checkpoint.
+    /// Converts the training through a checkpoint.
     pub fn saved(self, options: &Options) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let checkpoint = Checkpoint::at(folder.path());

@@ -87,7 +87,7 @@ fn what_waits_on_the_host_leaves_the_device_and_trains() {
     }
 }
 
-/// The same software device under two names, each with pools of its own.
+/// Two names of one software device, each with its own memory pools.
 #[test]
 fn ranks_are_a_candidate_and_each_device_holds_less() {
     let _alone = alone();

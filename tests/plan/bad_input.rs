@@ -1,4 +1,4 @@
-//! What can't be planned is refused in a sentence that says why.
+//! Refusals of the planner, with their reasons.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -129,7 +129,7 @@ fn any_budget_is_planned_for() {
     }
 }
 
-/// What a closure panics with comes out, and planning can begin anew.
+/// A panic of the closure is passed on, and planning can start again.
 #[test]
 fn a_loss_that_panics_leaves_nothing_under_way() {
     let _alone = alone();

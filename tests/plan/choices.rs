@@ -1,4 +1,4 @@
-//! What is chosen, in which order, and what becomes of a plan.
+//! The choices of the planner, their order, and the use of a plan.
 
 use std::sync::Mutex;
 
@@ -244,7 +244,7 @@ fn the_same_is_planned_again() {
     assert!(apart < first.device_bytes / 50, "{apart} bytes apart");
 }
 
-/// What the iteration takes for the largest matrix is in the plan.
+/// The plan includes the iteration of Muon for the largest matrix.
 #[test]
 fn muon_is_planned_with_its_formats() {
     let _alone = alone();

@@ -1,4 +1,4 @@
-//! What is planned trains as stock Burn does.
+//! A planned training equals stock Burn.
 
 use std::path::Path;
 

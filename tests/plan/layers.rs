@@ -6,7 +6,7 @@ use crate::{ENOUGH, alone, device, in_one_thread, peak};
 
 use crate::common::*;
 
-/// What one item holds says nothing of many: two are looked at before a large part of a batch is.
+/// Two items are measured before a large part of a batch: one item does not predict many.
 #[test]
 fn a_batch_that_has_no_small_parts_is_planned_within_the_budget() {
     let _alone = alone();

@@ -48,7 +48,7 @@ fn alone() -> MutexGuard<'static, ()> {
     alone.unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// What the threads of the backend hold at once is by chance.
+/// Lets one test run at a time: the bytes of the backend's threads vary.
 fn in_one_thread<R: Send>(work: impl FnOnce() -> R + Send) -> R {
     let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build();
     pool.unwrap().install(work)

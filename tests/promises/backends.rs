@@ -1,6 +1,6 @@
 //! Runs the same tests on every backend that is built.
 
-/// The same on the backends of the CPU alone, where the promise is for these.
+/// Runs the tests on the CPU backends only.
 macro_rules! on_every_cpu_backend {
     ($($test:ident),* $(,)?) => {
         mod flex {

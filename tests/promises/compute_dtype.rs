@@ -40,7 +40,7 @@ fn run(layer: &Linear, x: Tensor<2>) -> Tensor<2> {
     layer.forward(x).tanh()
 }
 
-/// How a model rests, and in what it is computed with.
+/// The types of storage and computation, and the optimizer.
 #[derive(Clone, Copy)]
 struct Way {
     rests: FloatDType,

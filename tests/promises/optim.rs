@@ -230,7 +230,7 @@ fn assert_interchange(_name: &str, stock: impl Optimizer, ours: impl Optimizer, 
     }
 }
 
-/// What another program has saved lacks the fields that Burn's configs have not.
+/// A state that another program saved has no fields that Burn's configs lack.
 #[test]
 fn a_config_of_burn_loads_into_ours() {
     fn fields(config: &impl Config) -> serde_json::Map<String, serde_json::Value> {
@@ -351,7 +351,7 @@ on_every_backend!(
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whatever the hyperparameters, and whatever comes along as a gradient.
+    /// A property of all hyperparameters and gradients.
     #[test]
     fn any_hyperparameters_equal_burns_own(
         beta_1 in 0f32..1.0,

@@ -181,7 +181,7 @@ fn the_page_zooms_and_tells_bytes_phase_and_parameter() {
     }
 }
 
-/// What the script in the page wrote into it.
+/// The text that the script wrote into the page.
 fn notes(page: &Path) -> serde_json::Value {
     let profile = tempfile::tempdir().unwrap();
     let output = Command::new("chromium")

@@ -1,4 +1,4 @@
-//! What the tests of a base in codes share. That it trains as in stock Burn, under every policy, is in `tests/pairs`.
+//! Code that the tests of a quantized base share. The pairs in `tests/pairs` compare its training with stock Burn under every policy.
 
 use crate::common::*;
 

@@ -12,7 +12,7 @@ fn step(fused: &mut FusedOptimizer<Vec<Linear>>, x: &Tensor<2>) {
     });
 }
 
-/// What `.ci/trace` looks into, under the name that it looks for.
+/// The function that `.ci/trace` looks for by name.
 #[inline(never)]
 fn one_plain_step(fused: &mut FusedOptimizer<Vec<Linear>>, x: &Tensor<2>) {
     step(fused, x);

@@ -1,4 +1,4 @@
-//! What becomes of a step while another thread draws random numbers.
+//! Steps while another thread draws random numbers.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier, Mutex};
@@ -225,7 +225,7 @@ fn what_draws_nothing_is_not_disturbed(device: &Device) {
     assert_equal_weights(&quiet, &disturbed);
 }
 
-/// As in the test of both passes, beside a thread that draws.
+/// Repeats the test of both passes while a thread draws.
 fn disturbed_passes_of_exact_clipping_drop_the_same_elements_or_end_the_step(device: &Device) {
     let max_norm = 1e-3;
     let x = Tensor::random([4, 5, 3], Distribution::Default, device);

@@ -72,7 +72,7 @@ fn exact_clipping_in_the_buffer_draws_the_numbers_of_stock(device: &Device) {
     assert_equal_weights(&stock, &fused.model());
 }
 
-/// What a block draws in its runs, and what is drawn after the block and after the step.
+/// The numbers that a block draws in its runs, and those drawn after the block and after the step.
 fn drawn(device: &Device, numbers: usize) -> (Vec<Vec<f32>>, [Vec<f32>; 2]) {
     let model = LinearConfig::new(3, 3).init(device);
     let mut fused = FusedOptimizer::new_ok(model, SgdConfig::new().init());

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{park, spawn};
 
-/// What a client of Burn's servers asks for.
+/// The requests of a client to Burn's servers.
 const REQUEST: &[u8] = b"GET /session";
 
 #[derive(Clone)]

@@ -1,4 +1,4 @@
-//! What needs a kernel of backburn, or a type that the device lacks, is refused before the first step.
+//! Formats that need a kernel of backburn, or a type that the device lacks, are refused before the first step.
 
 use backburn::optim::{AdamWConfig, InFormat, MuonWithAdamWConfig};
 

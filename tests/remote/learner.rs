@@ -10,7 +10,7 @@ use burn::train::{ExecutionStrategy, MultiDeviceOptim, RegressionOutput, Supervi
 
 use super::*;
 
-/// How many batches were made, and the server that is killed with the fourth.
+/// The number of batches, and the server that is killed with the fourth.
 struct Rows {
     server: Arc<Mutex<(usize, Option<Server>)>>,
 }

@@ -73,7 +73,7 @@ fn stopped_server_before_training_is_an_error() {
     });
 }
 
-/// What is read in a step is waited for as long as its end.
+/// A read in a step has the same timeout as the end of the step.
 #[test]
 fn stopped_server_is_an_error_with_every_policy() {
     with_timeout("lost::stopped_server_is_an_error_with_every_policy", || {

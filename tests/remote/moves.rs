@@ -1,4 +1,4 @@
-//! What changes its place: a server asks another for nothing (`door`), so it all goes through this process.
+//! All transfers go through this process: a server requests nothing from another (`door`).
 
 use backburn::optim::AdamWConfig;
 

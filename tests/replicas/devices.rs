@@ -31,7 +31,7 @@ fn mixtures() -> Vec<Vec<Device>> {
     mixtures.into_iter().map(with_autodiff).collect()
 }
 
-/// The same batches on the device of each rank.
+/// Returns the same batches on the device of each rank.
 fn dealt(devices: &[Device], steps: usize) -> Vec<Vec<Tensor<2, Int>>> {
     let flex = Device::flex().autodiff();
     let step = |_| {
@@ -121,7 +121,7 @@ fn policies_hold_on_devices_of_several_kinds() {
     }
 }
 
-/// Of each kind one: in training, frozen, with an adapter, and what is no parameter.
+/// One parameter of each kind: trained, frozen, with an adapter, and a tensor that is not a parameter.
 #[derive(Module, Debug)]
 struct Assorted {
     adapted: Linear,
@@ -149,7 +149,7 @@ impl Assorted {
     }
 }
 
-/// As the learner's do. Burn refuses to compute with tensors of two strategies.
+/// Lifts batches with the strategy of the learner. Burn refuses to compute with tensors of two strategies.
 #[test]
 fn ranks_take_over_the_checkpointing_strategy_of_the_model() {
     let _alone = alone();

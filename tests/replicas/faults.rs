@@ -244,7 +244,7 @@ fn a_value_that_may_be_stepped_elsewhere_is_not_read() {
     );
 }
 
-/// What a panic may carry: it panics again when it is dropped, and what that carries, too.
+/// A panic payload that panics when it is dropped, and so does the payload of that panic.
 struct Bomb {
     forever: bool,
 }

@@ -1,4 +1,4 @@
-//! The same weights as with Burn alone.
+//! Replicas have the same weights as a training with Burn alone.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What a closure may do that a user did not mean to.
+//! Closures that do what a user did not intend.
 
 use std::sync::Arc;
 

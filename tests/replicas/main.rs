@@ -78,7 +78,7 @@ fn run(layer: &Linear, x: Tensor<3>) -> Tensor<3> {
     layer.forward(x).tanh()
 }
 
-/// What the rows are held to.
+/// The trainings that the rows are compared with.
 #[global_allocator]
 static BYTES: peak_alloc::PeakAlloc = peak_alloc::PeakAlloc;
 
@@ -131,7 +131,7 @@ fn stock_step(
     stock_step_in(None, model, optimizer, devices, batches, stock)
 }
 
-/// The same with a copy of the model to compute with, in another type: mixed precision by hand.
+/// Trains by hand in mixed precision: a copy of the model computes in another type.
 fn stock_step_in(
     dtype: Option<FloatDType>,
     model: Network,

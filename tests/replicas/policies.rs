@@ -1,4 +1,4 @@
-//! What happens to the sums of gradients equals doing it in stock Burn.
+//! Gradient sums of replicas equal the same steps in stock Burn.
 
 use std::collections::HashMap;
 use std::sync::Arc;

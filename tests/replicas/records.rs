@@ -3,7 +3,7 @@
 use super::rows::table::offloaded;
 use super::*;
 
-/// Who trains for a while.
+/// A training of several steps.
 #[derive(Clone, Copy, Debug)]
 enum By {
     Stock,

@@ -1,5 +1,5 @@
-//! What a device or the host lacks is refused by name, and what waits or is cast is held no longer, and no more often, than it
-//! must be.
+//! Types that a device or the host lacks are refused by name. Offloaded and cast tensors exist once, and no longer than
+//! needed.
 
 use std::sync::{Arc, Mutex};
 
@@ -176,7 +176,7 @@ fn full_precision_takes_none_from_sums_in_the_wider_type_of_the_weights() {
 
 const WIDTHS: [usize; 2] = [192, 384];
 
-/// How `bytes` grow with the width, in multiples of the layers in f32.
+/// Returns the growth of `bytes` with the width, in multiples of the layers in f32.
 fn slope(bytes: impl Fn(usize) -> usize) -> f64 {
     let [small, large] = WIDTHS.map(|width| bytes(width) as f64);
     let [less, more] = WIDTHS.map(|width| (4 * 4 * width * width) as f64);

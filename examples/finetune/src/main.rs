@@ -2,7 +2,7 @@
 //!
 //! ```sh
 //! cargo run --release -p finetune -- --model DIR --data FILE --output OUT            # all weights
-//! cargo run --release -p finetune -- --model DIR --data FILE --output OUT --fit 6GB  # within so many bytes
+//! cargo run --release -p finetune -- --model DIR --data FILE --output OUT --fit 6GB  # within 6 GB
 //! cargo run --release -p finetune -- --model DIR --data FILE --output OUT --method qlora4
 //! ```
 

@@ -150,7 +150,7 @@ impl Rows {
     }
 }
 
-/// Returns a row of `length` tokens and one, the end of which may be padding.
+/// Returns a row of `length + 1` tokens. The last ones may be padding.
 fn row(tokens: &[u32], counted: &[bool], length: usize) -> Encoded {
     let mut row = Encoded {
         tokens: tokens.to_vec(),

@@ -12,7 +12,7 @@ use crate::tokens::Tokens;
 /// Logits are divided by this before one is drawn: below 1, the likely are likelier.
 const TEMPERATURE: f64 = 0.7;
 
-/// Lets `model`, which is one for inference, go on after `prompt` for so many `tokens`, or until the text ends. It looks back over no
+/// Continues `prompt` by up to `tokens` tokens with the inference `model`, until the text ends. It looks back over no
 /// more than `length` tokens.
 pub fn sample(
     model: &Decoder,

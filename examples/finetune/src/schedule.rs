@@ -13,7 +13,7 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// Returns the learning rate of a step, the first of which is 0.
+    /// Returns the learning rate of a step. Steps count from 0.
     pub fn rate(&self, step: usize) -> f64 {
         if step < self.warm_up {
             return self.rate * (step + 1) as f64 / self.warm_up as f64;

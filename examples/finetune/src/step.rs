@@ -22,7 +22,7 @@ pub fn step(
     Ok(loss.into_scalar::<f64>())
 }
 
-/// Returns the mean loss of `model`, which is one for inference, on all `batches`.
+/// Returns the mean loss of the inference `model` on all `batches`.
 pub fn mean_loss(model: &Decoder, batches: impl Iterator<Item = Batch>) -> f64 {
     let (mut sum, mut counted) = (0.0, 0);
     for batch in batches {

@@ -1,4 +1,4 @@
-//! What was not saved together is refused, whatever has become of it.
+//! Files that were not saved together are refused, whatever their damage.
 
 use proptest::prelude::*;
 

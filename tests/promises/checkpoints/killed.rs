@@ -8,7 +8,7 @@ use rand::{RngExt, SeedableRng};
 
 use super::*;
 
-/// What a save does to the folder.
+/// The file operations of a save.
 enum Act {
     Write(PathBuf, Vec<u8>),
     Move(&'static str, &'static str),
@@ -205,7 +205,7 @@ fn a_child_whose_save_fails() {
     assert_matches!(refused, CheckpointError::Write { file, .. } if file.ends_with("model.bpk"));
 }
 
-/// As on a full disk: a write in the middle of a file fails.
+/// A write fails in the middle of a file, which simulates a full disk.
 #[cfg(unix)]
 #[test]
 fn save_failing_in_a_file_leaves_the_checkpoint_and_nothing_else() {

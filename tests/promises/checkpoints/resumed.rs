@@ -467,7 +467,7 @@ fn checkpoints_are_compact_if_they_are_to_be() {
     assert!(size(true) * 2 < size(false));
 }
 
-/// Of rows without elements, beside a layer.
+/// A model with rows without elements, and a layer.
 #[derive(Module, Debug)]
 struct Empty {
     rows: Param<Tensor<2>>,

@@ -1,4 +1,4 @@
-//! What else is in the folder stays there, and a folder that can't be written to is named.
+//! Other files in the folder remain, and an error names a folder that can't be written to.
 
 use super::*;
 
@@ -171,7 +171,7 @@ fn a_folder_that_is_none_is_named_before_training_and_after() {
     assert_eq!(fs::read(&file).unwrap(), b"years");
 }
 
-/// As far as the rights of the user who runs the tests go.
+/// Limited by the rights of the user who runs the tests.
 #[cfg(unix)]
 #[test]
 fn a_folder_that_is_not_writable_is_named_and_keeps_its_checkpoint() {

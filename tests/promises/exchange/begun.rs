@@ -14,11 +14,11 @@ const WAYS: [Way; 5] = [
     Way::RecordInBytes,
 ];
 
-/// What becomes of a group.
+/// The fate of a group of micro-batches.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Group {
     GoesOn,
-    /// As if it had ended, with a learning rate of zero: a record holds the sums, not that more are to come.
+    /// The group ends, with a learning rate of zero: a record holds the sums, but not that more micro-batches follow.
     Ends,
 }
 

@@ -16,7 +16,7 @@ pub const TYPES: [FloatDType; 3] = [FloatDType::F32, FloatDType::BF16, FloatDTyp
 
 type States = BTreeMap<String, Vec<u8>>;
 
-/// How a training changes hands. (By a checkpoint of Burn's `Learner`: `learner::exchange`.)
+/// The way in which a training is converted. (`learner::exchange` tests a checkpoint of Burn's `Learner`.)
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Way {
     IntoParts,
@@ -27,12 +27,12 @@ enum Way {
     RecordInBytes,
 }
 
-/// What follows an exchange.
+/// The steps after a conversion.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Promise {
-    /// What would have followed without it.
+    /// The steps without the conversion.
     Undisturbed,
-    /// What follows in stock Burn after the same, which is not what would have followed without it.
+    /// The steps of stock Burn after the same conversion, which differ from those without it.
     AsStock(&'static str),
     /// A panic, as in stock Burn after the same.
     Panic(&'static str),
@@ -86,7 +86,7 @@ impl Way {
         }
     }
 
-    /// The same with Burn alone.
+    /// Trains with Burn alone.
     fn stock(
         self,
         cell: &Cell,
@@ -111,7 +111,7 @@ fn freeze(net: Net) -> Net {
     net.freeze_group(ParamGroup::from_predicate("first"))
 }
 
-/// Whose weights are large enough for every format.
+/// A model with weights that are large enough for every format.
 #[derive(Module, Debug)]
 struct Net {
     first: Linear,
@@ -194,7 +194,7 @@ impl Cell {
         (fused.model(), states(fused.to_record()))
     }
 
-    /// The same with Burn alone.
+    /// Trains with Burn alone.
     fn stock(&self, exchange: Option<Way>) -> (Net, States) {
         let mut optimizer = self.optimizer.clone();
         let mut net = self.stock_steps(self.net(), &mut optimizer, 0..2);

@@ -14,14 +14,14 @@ pub struct Named {
     steps: Steps,
 }
 
-/// What comes back of a state from a record, which Burn loads in the default float type of its default device, f32.
+/// The state after a record, which Burn loads in the default float type of its default device, f32.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Recorded {
     /// There is no state.
     Stateless,
     /// Tensors of f32, whatever they were, which do not meet gradients of another type.
     InF32,
-    /// So, but the states of weights in half types are in f32 in the first place.
+    /// The first optimizers, but the states of weights in half types are in f32 from the start.
     HalvesInF32,
     /// Tensors of f32, which the next step takes to the type of the parameter.
     ThroughF32,

@@ -1,5 +1,4 @@
-//! What is read, saved or changed in a place where the model has no values of its own is right, or an
-//! error by name.
+//! Reads, saves and changes of a model without values are right, or an error by name.
 
 use std::sync::{Arc, Mutex};
 
@@ -114,7 +113,7 @@ impl ModuleMapper for Perturb {
     }
 }
 
-/// The same elements in another order.
+/// A permutation of the elements.
 struct Flip;
 
 impl ModuleMapper for Flip {

@@ -1,4 +1,4 @@
-//! Whatever the model is made of.
+//! Fidelity for models of all kinds of layers.
 
 use burn::nn::conv::{Conv2d, Conv2dConfig, Conv3d, Conv3dConfig};
 use burn::nn::transformer::{

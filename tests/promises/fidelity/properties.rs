@@ -30,7 +30,7 @@ struct Stack {
     blocks: Vec<Block>,
 }
 
-/// What proptest varies of one block.
+/// The random options of one block.
 #[derive(Clone, Debug)]
 struct Plan {
     norm: u8,
@@ -45,14 +45,14 @@ struct Plan {
     recompute: Recompute,
 }
 
-/// What is recomputed of a block.
+/// The recomputed part of a block.
 #[derive(Clone, Copy, Debug)]
 enum Recompute {
     None,
     Block,
     /// All that there is of it from here on: the blocks after it are within this one.
     Rest,
-    /// As `Block`, but it keeps its activations.
+    /// A `Block` that keeps its activations.
     Kept,
 }
 
@@ -182,7 +182,7 @@ fn recomputed(blocks: &[Block], plans: &[Plan], x: Tensor<2>) -> Tensor<2> {
     }
 }
 
-/// Which of the outermost blocks keep their activations.
+/// The outermost blocks that keep their activations.
 fn choice(plans: &[Plan]) -> GradientCheckpointingConfig {
     let mut keep = Vec::new();
     for plan in plans {

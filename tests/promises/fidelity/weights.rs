@@ -1,4 +1,4 @@
-//! Whatever a weight is used for, and whether it is trained.
+//! Fidelity for all uses of a weight, trained or frozen.
 
 use burn::module::Initializer;
 use burn::nn::loss::CrossEntropyLossConfig;

@@ -45,7 +45,7 @@ impl ModuleVisitor for Round<'_> {
     }
 }
 
-/// Of the last micro-batch of a group, the second layer gets no gradient. The first is in a block that runs twice.
+/// The second layer gets no gradient from the last micro-batch of a group. The first layer is in a checkpointed block.
 fn loss(model: &Network, batches: &[Tensor<2>], micro_batch: usize) -> Tensor<1> {
     let x = batches[micro_batch % batches.len()].clone();
     let run = |layer: &Linear, x| layer.forward(x).tanh();

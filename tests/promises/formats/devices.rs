@@ -20,7 +20,7 @@ fn layers(device: &Device, dtype: FloatDType) -> Vec<Linear> {
     cast(layers, dtype).unwrap()
 }
 
-/// The same numbers on every device.
+/// Returns the same numbers on every device.
 fn numbers(shape: [usize; 2], seed: usize, device: &Device) -> Tensor<2> {
     let waves =
         Tensor::<1, burn::tensor::Int>::arange(0..(shape[0] * shape[1]) as i64, &Device::flex());

@@ -3,7 +3,7 @@
 use super::*;
 
 const ELEMENTS: usize = 1 << 18;
-/// What the elements of a group are, in parts of its largest.
+/// The elements of a group, relative to its largest.
 const PARTS: [f64; 4] = [1.0, 1e-2, 1e-3, 1e-4];
 const FEW_BITS: [StateFormat; 2] = [StateFormat::Bits8, StateFormat::Bits4];
 
@@ -103,7 +103,7 @@ fn adam(states: StateFormat, amsgrad: bool) -> optim::Adam {
 
 type Moments = <optim::Adam as Optimizer>::State<1>;
 
-/// Of numbers that have codes: what is smaller has that of the least.
+/// Codes a smaller number as the smallest number that has a code.
 #[test]
 fn second_moments_are_those_of_f32_on_average() {
     let gradients = vec![by_part(|part| part.sqrt().sqrt()); 60];

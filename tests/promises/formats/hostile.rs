@@ -1,5 +1,5 @@
-//! What makes formats of fewer bits fail: gradients that are mostly zero, tiny gradients, tiny learning rates; and
-//! what must not be hidden.
+//! Inputs that make low-bit formats fail: gradients that are mostly zero, tiny gradients and learning rates, and NaN
+//! and infinity, which must not be hidden.
 
 use burn::tensor::bf16;
 
@@ -38,7 +38,7 @@ fn adamw(states: StateFormat, weights: WeightFormat, epsilon: f32) -> ModuleOpti
     config.with_weight_format(weights).init()
 }
 
-/// How far all weights have moved, together, since `before`.
+/// Returns the total distance of all weights from `before`.
 fn moved(before: &[f64], after: &[f64]) -> f64 {
     let moved = before.iter().zip(after).map(|(a, b)| (a - b).abs());
     moved.sum()

@@ -90,7 +90,7 @@ fn layers_in_columns_are_loaded() {
     );
 }
 
-/// Whatever the record allows: a view of one element would be left in its place.
+/// Loads under every option of the record: a view of one element would be left in place.
 #[test]
 fn a_record_that_lacks_a_parameter_is_refused() {
     let device = Device::flex().autodiff();

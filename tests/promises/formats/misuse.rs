@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// What a step says when it panics. The parameter that it names has its value.
+/// Returns the panic message of a step. The parameter that it names keeps its value.
 fn message(fused: &mut FusedOptimizer<Network>, x: &Tensor<2>) -> String {
     let before = weights(&fused.model());
     let step = std::panic::AssertUnwindSafe(|| fused.step_ok(RATE, |model| model.loss(x.clone())));
@@ -176,7 +176,7 @@ fn states_in_few_bits_take_no_micro_batches(device: &Device) {
     assert_says(&error, "few bits");
 }
 
-/// Of a weight of this shape, with a step behind it.
+/// Returns a training of a weight with this shape, after one step.
 fn trained(shape: [usize; 2], optimizer: &ModuleOptimizer) -> FusedOptimizer<Linear> {
     let device = Device::flex().autodiff();
     let model = LinearConfig::new(shape[0], shape[1])

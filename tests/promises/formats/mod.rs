@@ -89,7 +89,7 @@ fn steps(device: &Device, optimizer: &str, states: StateFormat) -> usize {
     }
 }
 
-/// Those that step each element by itself.
+/// The element-wise optimizers.
 fn element_wise(
     states: StateFormat,
     weights: WeightFormat,
@@ -302,7 +302,7 @@ fn assert_within(expected: &Network, found: &Network, part: f64) {
     }
 }
 
-/// What is updated in place has one owner.
+/// A tensor that is updated in place has one owner.
 fn records_are_left_as_they_are(device: &Device) {
     let batches = batches(device, FloatDType::F32);
     let loss = |model: &Network, step: usize| model.loss(batches[step].clone());

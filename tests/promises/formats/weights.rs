@@ -1,4 +1,4 @@
-//! What weights in bf16 keep beside their bits, on the backend of the processor that has them.
+//! The extra bits of bf16 weights, on the backend of the processor that has them.
 
 use super::*;
 

@@ -32,7 +32,7 @@ const FORMATS: [WeightFormat; 4] = [
     WeightFormat::Split32,
 ];
 
-/// Of more elements than a small parameter has.
+/// A shape with more elements than a small parameter has.
 const WIDTH: usize = 66;
 
 /// Weights only: Muon steps no vectors.
@@ -91,7 +91,7 @@ fn fused_equals_stock_and_resumes_for_every_optimizer() {
     }
 }
 
-/// Those of this crate have a state in formats themselves.
+/// Optimizers of this crate have formats for their states themselves.
 #[test]
 fn the_optimizers_of_this_crate_resume_in_a_format_around_them() {
     let momentum = || Some(MomentumConfig::new());
@@ -175,7 +175,7 @@ fn other_types_are_refused_and_small_parameters_in_f32_are_stepped_as_they_are()
     assert_equal_weights(&plain.model(), &step(small).unwrap());
 }
 
-/// Whatever the format is, the way out is another type, or no format around it.
+/// The advice for each format is another type, or an optimizer without a format.
 #[test]
 fn what_a_refusal_advises_is_not_refused() {
     let device = Device::flex().autodiff();

@@ -1,4 +1,4 @@
-//! Which blocks are recomputed, and where their inputs wait, changes no weight.
+//! The choice of recomputed blocks, and of the place of their inputs, changes no weight.
 
 use std::sync::{Arc, Mutex};
 

@@ -1,4 +1,4 @@
-//! What goes into a block and comes out of it beside plain tensors.
+//! Inputs and outputs of a block that are not plain tensors.
 
 use burn::nn::attention::{MhaInput, MhaOutput, MultiHeadAttention, MultiHeadAttentionConfig};
 use burn::nn::{Lstm, LstmConfig, LstmState};
@@ -13,14 +13,14 @@ struct Mixed {
     output: Linear,
 }
 
-/// What comes out of a layer.
+/// The output of a layer.
 #[derive(Activations, Clone)]
 struct Sequence<S> {
     x: Tensor<3>,
     state: S,
 }
 
-/// What attention is given, and what comes out of it.
+/// Inputs and outputs of attention.
 #[derive(Activations, Clone)]
 enum Attended {
     Given(Tensor<3>, Option<Tensor<3, Bool>>),

@@ -1,4 +1,4 @@
-//! What goes into a block and comes out of it gets the gradients that it gets in a plain one.
+//! Inputs and outputs of a checkpointed block get the same gradients as those of a plain one.
 
 use super::*;
 
@@ -71,7 +71,7 @@ fn a_weight_computed_outside_of_the_block_gets_its_gradient(device: &Device) {
     });
 }
 
-/// The same weight, under the same id, in both layers of the block.
+/// One weight, under one id, in both layers of the block.
 fn a_computed_weight_in_two_layers_gets_both_gradients(device: &Device) {
     let loss = |model: &Stack, _, x: Tensor<2>, recompute: bool| {
         let weight = model.input.weight.val().tanh();

@@ -15,7 +15,7 @@ fn start() -> (FusedOptimizer<Stack>, Stack, Tensor<2>) {
     (fused, before, xs(&device).remove(0))
 }
 
-/// What a step of `fused` panics with.
+/// Returns the panic message of a step of `fused`.
 fn message<M: Module>(fused: &mut FusedOptimizer<M>, loss: impl Fn(&M) -> Tensor<1>) -> String {
     let step = AssertUnwindSafe(|| drop(fused.step_ok(RATE, loss)));
     let payload = catch_unwind(step).expect_err("the step panics");
@@ -131,7 +131,7 @@ fn a_panic_in_the_second_run_names_the_block_and_leaves_it_as_it_was() {
     );
 }
 
-/// As stochastic depth that draws from a generator of its own: the runs take different branches.
+/// Stochastic depth that draws from its own generator: the runs take different branches.
 #[test]
 fn block_runs_that_read_other_parameters_are_an_error() {
     static RUNS: AtomicUsize = AtomicUsize::new(0);

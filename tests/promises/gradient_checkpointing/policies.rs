@@ -1,4 +1,4 @@
-//! What becomes of the gradients of recomputed blocks is what becomes of plain ones.
+//! Policies treat the gradients of recomputed blocks as those of plain ones.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};

@@ -14,7 +14,7 @@ struct Centered {
     read: Read,
 }
 
-/// How the layer reads its state.
+/// The way in which the layer reads its state.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Read {
     /// With `value`, which in stock can be older by an update.
@@ -45,7 +45,7 @@ impl Centered {
     }
 }
 
-/// What calls the layers.
+/// The caller of the layers.
 #[derive(Clone, Copy)]
 enum Way {
     Plain,

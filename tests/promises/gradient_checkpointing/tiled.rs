@@ -1,4 +1,4 @@
-//! What acts on every token alone gives the same on tiles of the sequence as on all of it.
+//! An operation on each token gives the same result on tiles of the sequence as on all of it.
 
 use burn::nn::{RmsNorm, RmsNormConfig};
 use burn::tensor::activation::softmax;
@@ -41,7 +41,7 @@ impl Layer {
         }
     }
 
-    /// What a query has of all tokens.
+    /// The keys and values that a query reads from all tokens.
     fn looked(&self, query: Tensor<3>, seen: Tensor<3>) -> Tensor<3> {
         let key = self.key.forward(seen.clone());
         let scores = self.query.forward(query).matmul(key.swap_dims(1, 2));

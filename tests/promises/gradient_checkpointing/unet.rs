@@ -16,12 +16,12 @@ struct Down {
     mean_of: MeanOf,
 }
 
-/// What the means are of.
+/// The axes of the means.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum MeanOf {
-    /// What goes down.
+    /// The output of the downward path.
     Pooled,
-    /// What is pooled, and crosses the bridge, too: a third use.
+    /// The output that is pooled and also crosses the bridge: a third use.
     Crossing,
 }
 
@@ -37,7 +37,7 @@ impl Down {
         }
     }
 
-    /// What crosses the bridge, what goes down, and the mean of every channel.
+    /// Returns the bridge, the downward output, and the mean of every channel.
     fn forward(&self, x: Tensor<4>) -> (Tensor<4>, Tensor<4>, Tensor<2>) {
         let x = self.norm.forward(self.conv.forward(x)).tanh();
         let pooled = self.pool.forward(x.clone());

@@ -1,4 +1,4 @@
-//! What is saved late, on another thread, is what was there when it was asked for.
+//! A save on another thread contains the values of the moment of its request.
 
 use std::sync::{Arc, Mutex};
 

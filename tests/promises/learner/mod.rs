@@ -1,4 +1,4 @@
-//! What the tests of launched trainings share: a small regression on a curve, and its runs.
+//! Code that the tests of launched trainings share: a small regression on a curve, and its runs.
 
 mod averages;
 mod edited;
@@ -121,7 +121,7 @@ impl Batcher<[f32; 3], Points> for PointBatcher {
     }
 }
 
-/// What a test varies.
+/// The options of a run.
 struct Run {
     epochs: usize,
     resume: Option<usize>,

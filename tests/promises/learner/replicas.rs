@@ -165,7 +165,7 @@ fn early_stopping_ends_where_stock_ends_on_several_devices() {
     assert_eq!(names(folders[0].path()), names(folders[1].path()));
 }
 
-/// What clips nothing, in two passes: equal to stock.
+/// Clipping with a norm that is never exceeded, in two passes: equal to stock.
 #[test]
 fn policies_hold_on_several_devices() {
     let initial = Regression::init();

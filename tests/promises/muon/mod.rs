@@ -65,7 +65,7 @@ fn recipe() -> ours::MuonWithAdamWConfig {
     ours::MuonWithAdamWConfig::new(vec!["embedding".into()]).with_muon_rate(MUON_RATE)
 }
 
-/// The same with Burn alone: groups for the optimizers, and for their learning rates.
+/// Trains with Burn alone: groups for the optimizers, and for their learning rates.
 struct ByHand {
     optimizer: ModuleOptimizer,
     rates: ModuleLrScheduler,

@@ -1,8 +1,8 @@
-//! Which weights are where: what waits on the host is not on the device, and comes when it is read.
+//! Offloaded weights are not on the device, and are fetched when they are read.
 
 use super::*;
 
-/// The same blocks in other ways than one after the other.
+/// Calls the blocks in other orders than one after the other.
 #[derive(Clone, Copy, Debug)]
 enum Way {
     /// Blocks in blocks.

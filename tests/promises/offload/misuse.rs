@@ -1,4 +1,4 @@
-//! What can't be is refused by name, and whatever fails leaves every weight and state of the last update.
+//! Unsupported combinations are refused by name, and a failure leaves the weights and states of the last update.
 
 use std::sync::{Arc, Barrier};
 
@@ -158,7 +158,7 @@ fn a_step_that_is_stopped_changes_nothing(device: &Device) {
     }
 }
 
-/// What is small enough to stay on the device takes its turn with the others.
+/// A parameter that is too small to be offloaded is updated in its turn.
 fn a_hook_that_stops_keeps_all_later_gradients_from_being_used(device: &Device) {
     let initial = Network::init(device);
     let copy = || copy(&initial, || Network::init(device));

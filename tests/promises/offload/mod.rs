@@ -17,7 +17,7 @@ use crate::common::*;
 
 const RATE: f64 = 1e-2;
 
-/// What can wait, blocks by number and by bytes.
+/// The kinds of offload, with blocks by number and by bytes.
 const MODES: [Offload; 5] = [
     Offload::States,
     Offload::Updates,
@@ -76,7 +76,7 @@ impl Network {
     }
 }
 
-/// Those that are tried: each kernel is compiled when it is first used, so there are fewer on a GPU.
+/// The kinds that are tested: fewer on a GPU, where each kernel is compiled at its first use.
 fn modes(device: &Device) -> Vec<Offload> {
     match is_exact(device) {
         true => MODES.to_vec(),

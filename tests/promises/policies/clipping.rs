@@ -125,7 +125,7 @@ fn accumulated_gradients_are_clipped_as_their_sum(device: &Device) {
     }
 }
 
-/// Whatever ends it: a norm that is not finite, or a hook when some have been used.
+/// A failure drops all sums: a norm that is not finite, or a hook after some were applied.
 fn a_step_that_fails_leaves_nothing_in_the_buffer(device: &Device) {
     let exact = GlobalNormClippingConfig::ExactInBuffer(1.0);
     let x = batches(device, 1).remove(0);

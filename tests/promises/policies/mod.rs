@@ -1,4 +1,4 @@
-//! What fused training does with gradients equals doing it in stock Burn.
+//! Gradient policies of fused training equal the same steps in stock Burn.
 
 mod accumulation;
 mod clipping;

@@ -1,5 +1,4 @@
-//! What the policies learn from step to step is in the optimizer's record, so a resumed run is the
-//! uninterrupted one.
+//! The optimizer's record contains the adaptive state of the policies, so a resumed run equals the uninterrupted one.
 
 use burn::optim::*;
 
@@ -14,7 +13,7 @@ fn lagged(fused: FusedOptimizer<Squashed>) -> FusedOptimizer<Squashed> {
     fused.with_config_ok(config.with_clipping(Some(GlobalNormClippingConfig::Lagged(0.01))))
 }
 
-/// Whose scale doubles with every other step.
+/// A loss scale that doubles with every other step.
 fn scaled(fused: FusedOptimizer<Squashed>) -> FusedOptimizer<Squashed> {
     let scaling = LossScalingConfig::new()
         .with_growth_interval(Some(2))
@@ -125,7 +124,7 @@ on_every_backend!(
     a_refused_record_leaves_the_policies_as_they_are,
 );
 
-/// As records were written when the loss scale was all they kept.
+/// A record from the time when it contained only the loss scale.
 #[test]
 fn a_record_with_the_loss_scale_alone_loads() {
     let device = Device::flex().autodiff();

@@ -1,4 +1,4 @@
-//! What is trained is told: in a list, and in the error where nothing is.
+//! Trained parameters are displayed as a list, and an error names paths if nothing is trained.
 
 use super::*;
 

@@ -75,7 +75,7 @@ fn codes<M: Module>(model: &M) -> Vec<(String, TensorData)> {
     codes
 }
 
-/// Those of all adapters, in the order of the layers.
+/// Returns the adapters of all layers in order.
 fn factors(model: &Stack) -> Vec<(String, TensorData)> {
     let mut factors = weights(model);
     factors.retain(|(path, _)| is_factor(path));

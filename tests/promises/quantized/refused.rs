@@ -1,4 +1,4 @@
-//! What can not be coded, or trained in codes, is refused by name.
+//! Weights that can't be quantized, or trained in that form, are refused by name.
 
 use super::*;
 

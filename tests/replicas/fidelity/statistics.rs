@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// As in Burn's training, whose workers each keep a thread: the mean of what the ranks have seen.
+/// The mean of the ranks' statistics, as in Burn's training, whose workers each keep a thread.
 #[test]
 fn running_statistics_are_the_mean_over_ranks_of_a_device() {
     #[derive(Module, Debug)]

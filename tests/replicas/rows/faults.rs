@@ -35,7 +35,7 @@ impl Fault {
         ARMED.store(self as usize, Ordering::SeqCst);
     }
 
-    /// Whether this is the moment.
+    /// Returns `true` if this is the moment of the fault.
     pub fn strikes(self) -> bool {
         if ARMED.load(Ordering::SeqCst) != self as usize {
             return false;

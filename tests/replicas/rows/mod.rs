@@ -64,7 +64,7 @@ fn text(panic: &(dyn std::any::Any + Send)) -> String {
     formatted.unwrap_or_else(|| panic.downcast_ref::<&str>().unwrap().to_string())
 }
 
-/// That of [`Network::loss_in_blocks`], with a place for every fault.
+/// Computes [`Network::loss_in_blocks`] with a place for every fault.
 fn loss(network: &Network, tokens: Tensor<2, Int>) -> Tensor<1> {
     assert!(!Fault::Closure.strikes(), "in the closure");
     let loss = network.loss_of(tokens, |layer, x| {
@@ -94,7 +94,7 @@ fn copied(row: &Row, initial: &Network) -> Network {
     copy(initial, || row.network(6))
 }
 
-/// The same steps with Burn alone.
+/// Trains the same steps with Burn alone.
 fn stock(row: &Row, initial: &Network, course: &[Vec<Tensor<2, Int>>]) -> Network {
     let mut optimizer = ModuleOptimizer::from(row.optimizer());
     let devices = flex(row.ranks);
@@ -139,7 +139,7 @@ pub fn settled() -> usize {
     }
 }
 
-/// The same before a training, when the threads of the one before have ended: each has a buffer for products of matrices.
+/// Returns the bytes before a training, when the threads of the last one have ended: each has a buffer for matrix products.
 pub fn settled_before_training() -> usize {
     let is_ours = |name: &str| name.starts_with("rank ") || name.starts_with("to ");
     // Where the system tells of threads.
@@ -196,7 +196,7 @@ fn every_row_holds_the_bytes_that_it_names() {
     assert_eq!(wrong, [""; 0]);
 }
 
-/// What a fault leaves.
+/// The state after a fault.
 #[derive(PartialEq)]
 enum Left {
     /// Everything as it was: the step can be made again.

@@ -9,7 +9,7 @@ use super::*;
 /// A way to train.
 pub struct Row {
     pub name: &'static str,
-    /// What is trained of the network, and how.
+    /// The trained part of the network, and the optimizer.
     of: fn(Network) -> Network,
     pub ranks: usize,
     pub stock: Stock,
@@ -274,7 +274,7 @@ fn quantized(network: Network) -> Network {
     network.apply_qlora(QLora::new(Lora::new(2, 4.0), quantizer))
 }
 
-/// The same in codes of our own.
+/// A base in backburn's own quantized values.
 fn in_codes(network: Network) -> Network {
     let layers = ParamGroup::from_predicates(vec!["layers", "weight"]);
     let lora = Lora::new(2, 4.0).set_param_group(layers);

@@ -106,7 +106,7 @@ impl MemoryRecorder {
     ///
     /// # Errors
     ///
-    /// Those of [`start`](Self::start).
+    /// Returns the errors of [`start`](Self::start).
     pub fn start_on(device: &Device) -> Result<Self, MemoryError> {
         match in_pools(device) {
             None => Self::start(),
@@ -120,7 +120,7 @@ impl MemoryRecorder {
     ///
     /// # Errors
     ///
-    /// Those of [`start`](Self::start).
+    /// Returns the errors of [`start`](Self::start).
     #[doc(hidden)]
     pub fn start_peaks(device: &Device, limit: Option<Limit>) -> Result<Self, MemoryError> {
         let meter = match in_pools(device) {
@@ -140,7 +140,7 @@ impl MemoryRecorder {
     ///
     /// # Errors
     ///
-    /// Those of [`finish`](Self::finish).
+    /// Returns the errors of [`finish`](Self::finish).
     #[doc(hidden)]
     pub fn finish_peaks(self) -> Result<(MemoryTimeline, Option<usize>), MemoryError> {
         let stretch = recording::stretch();

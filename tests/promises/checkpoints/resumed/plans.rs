@@ -1,4 +1,4 @@
-//! What a program needs beside model and optimizer comes back, or is refused.
+//! The user data of a checkpoint is restored or refused.
 
 use super::*;
 
@@ -76,7 +76,7 @@ fn any_plan_comes_back_to_the_bit() {
 
 #[test]
 fn a_plan_that_would_not_come_back_is_refused_before_anything_is_written() {
-    /// As two types write it, with `Serialize` of one and `Deserialize` of the other.
+    /// Two types write it: `Serialize` of one and `Deserialize` of the other.
     #[derive(Serialize, Deserialize, Clone, Debug)]
     struct Lopsided {
         #[serde(rename(serialize = "before", deserialize = "after"))]
