@@ -197,6 +197,7 @@ mod book {
         LanguageModel: "../docs/language-model.md"
         FineTuning: "../docs/fine-tuning.md"
         Adapters: "../docs/adapters.md"
+        OptimizersAndLosses: "../docs/optimizers-and-losses.md"
         Backends: "../docs/backends.md"
         Memory: "../docs/memory.md"
         Limits: "../docs/limits.md"

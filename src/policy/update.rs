@@ -31,13 +31,13 @@ pub(crate) struct Update {
     pub(crate) offloaded: Option<OffloadedStates>,
     /// The parameters that were removed from the model.
     removed: HashSet<ParamId>,
-    /// The number of groups for removed parameters that the optimizer has.
-    gone_groups: usize,
+    /// Returns the number of groups for removed parameters.that the optimizer has.
+    removed_groups: usize,
 }
 
 /// Groups for removed parameters that an optimizer may have before its states go through a record to remove them: each costs
 /// every step a comparison, and a record costs a copy of all states.
-const MAX_GONE_GROUPS: usize = 32;
+const MAX_REMOVED_GROUPS: usize = 32;
 
 impl Update {
     /// Creates the update. States of parameters with at least `offload_from` elements are kept on the host.
@@ -49,7 +49,7 @@ impl Update {
             learning_rate: 0.0.into(),
             offloaded: offload_from.map(|from| OffloadedStates::of(from, HashMap::new())),
             removed: HashSet::new(),
-            gone_groups: 0,
+            removed_groups: 0,
         };
         update.replace(optimizer);
         update
@@ -105,7 +105,7 @@ impl Update {
     /// Replaces the optimizer by `optimizer`, whose states belong to a new model.
     pub(crate) fn start_over(&mut self, optimizer: ModuleOptimizer) {
         self.removed.clear();
-        self.gone_groups = 0;
+        self.removed_groups = 0;
         self.replace(optimizer);
     }
 
@@ -125,24 +125,25 @@ impl Update {
             self.removed.extend(&parameters);
             // Burn drops only the states of a group for which another optimizer is added.
             let group = ParamGroup::from_ids(parameters);
-            self.gone_groups += 1;
+            self.removed_groups += 1;
             self.change(|optimizer| optimizer.with_group(group, Removed, None));
         }
         let are_back = self.removed.iter().any(|id| is_here(*id));
-        let through_a_record = are_back || self.gone_groups > MAX_GONE_GROUPS && keeps_states();
+        let through_a_record =
+            are_back || self.removed_groups > MAX_REMOVED_GROUPS && keeps_states();
         if through_a_record {
             self.removed.clear();
-            self.gone_groups = 0;
+            self.removed_groups = 0;
             let record = compact_records(|| self.optimizer.to_record());
             self.optimizer = self.fresh().load_record(record);
         }
         through_a_record
     }
 
-    /// The number of groups for removed parameters.
+    /// Returns the number of groups for removed parameters.
     #[cfg(all(test, feature = "flex"))]
-    pub(crate) fn gone_groups(&self) -> usize {
-        self.gone_groups
+    pub(crate) fn removed_groups(&self) -> usize {
+        self.removed_groups
     }
 
     /// Returns the optimizer with all states, which are shared.

@@ -104,7 +104,7 @@ mod tests {
             let replaced = |model: Vec<Linear>| vec![model[0].clone(), layer()];
             fused.change_model(replaced).unwrap();
         }
-        let groups = fused.core().ranks.session().update.lock().gone_groups();
+        let groups = fused.core().ranks.session().update.lock().removed_groups();
         assert!(groups <= 33, "{groups}");
     }
 }
