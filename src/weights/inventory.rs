@@ -1,8 +1,8 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use burn::module::{Module, ParamId};
-use burn::tensor::{DType, Device};
+use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::tensor::{DType, Device, Tensor};
 
 use super::entry::{Entry, Role};
 use super::handle::carries_handle;
@@ -13,9 +13,25 @@ use crate::parameters::{Parameter, list};
 use crate::placement::RankContext;
 use crate::policy::Update;
 use crate::quantized::is_placeholder;
+use crate::random::RngLock;
 use crate::replica::Size;
 use crate::tap;
 use backburn_base::weight_of_codes;
+
+/// Returns `true` if `module` has a float parameter that is not yet initialized.
+fn is_lazy<M: Module>(module: &M) -> bool {
+    struct Lazy(bool);
+
+    impl ModuleVisitor for Lazy {
+        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+            self.0 |= !param.is_initialized();
+        }
+    }
+
+    let mut lazy = Lazy(false);
+    module.visit(&mut lazy);
+    lazy.0
+}
 
 /// The float parameters of a module by id.
 #[derive(Clone, Debug)]
@@ -29,7 +45,13 @@ impl Inventory {
     /// Lists the parameters of `module`, and refuses what can't be trained in `context`. Initializes lazy parameters,
     /// in module order.
     pub(crate) fn take<M: Module>(module: &M, context: &RankContext) -> Result<Self, FusedError> {
-        device::check_all_there(&module.devices())?;
+        let devices = module.devices();
+        device::check_all_there(&devices)?;
+        // Lazy parameters draw their initial values below.
+        let _lock = match is_lazy(module) {
+            true => RngLock::take(module, &devices, true)?,
+            false => None,
+        };
         let parameters = list(module);
         if let Some(fused) = parameters
             .iter()

@@ -166,6 +166,38 @@ fn while_locked<R>(device: &Device, work: impl FnOnce() -> R) -> R {
     })
 }
 
+/// Constructs trainings of lazy models on other threads while a block with dropout runs for the first time.
+fn lazy_model_is_initialized_after_the_block_of_another_training(device: &Device) {
+    static OTHERS: Mutex<Vec<thread::JoinHandle<()>>> = Mutex::new(Vec::new());
+    static RUNS: AtomicUsize = AtomicUsize::new(0);
+    let model = (
+        Param::from_tensor(Tensor::<1>::ones([64], device)),
+        DropoutConfig::new(0.5).init(),
+    );
+    let mut fused = FusedOptimizer::new_ok(model, SgdConfig::new().init());
+    let block = |(weight, dropout): &Dropping, x: Tensor<1>| {
+        if RUNS.fetch_add(1, Ordering::Relaxed).is_multiple_of(2) {
+            let device = x.device().inner().autodiff();
+            let other = thread::spawn(move || {
+                let lazy = LinearConfig::new(64, 64).init(&device);
+                FusedOptimizer::new_ok(lazy, SgdConfig::new().init());
+            });
+            OTHERS.lock().unwrap().push(other);
+            thread::sleep(Duration::from_millis(20));
+            eprintln!("RUN");
+        }
+        dropout.forward(weight.val() * x)
+    };
+    for _ in 0..3 {
+        fused.step_ok(0.1, |model| {
+            gradient_checkpointing(model, Tensor::ones([64], device), block).sum()
+        });
+    }
+    for other in OTHERS.lock().unwrap().drain(..) {
+        other.join().unwrap();
+    }
+}
+
 /// Steps a model that drew nothing in its first step and draws now, as `loss` says, first without the lock and then with it.
 fn begins_to_draw(device: &Device, loss: impl Fn(&Dropping, bool) -> Tensor<1>) {
     let weight = Param::from_tensor(Tensor::<1>::ones([64], device));
@@ -347,4 +379,9 @@ fn model_that_begins_to_draw_without_the_lock_ends_the_step_on_the_cpu() {
 #[test]
 fn training_that_draws_outside_of_blocks_waits_for_blocks_on_the_cpu() {
     on_the_cpu(training_that_draws_outside_of_blocks_waits_for_blocks);
+}
+
+#[test]
+fn lazy_model_is_initialized_after_the_block_of_another_training_on_the_cpu() {
+    on_the_cpu(lazy_model_is_initialized_after_the_block_of_another_training);
 }
