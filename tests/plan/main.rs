@@ -57,6 +57,24 @@ fn in_one_thread<R: Send>(work: impl FnOnce() -> R + Send) -> R {
 /// More bytes than any of the models takes.
 const ENOUGH: usize = 500_000_000;
 
+/// The bytes that no plan can save: those allocated already, and the buffer of the planner's thread for products of
+/// matrices. Each thread keeps one as large as its L2 cache, so budgets are given in addition to these bytes.
+fn fixed() -> usize {
+    let multiply = || {
+        let x = Tensor::<2>::ones([64, 64], &device().inner());
+        std::hint::black_box(x.clone().matmul(x).into_data());
+    };
+    // All threads of the pool have theirs from now on.
+    rayon::broadcast(|_| multiply());
+    let before = BYTES.current_usage();
+    std::thread::spawn(move || {
+        multiply();
+        BYTES.current_usage().max(before)
+    })
+    .join()
+    .unwrap()
+}
+
 fn device() -> Device {
     Device::flex().autodiff()
 }
