@@ -1,4 +1,4 @@
-//! Locks that are taken in one order: that of a view, then that of its home. Neither is held while a hook is called, nor
+//! Locks that are taken in one order: that of a local parameter, then that of its master. Neither is held while a hook is called, nor
 //! while a thread waits for another. Builds with debug assertions check it.
 
 use std::cell::Cell;
@@ -20,7 +20,10 @@ thread_local! {
 /// Refuses to wait, or to call code of the user's, while this thread holds a lock of some level.
 pub(crate) fn check_none_held(doing: &str) {
     if cfg!(debug_assertions) {
-        assert!(HELD.get() == 0, "{doing} while a view or home is locked");
+        assert!(
+            HELD.get() == 0,
+            "{doing} while a local or master parameter is locked"
+        );
     }
 }
 
