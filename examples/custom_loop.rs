@@ -1,4 +1,4 @@
-//! A custom training loop: a network learns a curve, and each step applies the optimizer in the backward pass.
+//! A custom training loop that fits a sine curve. Each step applies the optimizer in the backward pass.
 //!
 //! ```sh
 //! cargo run --release --example custom_loop

@@ -1,4 +1,4 @@
-//! Burn's training with its metrics, display and checkpoints, fused: two lines differ from stock Burn.
+//! Fused training with Burn's `SupervisedTraining`, metrics, display and checkpoints. Two lines differ from stock Burn.
 //!
 //! ```sh
 //! cargo run --release --example learner

@@ -1,4 +1,4 @@
-//! Fine-tuning with LoRA: adapters on frozen layers are trained, and merged into the layers at the end.
+//! Fine-tuning with LoRA. Trains adapters on frozen layers and merges them into the layers at the end.
 //!
 //! ```sh
 //! cargo run --release --example lora

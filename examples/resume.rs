@@ -1,4 +1,4 @@
-//! A checkpoint, and a training that resumes from it, bit for bit equal to one without interruption.
+//! A training that resumes from a checkpoint. The result equals that of an uninterrupted training bit for bit.
 //!
 //! ```sh
 //! cargo run --release --example resume

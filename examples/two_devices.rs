@@ -1,4 +1,4 @@
-//! One model on two devices: each computes half of the batch, and owns and steps half of the parameters.
+//! Data parallel training on two devices. Each computes half of the batch, and stores and updates half of the parameters.
 //!
 //! ```sh
 //! cargo run --release --example two_devices

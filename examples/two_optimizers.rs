@@ -1,4 +1,4 @@
-//! Two models with an optimizer each, trained in turn: a generator, and a critic that separates its points from real ones.
+//! A GAN: a generator and a critic, each with its own optimizer, trained in turns.
 //!
 //! ```sh
 //! cargo run --release --example two_optimizers

@@ -1,14 +1,13 @@
-//! The experiment of PyTorch's tutorial "How to save memory by fusing the optimizer step into the
-//! backward pass": three steps of ViT-L/16 with Adam on one made-up 224 x 224 image, recorded, stock
-//! and fused, and fused with gradient checkpointing.
+//! The experiment of PyTorch's tutorial "How to save memory by fusing the optimizer step into the backward pass". Records three
+//! steps of ViT-L/16 with Adam on one generated image of 224 x 224: stock, fused, and fused with gradient checkpointing.
 //!
 //! ```sh
 //! cargo run --release -p memory_timeline
 //! cargo run --release -p memory_timeline -- --preset vit-b-16
 //! ```
 //!
-//! Each variant runs in a separate process and writes its timeline as JSON and CSV in the output
-//! folder; a table, two pictures and a page compare them.
+//! Each variant runs in a separate process and writes its timeline as JSON and CSV to the output folder. A table, two pictures and
+//! a page compare them.
 
 #[path = "../vit/model.rs"]
 mod model;

@@ -1,4 +1,4 @@
-//! Fine-tuning from a file of weights: in full, and with LoRA on full and on quantized weights.
+//! Fine-tuning from a file of weights: all weights, and LoRA on f32 and on quantized weights.
 
 use std::path::Path;
 use std::time::Instant;

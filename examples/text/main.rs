@@ -1,13 +1,13 @@
-//! Trains a language model, a mixture of experts, within the memory that there is.
+//! Trains a language model (a mixture of experts) within a memory budget.
 //!
 //! ```sh
-//! cargo run --release -p text                      # learns plays of Shakespeare, and makes up a scene
-//! cargo run --release -p text -- --save run --stop 200 # half of the steps; --resume run makes the others
+//! cargo run --release -p text                      # trains on plays of Shakespeare and generates a scene
+//! cargo run --release -p text -- --save run --stop 200 # half of the steps; `--resume run` runs the rest
 //! cargo run --release -p text -- --vocabulary gpt2 # with the tokens of GPT-2
-//! cargo run --release -p text -- --fit 50MB        # with no more techniques than that takes
+//! cargo run --release -p text -- --fit 50MB        # with the first techniques that fit
 //! cargo run --release -p text -- --states 8        # optimizer states in 8 bits
 //! cargo run --release -p text -- --optimizer muon --ema 0.99 # Muon for matrices, and an average of the weights
-//! cargo run --release -p text -- --fine-tune       # full fine-tuning and LoRA, on full weights and codes
+//! cargo run --release -p text -- --fine-tune       # full fine-tuning, and LoRA on f32 and quantized weights
 //! ```
 
 #[path = "../shared/backend.rs"]

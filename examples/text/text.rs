@@ -1,4 +1,4 @@
-//! The text to learn.
+//! Text of the training.
 
 use std::io::Read;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! Labelled images: the handwritten digits of this example, or the user's own.
+//! Labelled images: the handwritten digits of this example, or images of the user.
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,4 @@
-//! Trains a vision transformer on real handwritten digits, on the CPU, with the optimizer fused into the backward pass.
+//! Trains a vision transformer on handwritten digits, on the CPU, with the optimizer fused into the backward pass.
 //!
 //! ```sh
 //! cargo run --release -p vit

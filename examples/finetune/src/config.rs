@@ -1,4 +1,4 @@
-//! The config of a model, in the spellings of `transformers` 4 and 5.
+//! The config of a model, in the formats of `transformers` 4 and 5.
 
 use std::path::Path;
 

@@ -1,6 +1,6 @@
 //! The decoder of `llama`, `mistral`, `qwen2` and `qwen3`.
 //!
-//! Fields have the names of `transformers`, so tensors in its files need no other names here.
+//! Fields have the names of `transformers`, so that tensors load without renaming.
 
 use backburn::{
     LinearCrossEntropyLoss, LinearCrossEntropyLossConfig, LossReduction, gradient_checkpointing,

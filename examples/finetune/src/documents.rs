@@ -1,4 +1,4 @@
-//! Documents to learn, in a file.
+//! Documents of the training, from a file.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! Fine-tunes a language model in the files of Hugging Face's `transformers`, and writes it back.
+//! Fine-tunes a language model from the files of Hugging Face's `transformers`, and writes it back.
 
 pub mod adapters;
 mod attention;

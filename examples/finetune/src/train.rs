@@ -1,4 +1,4 @@
-//! The loop that trains.
+//! The training loop.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
