@@ -1,5 +1,5 @@
-//! Locks that are taken in one order: that of a local parameter, then that of its master. Neither is held while a hook is called, nor
-//! while a thread waits for another. Builds with debug assertions check it.
+//! Locks that are taken in one order: that of a local parameter, then that of its master. Neither is held while a
+//! hook is called, nor while a thread waits for another. Builds with debug assertions check it.
 
 use std::cell::Cell;
 
@@ -22,7 +22,7 @@ pub(crate) fn check_none_held(doing: &str) {
     if cfg!(debug_assertions) {
         assert!(
             HELD.get() == 0,
-            "{doing} while a local or master parameter is locked"
+            "{doing} while a local parameter or a master is locked"
         );
     }
 }

@@ -31,7 +31,7 @@ pub(crate) struct Update {
     pub(crate) offloaded: Option<OffloadedStates>,
     /// The parameters that were removed from the model.
     removed: HashSet<ParamId>,
-    /// Returns the number of groups for removed parameters.that the optimizer has.
+    /// The number of groups for removed parameters that the optimizer has.
     removed_groups: usize,
 }
 
@@ -227,8 +227,8 @@ impl Update {
         offloaded.prefetch_next(id, limit, device, &self.optimizer)
     }
 
-    /// Steps `value` with `gradient`; neither has autodiff. If more micro-batches follow, the gradient is added to the
-    /// optimizer state, if the optimizer supports that.
+    /// Steps `value` with `gradient`; neither has autodiff. Before the last micro-batch, the gradient is added to
+    /// the optimizer state, if the optimizer supports that.
     ///
     /// The step is in place if the optimizer supports that and the only other owner of `value` is the handle in the
     /// call, which is then dropped. An optimizer that panics drops its state.
@@ -238,12 +238,12 @@ impl Update {
         id: ParamId,
         value: AnyTensor,
         gradient: AnyTensor,
-        more_to_come: bool,
+        is_last_micro_batch: bool,
     ) -> Stepped {
         let elements = value.shape().num_elements();
         // A second handle keeps the value until the update has succeeded.
         let call = Call {
-            more_micro_batches_follow: more_to_come,
+            more_micro_batches_follow: !is_last_micro_batch,
             parameter: Some(value.clone()),
             ..Call::default()
         };

@@ -118,9 +118,9 @@ impl MasterParam {
         state.outcome = Some(Outcome::Added(sum));
     }
 
-    /// Steps the parameter, or adds the gradient to the optimizer state if more micro-batches follow.
+    /// Steps the parameter, or adds the gradient to the optimizer state before the last micro-batch.
     fn step(&self, pass: &Arc<Pass>, gradient: AnyTensor) {
-        let session = self.session.get().expect("a home has an owner");
+        let session = self.session.get().expect("a master parameter has an owner");
         // A recording supports one thread at a time.
         let engine = self.storage.states.as_ref().filter(|_| !pass.is_recorded);
         if let Some(engine) = engine {
@@ -142,12 +142,12 @@ impl MasterParam {
         if pass.is_recorded {
             memory::enter_update(&self.path);
         }
-        let more_to_come = pass.pipeline.gradient_use == GradientUse::AccumulateInState;
+        let is_last_micro_batch = pass.pipeline.gradient_use == GradientUse::Update;
         let stepped =
             session
                 .update
                 .lock()
-                .step(&self.path, self.id, value, gradient, more_to_come);
+                .step(&self.path, self.id, value, gradient, is_last_micro_batch);
         if pass.is_recorded {
             if let Some(value) = &stepped.value {
                 memory::show(Category::Parameter, &**value);
@@ -155,7 +155,7 @@ impl MasterParam {
             memory::enter(memory::Phase::Backward);
         }
         state.value = stepped.value;
-        if stepped.result.is_ok() && more_to_come {
+        if stepped.result.is_ok() && !is_last_micro_batch {
             state.outcome = Some(Outcome::Began);
         } else {
             self.version.fetch_add(1, Ordering::AcqRel);
