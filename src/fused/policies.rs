@@ -103,7 +103,7 @@ impl Policies {
         (pipeline.gradient_use, pipeline.accumulation) = (gradient_use, accumulation);
         let schedule = self.schedule();
         if schedule != StepSchedule::OnePass {
-            self.take_part(&mut pipeline, schedule, clip);
+            self.add_clipping_and_scaling(&mut pipeline, schedule, clip);
         }
         if !self.hooks.is_empty() && gradient_use.steps() {
             pipeline.hooks.extend(&self.hooks);
@@ -112,7 +112,7 @@ impl Policies {
     }
 
     /// Adds clipping and scaling to the `pipeline` of a step with this `schedule`.
-    fn take_part(
+    fn add_clipping_and_scaling(
         &self,
         pipeline: &mut GradientPipeline,
         schedule: StepSchedule,

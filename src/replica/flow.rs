@@ -29,7 +29,7 @@ pub(crate) struct Flow {
     limit: usize,
     /// Bytes of all gradients of a pass.
     bytes: usize,
-    look_after: Duration,
+    check_interval: Duration,
     unknown_phase_timeout: Duration,
     ranks: Mutex<Ranks>,
     changed: Condvar,
@@ -49,8 +49,8 @@ struct Ranks {
 enum RankPhase {
     /// In its closure.
     Forward,
-    /// The backward pass is requested.
-    Ready(Instant),
+    /// Waits for the forward passes of the others, or for its graph.
+    BackwardRequested(Instant),
     /// In its backward pass, with the bytes sent.
     Backward(usize),
     /// All gradients are sent.
@@ -60,16 +60,16 @@ enum RankPhase {
 impl Ranks {
     /// Returns the fewest bytes sent by a rank that is not done.
     fn least(&self) -> Option<usize> {
-        let sent = self.phases.iter().filter_map(|phases| match phases {
-            RankPhase::Forward | RankPhase::Ready(_) => Some(0),
+        let sent = self.phases.iter().filter_map(|phase| match phase {
+            RankPhase::Forward | RankPhase::BackwardRequested(_) => Some(0),
             RankPhase::Backward(sent) => Some(*sent),
             RankPhase::Done => None,
         });
         sent.min()
     }
 
-    fn any(&self, are: impl Fn(&RankPhase) -> bool) -> bool {
-        self.phases.iter().any(are)
+    fn any(&self, is: impl Fn(&RankPhase) -> bool) -> bool {
+        self.phases.iter().any(is)
     }
 }
 
@@ -79,7 +79,7 @@ impl Flow {
         Self {
             limit,
             bytes,
-            look_after: CHECK_INTERVAL,
+            check_interval: CHECK_INTERVAL,
             unknown_phase_timeout: UNKNOWN_PHASE_TIMEOUT,
             ranks: Mutex::new(Ranks {
                 phases: vec![RankPhase::Done; ranks],
@@ -89,42 +89,42 @@ impl Flow {
         }
     }
 
-    /// Begins a pass; `takes_part` says which ranks send gradients.
-    pub(super) fn begin(&self, takes_part: &[bool]) {
-        let of = |takes_part: &bool| match takes_part {
+    /// Begins a pass; only ranks with a batch send gradients.
+    pub(super) fn begin(&self, has_batch: &[bool]) {
+        let of = |has_batch: &bool| match has_batch {
             true => RankPhase::Forward,
             false => RankPhase::Done,
         };
         *self.ranks.lock() = Ranks {
-            phases: takes_part.iter().map(of).collect(),
+            phases: has_batch.iter().map(of).collect(),
             ..Ranks::default()
         };
     }
 
-    /// Records that the rank is about to begin its backward pass; waits until all others are.
-    pub(crate) fn ready(&self, rank: usize) {
+    /// Records that the rank requests its backward pass; waits until no rank is in its forward pass.
+    pub(crate) fn request_backward(&self, rank: usize) {
         lock::check_none_held("other ranks are waited for");
         let mut ranks = self.ranks.lock();
-        ranks.phases[rank] = RankPhase::Ready(Instant::now());
+        ranks.phases[rank] = RankPhase::BackwardRequested(Instant::now());
         self.changed.notify_all();
         // A rank that can't exceed the limit never waits.
         while self.limit < self.bytes
             && ranks.failed.is_none()
-            && ranks.any(|phases| *phases == RankPhase::Forward)
+            && ranks.any(|phase| *phase == RankPhase::Forward)
         {
             self.changed.wait(&mut ranks);
         }
-        ranks.phases[rank] = RankPhase::Ready(Instant::now());
+        ranks.phases[rank] = RankPhase::BackwardRequested(Instant::now());
     }
 
     /// Records that the backward pass of the rank has begun.
-    pub(crate) fn begun(&self, rank: usize) {
+    pub(crate) fn begin_backward(&self, rank: usize) {
         self.ranks.lock().phases[rank] = RankPhase::Backward(0);
     }
 
     /// Records that the rank has sent a gradient of `bytes`; waits while it is too far ahead. Returns an error if
-    /// `is_stuck` reports a deadlock.
-    pub(crate) fn sent(
+    /// `is_deadlocked` says so.
+    pub(crate) fn report_sent(
         &self,
         rank: usize,
         bytes: usize,
@@ -135,7 +135,7 @@ impl Flow {
         crate::schedule::point();
         let mut ranks = self.ranks.lock();
         let sent = match ranks.phases[rank] {
-            RankPhase::Forward | RankPhase::Ready(_) => bytes,
+            RankPhase::Forward | RankPhase::BackwardRequested(_) => bytes,
             RankPhase::Backward(before) => before + bytes,
             RankPhase::Done => return Ok(()),
         };
@@ -145,21 +145,21 @@ impl Flow {
             let least = ranks.least();
             least.is_some_and(|least| sent - least > self.limit)
         };
-        let begun = Instant::now();
+        let start = Instant::now();
         while ranks.failed.is_none() && !ranks.is_free && ahead(&ranks) {
-            let looked_at = Instant::now() + self.look_after;
-            if !self.changed.wait_until(&mut ranks, looked_at).timed_out() {
+            let next_check = Instant::now() + self.check_interval;
+            if !self.changed.wait_until(&mut ranks, next_check).timed_out() {
                 continue;
             }
-            let locked_out = |phases: &RankPhase| match phases {
-                RankPhase::Ready(since) => since.elapsed() > 2 * self.look_after,
+            let locked_out = |phase: &RankPhase| match phase {
+                RankPhase::BackwardRequested(since) => since.elapsed() > 2 * self.check_interval,
                 _ => false,
             };
             if ranks.any(locked_out) || MutexGuard::unlocked(&mut ranks, &is_deadlocked) {
                 return Err(Deadlock);
             }
-            let in_closure = ranks.any(|phases| *phases == RankPhase::Forward);
-            if in_closure && begun.elapsed() > self.unknown_phase_timeout {
+            let in_closure = ranks.any(|phase| *phase == RankPhase::Forward);
+            if in_closure && start.elapsed() > self.unknown_phase_timeout {
                 ranks.is_free = true;
                 self.changed.notify_all();
                 log::warn!(
@@ -183,27 +183,28 @@ impl Flow {
         self.ranks.lock().failed
     }
 
-    pub(crate) fn take_part(&self, rank: usize) -> RankGuard<'_> {
+    /// Begins the part of a rank in a pass.
+    pub(crate) fn enter(&self, rank: usize) -> RankGuard<'_> {
         RankGuard {
             flow: self,
             rank,
-            well: false,
+            has_succeeded: false,
         }
     }
 }
 
-/// A guard of the part of a rank in a pass. If it is dropped before [`well`](Self::well), the rank has failed, and no
+/// A guard of the part of a rank in a pass. If it is dropped before [`succeed`](Self::succeed), the rank has failed, and no
 /// rank waits for it.
 #[must_use]
 pub(crate) struct RankGuard<'a> {
     flow: &'a Flow,
     rank: usize,
-    well: bool,
+    has_succeeded: bool,
 }
 
 impl RankGuard<'_> {
-    pub(crate) fn well(mut self) {
-        self.well = true;
+    pub(crate) fn succeed(mut self) {
+        self.has_succeeded = true;
     }
 }
 
@@ -211,7 +212,7 @@ impl Drop for RankGuard<'_> {
     fn drop(&mut self) {
         let mut ranks = self.flow.ranks.lock();
         ranks.phases[self.rank] = RankPhase::Done;
-        if !self.well {
+        if !self.has_succeeded {
             ranks.failed.get_or_insert(self.rank);
         }
         self.flow.changed.notify_all();

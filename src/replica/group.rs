@@ -83,9 +83,9 @@ impl Group {
         self.sharding == Sharding::State
     }
 
-    /// Begins a pass in which these ranks send gradients.
-    pub(crate) fn begin(&self, takes_part: &[bool]) {
-        self.flow.begin(takes_part);
+    /// Begins a pass in which only ranks with a batch send gradients.
+    pub(crate) fn begin(&self, has_batch: &[bool]) {
+        self.flow.begin(has_batch);
         self.memory_tracker.begin();
     }
 

@@ -256,7 +256,7 @@ impl LocalParam {
         let waits = member
             .group
             .flow
-            .sent(member.rank, self.master.bytes(), || !tap::is_free(device));
+            .report_sent(member.rank, self.master.bytes(), || !tap::is_free(device));
         if waits.is_err() {
             let reason = "it waits in its backward pass for a rank that waits for it: both compute with one tracked tensor, so \
                  that Burn joins their autodiff graphs, and locks both. Detach what the closure has captured, and give \

@@ -129,8 +129,8 @@ impl RankPass {
         }
         let begins = self.pass.among.as_ref().map(|among| {
             let Membership { group, rank } = among.clone();
-            group.flow.ready(rank);
-            Box::new(move || group.flow.begun(rank)) as OnBackward
+            group.flow.request_backward(rank);
+            Box::new(move || group.flow.begin_backward(rank)) as OnBackward
         });
         if self.pass.is_recorded {
             memory::enter(memory::Phase::Backward);

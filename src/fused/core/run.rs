@@ -158,11 +158,11 @@ impl<M: Module> PassTransaction<'_, M> {
     }
 
     /// Ends the pass on all ranks, and restores the values of the leaves.
-    fn end(&mut self, well: bool) -> Vec<(ParamId, ParameterReport)> {
+    fn end(&mut self, committed: bool) -> Vec<(ParamId, ParameterReport)> {
         let mut ranks = self
             .attached_modules
             .iter()
-            .map(|attached| attached.local_params.end(well));
+            .map(|attached| attached.local_params.end(committed));
         let mut reports = ranks.next().unwrap_or_default();
         for rank in ranks {
             // Every rank has the same parameters in the same order.

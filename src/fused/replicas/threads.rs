@@ -67,9 +67,9 @@ where
         let batches = self.first.take().unwrap_or_else(&mut self.next);
         let first = &ranks[0];
         let group = first.member().group.clone();
-        let takes_part: Vec<bool> = batches.iter().map(Option::is_some).collect();
+        let has_batch: Vec<bool> = batches.iter().map(Option::is_some).collect();
         let numbers = numbers(first, &group)?;
-        group.begin(&takes_part);
+        group.begin(&has_batch);
         // The batches were computed on this thread.
         group.devices().iter().for_each(hand_over);
 
@@ -86,7 +86,7 @@ where
             let numbers = numbers.as_ref();
             let numbers = numbers.map(|numbers| numbers.of_rank(rank, group.device(rank)));
             self.threads.0[rank].submit(0, usize::MAX, move || {
-                let output = take_part(&part, numbers, || work(&model, &part, batch));
+                let output = run_rank(&part, numbers, || work(&model, &part, batch));
                 // All handles to the training are dropped before the caller continues.
                 drop((model, work, part));
                 let _ = sender.send((rank, output));
@@ -120,13 +120,13 @@ where
 }
 
 /// Runs the part of a rank on its thread; `None` if it has failed.
-fn take_part<R>(
+fn run_rank<R>(
     part: &RankPass,
     numbers: Option<Stream>,
     work: impl FnOnce() -> RankOutput<R>,
 ) -> Option<(R, GradientsParams)> {
     let Membership { group, rank } = part.member();
-    let taken = group.flow.take_part(*rank);
+    let guard = group.flow.enter(*rank);
     let done = catch(|| {
         let output = part.run(numbers, work)?;
         // Includes updates for other ranks: a failed update fails the step.
@@ -136,7 +136,7 @@ fn take_part<R>(
     });
     part.pass.release_generators();
     let output = part.fail_pass_on_error(done)?;
-    taken.well();
+    guard.succeed();
     Some(output)
 }
 
