@@ -153,8 +153,8 @@ fn print_bytes(variant: &str, ranks: usize) {
         }
         _ => [
             most(|bytes| bytes.owned, true).unwrap(),
-            most(|bytes| bytes.at_rest, true).unwrap(),
-            most(|bytes| bytes.most, true).unwrap(),
+            most(|bytes| bytes.between_steps, true).unwrap(),
+            most(|bytes| bytes.peak, true).unwrap(),
         ],
     };
     for bytes in [process, owned, at_rest, peak] {

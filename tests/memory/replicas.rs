@@ -50,13 +50,13 @@ fn replicas_hold_few_gradients_at_once() {
         // Weights and two moments; stock has four gradients more.
         assert!(peak < 4.0, "{sharding:?}: {peak:.2} P");
         let bytes = fused.bytes();
-        let most = bytes.iter().map(|bytes| bytes.most).max().unwrap() as f64;
-        let at_rest: usize = bytes.iter().map(|bytes| bytes.at_rest).sum();
+        let peak_of_ranks = bytes.iter().map(|bytes| bytes.peak).max().unwrap() as f64;
+        let between_steps: usize = bytes.iter().map(|bytes| bytes.between_steps).sum();
         match sharding {
-            Sharding::State => assert_eq!(at_rest, ranks * parameters),
+            Sharding::State => assert_eq!(between_steps, ranks * parameters),
             Sharding::Full => {
-                assert_eq!(at_rest, parameters);
-                assert!(most < 0.6 * parameters as f64, "{most}");
+                assert_eq!(between_steps, parameters);
+                assert!(peak_of_ranks < 0.6 * parameters as f64, "{peak_of_ranks}");
             }
         }
     }

@@ -13,10 +13,10 @@ pub struct RankBytes {
     /// rank.
     pub owned: usize,
     /// Bytes of the weights that the rank holds between steps.
-    pub at_rest: usize,
-    /// The most bytes at once in the last pass: `at_rest`, the weights that were gathered, and the gradients that had
+    pub between_steps: usize,
+    /// The peak of the bytes in the last pass: `between_steps`, the weights that were gathered, and the gradients that had
     /// arrived. A gradient counts on the rank where it arrives, and then with the owner until it is used.
-    pub most: usize,
+    pub peak: usize,
 }
 
 impl RankBytes {
@@ -25,11 +25,11 @@ impl RankBytes {
         let parameters = attached.inventory.sizes(Role::Released);
         let owned = parameters.filter(|size| context.owns(size.id));
         let owned = owned.map(|size| size.bytes).sum();
-        let at_rest = attached.local_params.stored_bytes();
+        let between_steps = attached.local_params.stored_bytes();
         Self {
             owned,
-            at_rest,
-            most: at_rest + context.peak_bytes(),
+            between_steps,
+            peak: between_steps + context.peak_bytes(),
         }
     }
 }
