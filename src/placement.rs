@@ -20,7 +20,7 @@ use std::sync::Arc;
 use burn::module::ParamId;
 use burn::tensor::{DType, Device, FloatDType};
 
-use crate::device::{hand_over, transferred};
+use crate::device::{flush, transferred};
 use crate::error::FusedError;
 use crate::offload::{OffloadEngine, TransferWorkers};
 use crate::parameters::AnyTensor;
@@ -246,7 +246,7 @@ impl RankContext {
         let transfer = transferred(tensor.untyped(), device, dtype);
         if ranks.is_some() {
             // Another thread may compute with the result.
-            hand_over(device);
+            flush(device);
         }
         transfer
             .map(AnyTensor::from)

@@ -15,7 +15,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::capacity::check_host_memory;
 use super::workers::TransferWorkers;
-use crate::device::{caught, hand_over, of_data, read};
+use crate::device::{caught, flush, of_data, read};
 
 /// The option that enables it, for messages.
 const OPTION: &str = "GradientCheckpointingConfig::offload_inputs";
@@ -163,7 +163,7 @@ impl OffloadedTensors {
             };
         }
         drop(state);
-        devices.iter().for_each(hand_over);
+        devices.iter().for_each(flush);
     }
 
     /// Returns the data to transfer to the device; `None` if the tensors are on the device or already in flight.
@@ -182,7 +182,7 @@ impl OffloadedTensors {
         let devices: Vec<_> = data.iter().map(|(_, device)| device.clone()).collect();
         let data = data.into_iter();
         let fetched = caught(|| data.map(|(data, device)| of_data(data, &device)).collect());
-        devices.iter().for_each(hand_over);
+        devices.iter().for_each(flush);
         *self.state.lock() = fetched.map_or_else(TransferState::Failed, TransferState::OnDevice);
         self.is_fetched.notify_all();
     }

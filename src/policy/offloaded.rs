@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 
 use super::states::{with_states, written};
 use crate::caught::{Caught, catch};
-use crate::device::hand_over;
+use crate::device::flush;
 use crate::optimizer_record::{compact_records, load_on};
 
 /// The offloaded optimizer states.
@@ -134,7 +134,7 @@ impl OffloadedStates {
         let device = device.clone();
         Some(move || {
             let come = catch(|| load_on(&device, || with_states(&fresh, [record])));
-            hand_over(&device);
+            flush(&device);
             // If the order has changed, nothing receives it.
             let _ = here.send(come);
         })

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use burn::tensor::Device;
 use parking_lot::{Condvar, Mutex};
 
-use crate::device::hand_over;
+use crate::device::flush;
 use crate::error::FusedError;
 use crate::lock;
 
@@ -139,7 +139,7 @@ impl RngLock {
 impl Drop for RngLock {
     fn drop(&mut self) {
         // With `fusion`, queued operations draw their numbers when they run.
-        self.devices.iter().for_each(hand_over);
+        self.devices.iter().for_each(flush);
         let mut holder = self.lock.holder.lock();
         let held = holder.as_mut().expect("a guard holds the lock");
         held.times -= 1;

@@ -104,9 +104,9 @@ impl LocalParams {
     }
 
     /// Reports the gradients that the backward pass has not reported, in module order.
-    pub(crate) fn flush(&self, pass: &Arc<Pass>) {
+    pub(crate) fn report_remaining(&self, pass: &Arc<Pass>) {
         let released = self.all.iter().filter(|local_param| !local_param.is_leaf);
-        released.for_each(|local_param| local_param.flush(pass));
+        released.for_each(|local_param| local_param.report_remaining(pass));
     }
 
     /// Reports the gradients of the ordinary leaves, in module order.

@@ -126,7 +126,7 @@ impl LocalParam {
     }
 
     /// Reports the gradient, or the accumulated sum, if the backward pass has not reported it.
-    pub(super) fn flush(&self, pass: &Arc<Pass>) {
+    pub(super) fn report_remaining(&self, pass: &Arc<Pass>) {
         let arrived = match &mut self.state.lock().stage {
             GradientState::Done { .. } => return,
             // The loss does not depend on this read.
@@ -151,7 +151,7 @@ impl LocalParam {
         );
         match gradient {
             Some(gradient) => self.complete(pass, gradient),
-            None => self.flush(pass),
+            None => self.report_remaining(pass),
         }
     }
 
@@ -232,7 +232,7 @@ impl LocalParam {
             && let Some(engine) = &self.context.engine
         {
             // The gradient must leave the device before the update begins.
-            device::hand_over(&engine.device);
+            device::flush(&engine.device);
         }
         Ok(gradient)
     }

@@ -34,7 +34,7 @@ pub fn is_cubecl(device: &Device) -> bool {
 ///
 /// Pending operations of `fusion` hold their tensors, also dropped ones. On CubeCL devices every thread has its own stream:
 /// another thread could read an upload too early that was not flushed. A client of a server batches operations.
-pub fn hand_over(device: &Device) {
+pub fn flush(device: &Device) {
     if (is_cubecl(device) || is_remote(device))
         && let Err(error) = device.flush()
     {

@@ -60,19 +60,19 @@ impl RankPass {
         if let Some(InFlight(transfers)) = &in_flight {
             transfers.wait();
         }
-        self.local_params.flush(&self.pass);
+        self.local_params.report_remaining(&self.pass);
         Ok((output, gradients))
     }
 
     /// Applies accumulated gradients, for a rank without a closure. A failure fails the pass.
     pub(in crate::fused) fn apply_accumulated(&self) {
-        let flushed = catch(|| {
+        let reported = catch(|| {
             let _in_flight = self.context.transfers.as_ref().map(|all| InFlight(all));
             let _scope = Scope::enter_step(&self.pass);
-            self.local_params.flush(&self.pass);
+            self.local_params.report_remaining(&self.pass);
             Ok(())
         });
-        self.fail_pass_on_error(flushed);
+        self.fail_pass_on_error(reported);
     }
 
     /// Returns the result of the part. An error or a panic fails its pass.

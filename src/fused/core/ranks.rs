@@ -7,7 +7,7 @@ use burn::module::{Module, ParamId};
 use burn::tensor::Device;
 
 use crate::config::FusedConfig;
-use crate::device::{hand_over, is_cubecl, is_remote};
+use crate::device::{flush, is_cubecl, is_remote};
 use crate::error::FusedError;
 use crate::footprint::host_allocation;
 use crate::offload::check_offload_fits;
@@ -98,7 +98,7 @@ impl<M: Module> Ranks<M> {
         }
         attached_modules.reverse();
         // The ranks compute on other threads.
-        group.devices().iter().for_each(hand_over);
+        group.devices().iter().for_each(flush);
         Ok(Self::of(attached_modules, Some(devices)))
     }
 

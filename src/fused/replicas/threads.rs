@@ -7,7 +7,7 @@ use burn::module::Module;
 use burn::optim::GradientsParams;
 
 use crate::caught::{Caught, catch};
-use crate::device::{caught, check_connected, hand_over};
+use crate::device::{caught, check_connected, flush};
 use crate::error::FusedError;
 use crate::fused::core::{RankExecutor, RankOutput, RankOutputs, RankPass};
 use crate::pass::{Closure, FailedIn, Scope};
@@ -71,7 +71,7 @@ where
         let numbers = numbers(first, &group)?;
         group.begin(&has_batch);
         // The batches were computed on this thread.
-        group.devices().iter().for_each(hand_over);
+        group.devices().iter().for_each(flush);
 
         let (sender, computed) = channel();
         let (mut idle, mut at_work) = (Vec::new(), Vec::new());
@@ -130,7 +130,7 @@ fn run_rank<R>(
     let done = catch(|| {
         let output = part.run(numbers, work)?;
         // Includes updates for other ranks: a failed update fails the step.
-        group.devices().iter().for_each(hand_over);
+        group.devices().iter().for_each(flush);
         check_connected(|| vec![group.device(*rank).clone()])?;
         Ok(output)
     });
