@@ -16,7 +16,7 @@ use burn::tensor::{DType, Device, Distribution, Tensor};
 
 use crate::device::{answered, is_cubecl};
 
-pub(crate) use lock::RngLock;
+pub(crate) use lock::{GENERATORS, RngLock};
 
 /// A sequence of seeds derived from a first one.
 #[derive(Debug)]

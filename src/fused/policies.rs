@@ -15,14 +15,17 @@ pub(crate) struct Policies {
     pub(crate) hooks: Hooks,
     /// `true` if accumulated gradients are added to the optimizer state.
     pub(crate) in_state: bool,
+    /// The passes of a step, by the config.
+    pub(super) schedule: StepSchedule,
     /// State that is adapted from step to step.
     adaptive: PolicyState,
 }
 
 /// The passes of a step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum StepSchedule {
     /// One pass, which applies gradients as they arrive. No policy depends on the gradients of whole steps.
+    #[default]
     OnePass,
     /// One pass, whose gradients adapt the policies for the next step.
     Adaptive,
@@ -30,6 +33,19 @@ pub(crate) enum StepSchedule {
     TwoPass,
     /// One pass, whose gradients stay in the buffer until all are measured.
     Buffered,
+}
+
+impl StepSchedule {
+    fn of(config: &FusedConfig) -> Self {
+        let overflow = config.loss_scaling.map(|it| it.overflow);
+        match (config.clipping, overflow) {
+            (Some(GlobalNormClippingConfig::ExactInBuffer(_)), _) => Self::Buffered,
+            (Some(GlobalNormClippingConfig::Exact(_)), _) => Self::TwoPass,
+            (_, Some(Overflow::SkipStep)) => Self::TwoPass,
+            (None, None) => Self::OnePass,
+            _ => Self::Adaptive,
+        }
+    }
 }
 
 impl Policies {
@@ -56,6 +72,7 @@ impl Policies {
     ) -> Result<(Self, ModuleOptimizer), FusedError> {
         config.check(self.in_state)?;
         let policies = Self {
+            schedule: StepSchedule::of(&config),
             config,
             adaptive: PolicyState::default(),
             ..self
@@ -76,18 +93,6 @@ impl Policies {
         kept.then_some(&self.adaptive)
     }
 
-    /// Returns the passes of a step.
-    pub(crate) fn schedule(&self) -> StepSchedule {
-        let overflow = self.config.loss_scaling.map(|it| it.overflow);
-        match (self.config.clipping, overflow) {
-            (Some(GlobalNormClippingConfig::ExactInBuffer(_)), _) => StepSchedule::Buffered,
-            (Some(GlobalNormClippingConfig::Exact(_)), _) => StepSchedule::TwoPass,
-            (_, Some(Overflow::SkipStep)) => StepSchedule::TwoPass,
-            (None, None) => StepSchedule::OnePass,
-            _ => StepSchedule::Adaptive,
-        }
-    }
-
     /// Returns the gradient pipeline of a pass; `clip` is the clipping factor, if gradients are clipped.
     pub(crate) fn pipeline(
         &self,
@@ -101,31 +106,25 @@ impl Policies {
         };
         let mut pipeline = GradientPipeline::default();
         (pipeline.gradient_use, pipeline.accumulation) = (gradient_use, accumulation);
-        let schedule = self.schedule();
-        if schedule != StepSchedule::OnePass {
-            self.add_clipping_and_scaling(&mut pipeline, schedule, clip);
+        if self.schedule != StepSchedule::OnePass {
+            self.add_clipping_and_scaling(&mut pipeline, clip);
         }
-        if !self.hooks.is_empty() && gradient_use.steps() {
-            pipeline.hooks.extend(&self.hooks);
+        if !self.hooks.0.is_empty() && gradient_use.steps() {
+            pipeline.hooks.0.extend_from_slice(&self.hooks.0);
         }
         pipeline
     }
 
-    /// Adds clipping and scaling to the `pipeline` of a step with this `schedule`.
-    fn add_clipping_and_scaling(
-        &self,
-        pipeline: &mut GradientPipeline,
-        schedule: StepSchedule,
-        clip: Option<f64>,
-    ) {
-        let waits = schedule == StepSchedule::Buffered;
+    /// Adds clipping and scaling to a pipeline.
+    fn add_clipping_and_scaling(&self, pipeline: &mut GradientPipeline, clip: Option<f64>) {
+        let waits = self.schedule == StepSchedule::Buffered;
         pipeline.scale = self.loss_scale().map(|it| it.scale);
         pipeline.consumes_sums = pipeline.gradient_use == GradientUse::Update && waits;
         // The norm is needed before gradients are applied, or for the next step.
         let measures = match pipeline.gradient_use {
             GradientUse::Accumulate => false,
             GradientUse::Measure => {
-                waits || schedule == StepSchedule::TwoPass || self.clips_lagged()
+                waits || self.schedule == StepSchedule::TwoPass || self.clips_lagged()
             }
             GradientUse::AccumulateInState | GradientUse::Update => self.clips_lagged(),
         };

@@ -41,7 +41,8 @@ macro_rules! trainer {
                 self.core
                     .policies
                     .hooks
-                    .push(group, std::sync::Arc::new(hook));
+                    .0
+                    .push((group, std::sync::Arc::new(hook)));
                 self
             }
 

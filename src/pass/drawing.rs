@@ -9,7 +9,7 @@ use super::observations::Draws;
 use super::{Pass, Scope};
 use crate::device::is_cubecl;
 use crate::error::FusedError;
-use crate::random::{RngLock, Stream, system_seed};
+use crate::random::{GENERATORS, RngLock, Stream, system_seed};
 
 /// The lock that a forward pass holds.
 #[derive(Debug)]
@@ -31,7 +31,7 @@ impl Pass {
         devices: &[Device],
     ) -> Result<Option<RngLock>, FusedError> {
         let observations = &self.blocks.observations;
-        let lock = RngLock::take(self, devices, observations.may_draw())?;
+        let lock = GENERATORS.take(self, devices, observations.may_draw())?;
         if lock.is_none() {
             observations.start_unlocked();
         }
@@ -56,10 +56,10 @@ impl Pass {
         let draws = *observations.draws.lock();
         let (lock, numbers) = match (numbers, draws) {
             (None, Draws::Never) => return Ok(()),
-            (None, Draws::OutsideOfBlocks) => match RngLock::take(self, late, false)? {
+            (None, Draws::OutsideOfBlocks) => match GENERATORS.take(self, late, false)? {
                 Some(lock) => (Some(lock), None),
                 None => {
-                    let lock = RngLock::take(self, late, true)?;
+                    let lock = GENERATORS.take(self, late, true)?;
                     observations.seeded.store(true, Ordering::Relaxed);
                     let seed = |device: &Device| self.blocks.seeds.next(device);
                     (lock, Some(Stream::new(devices.to_vec(), seed)))
@@ -185,7 +185,7 @@ impl Scope {
     ///
     /// If another pass holds the lock for too long.
     pub(crate) fn repeat_random(&self, numbers: &Stream) -> Result<BlockLock, FusedError> {
-        let lock = RngLock::take(&*self.pass, &numbers.devices, true)?;
+        let lock = GENERATORS.take(&*self.pass, &numbers.devices, true)?;
         self.among_threads(lock.expect("it is waited for"))
     }
 

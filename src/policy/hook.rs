@@ -146,27 +146,9 @@ impl Form {
 
 /// A chain of hooks, each for its parameter group.
 #[derive(Clone, Default)]
-pub(crate) struct Hooks(Vec<(ParamGroup, Arc<dyn AnyHook>)>);
+pub(crate) struct Hooks(pub(crate) Vec<(ParamGroup, Arc<dyn AnyHook>)>);
 
 impl Hooks {
-    pub(crate) fn push(&mut self, group: ParamGroup, hook: Arc<dyn AnyHook>) {
-        self.0.push((group, hook));
-    }
-
-    /// Inserts `hook` before all others.
-    pub(super) fn put_first(&mut self, hook: Arc<dyn AnyHook>) {
-        self.0.insert(0, (ParamGroup::all(), hook));
-    }
-
-    /// Appends `others`.
-    pub(crate) fn extend(&mut self, others: &Self) {
-        self.0.extend_from_slice(&others.0);
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
     /// Returns the gradient after all hooks; `None` if one of them vetoed it.
     pub(crate) fn call(
         &self,

@@ -49,19 +49,20 @@ impl GradientPipeline {
     /// finite.
     pub(crate) fn measure(&mut self, stops: bool) {
         let measure = Arc::new(Measure::new(stops));
-        self.hooks.push(ParamGroup::all(), measure.clone());
+        self.hooks.0.push((ParamGroup::all(), measure.clone()));
         self.measure = Some(measure);
     }
 
     /// Adds a hook that multiplies gradients by `factor`.
     pub(crate) fn multiply_by(&mut self, factor: f64) {
-        self.hooks.push(ParamGroup::all(), Arc::new(Scale(factor)));
+        let scale = Arc::new(Scale(factor));
+        self.hooks.0.push((ParamGroup::all(), scale));
     }
 
     /// Adds a hook that skips gradients that are not finite.
     pub(crate) fn skip_not_finite(&mut self) {
         let overflow = Arc::new(SkipNotFinite::default());
-        self.hooks.push(ParamGroup::all(), overflow.clone());
+        self.hooks.0.push((ParamGroup::all(), overflow.clone()));
         self.overflow = Some(overflow);
     }
 
@@ -78,7 +79,8 @@ impl GradientPipeline {
     /// Returns the pipeline that fails if the gradients are not those that `norm` was measured from.
     pub(crate) fn comparing(mut self, norm: Norm) -> Self {
         let measured = norm.squares;
-        self.hooks.put_first(Arc::new(Compare { measured }));
+        let compare = Arc::new(Compare { measured });
+        self.hooks.0.insert(0, (ParamGroup::all(), compare));
         self
     }
 

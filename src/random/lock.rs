@@ -18,14 +18,15 @@ use crate::lock;
 /// The longest time that one pass may hold the lock while another waits for it.
 const TIMEOUT: Duration = Duration::from_secs(600);
 
-static GENERATORS: Lock = Lock::new(TIMEOUT);
+/// The lock of Burn's generators. Its key is a pass or a group.
+pub(crate) static GENERATORS: GeneratorLock = GeneratorLock::new(TIMEOUT);
 
 /// The lock of blocks on several threads of the closure that holds [`GENERATORS`].
-static THREADS: Lock = Lock::new(TIMEOUT);
+static THREADS: GeneratorLock = GeneratorLock::new(TIMEOUT);
 
 /// A lock that its key and its thread may take again. It may be released on another thread.
 #[derive(Debug)]
-struct Lock {
+pub(crate) struct GeneratorLock {
     holder: Mutex<Option<Holder>>,
     free: Condvar,
     timeout: Duration,
@@ -43,11 +44,11 @@ struct Holder {
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct RngLock {
-    lock: &'static Lock,
+    lock: &'static GeneratorLock,
     devices: Vec<Device>,
 }
 
-impl Lock {
+impl GeneratorLock {
     const fn new(timeout: Duration) -> Self {
         Self {
             holder: Mutex::new(None),
@@ -56,17 +57,22 @@ impl Lock {
         }
     }
 
-    /// Takes the lock to draw on `devices`. If another key holds it, waits, or returns `None` unless it `waits`.
+    /// Takes the lock to draw on `devices`, for the owner at the address of `key`. If another key holds it, waits, or
+    /// returns `None` unless it `waits`.
     ///
     /// # Errors
     ///
-    /// If the holder keeps the lock for longer than the limit.
-    fn take(
+    /// If the holder keeps the lock for [`TIMEOUT`].
+    pub(crate) fn take<T: ?Sized>(
         &'static self,
-        key: usize,
+        key: &T,
         devices: &[Device],
         waits: bool,
     ) -> Result<Option<RngLock>, FusedError> {
+        if waits {
+            lock::check_none_held("the random generators are waited for");
+        }
+        let key = std::ptr::from_ref(key).cast::<()>().addr();
         let guard = || RngLock {
             lock: self,
             devices: devices.to_vec(),
@@ -104,24 +110,6 @@ impl Lock {
 }
 
 impl RngLock {
-    /// Takes the lock of Burn's generators to draw on `devices`, for the pass or group at the address of `key`. If another holds
-    /// it, waits, or returns `None` unless it `waits`.
-    ///
-    /// # Errors
-    ///
-    /// If the holder keeps the lock for [`TIMEOUT`].
-    pub(crate) fn take<T: ?Sized>(
-        key: &T,
-        devices: &[Device],
-        waits: bool,
-    ) -> Result<Option<Self>, FusedError> {
-        if waits {
-            lock::check_none_held("the random generators are waited for");
-        }
-        let key = std::ptr::from_ref(key).cast::<()>().addr();
-        GENERATORS.take(key, devices, waits)
-    }
-
     /// Takes the lock among the threads of a closure that holds the other one. Its thread may take it again.
     ///
     /// # Errors
@@ -131,8 +119,7 @@ impl RngLock {
         thread_local! {
             static KEY: u8 = const { 0 };
         }
-        let key = KEY.with(|key| std::ptr::from_ref(key).addr());
-        THREADS.take(key, &[], true)
+        KEY.with(|key| THREADS.take(key, &[], true))
     }
 }
 
@@ -156,14 +143,16 @@ mod tests {
 
     use super::*;
 
-    fn lock(timeout: Duration) -> &'static Lock {
-        Box::leak(Box::new(Lock::new(timeout)))
+    static KEYS: [u8; 3] = [0; 3];
+
+    fn lock(timeout: Duration) -> &'static GeneratorLock {
+        Box::leak(Box::new(GeneratorLock::new(timeout)))
     }
 
     #[test]
     fn lock_held_too_long_is_an_error() {
         let lock = lock(Duration::from_millis(20));
-        let take = |key, waits| lock.take(key, &[], waits);
+        let take = |key: usize, waits| lock.take(&KEYS[key], &[], waits);
         let _held = take(1, true).unwrap().unwrap();
         // The same thread takes it again for another key.
         let _again = take(2, true).unwrap().unwrap();
@@ -181,13 +170,13 @@ mod tests {
     #[test]
     fn lock_released_is_taken_by_the_waiting_thread() {
         let lock = lock(Duration::from_secs(60));
-        let held = lock.take(1, &[], true).unwrap();
+        let held = lock.take(&KEYS[1], &[], true).unwrap();
         thread::scope(|scope| {
-            let waits = scope.spawn(|| lock.take(2, &[], true));
+            let waits = scope.spawn(|| lock.take(&KEYS[2], &[], true));
             drop(held);
             let taken = waits.join().unwrap();
             assert!(matches!(taken, Ok(Some(_))));
-            assert!(matches!(lock.take(1, &[], false), Ok(None)));
+            assert!(matches!(lock.take(&KEYS[1], &[], false), Ok(None)));
         });
     }
 }

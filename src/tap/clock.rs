@@ -2,6 +2,7 @@ use std::sync::Arc;
 
 use burn::backend::{Dispatch, DispatchTensor};
 use burn::tensor::{Device, GradientCheckpointingStrategy, Tensor};
+use parking_lot::Mutex;
 
 use super::extension::{Delivery, GradientSink, PassedGradients, TapBackend};
 use super::{collect_graph, lift};
@@ -35,29 +36,29 @@ pub(crate) struct Clock {
     below: Option<(usize, DispatchTensor)>,
 }
 
-/// The clocks of a training, one for each device and checkpointing strategy.
+/// The clocks of a training, one for each device and checkpointing strategy. Each parameter holds its clock.
 #[derive(Debug, Default)]
-pub(crate) struct Clocks(Vec<Clock>);
+pub(crate) struct Clocks(Vec<Arc<Mutex<Clock>>>);
 
 impl Clocks {
     pub(crate) fn of(
         &mut self,
         device: &Device,
         strategy: GradientCheckpointingStrategy,
-    ) -> &mut Clock {
+    ) -> Arc<Mutex<Clock>> {
         let device = device.clone().inner();
         let fits = |clock: &Clock| clock.device == device && clock.strategy == strategy;
-        let found = self.0.iter().position(fits);
-        let clock = found.unwrap_or_else(|| {
-            self.0.push(Clock {
+        let found = self.0.iter().find(|clock| fits(&clock.lock()));
+        found.cloned().unwrap_or_else(|| {
+            let clock = Arc::new(Mutex::new(Clock {
                 device,
                 strategy,
                 ticks: Vec::new(),
                 below: None,
-            });
-            self.0.len() - 1
-        });
-        &mut self.0[clock]
+            }));
+            self.0.push(clock.clone());
+            clock
+        })
     }
 }
 
@@ -138,7 +139,7 @@ mod tests {
         let mut clocks = Clocks::default();
         let clock = clocks.of(&device, GradientCheckpointingStrategy::default());
         let before = collections();
-        (0..2048).for_each(|read| drop(clock.tick(read)));
+        (0..2048).for_each(|read| drop(clock.lock().tick(read)));
         let collections = collections() - before;
         assert!(collections <= 256, "{collections}");
     }

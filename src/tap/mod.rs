@@ -20,7 +20,7 @@ use burn::backend::{BackendTensor, Dispatch, DispatchDevice, DispatchTensor, Dis
 use burn::tensor::{Device, Tensor};
 
 pub(crate) use backburn_base::lift;
-pub(crate) use clock::Clocks;
+pub(crate) use clock::{Clock, Clocks};
 pub(crate) use extension::{GradientSink, PassedGradients, primitive};
 pub(crate) use graph_gc::{GraphGc, collect_graph_if_due};
 

@@ -135,7 +135,8 @@ impl<M: LearnerModel> FusedLearner<M> {
     /// them. A gradient that is registered there ends the training with an error. Removing a gradient there has no effect.
     #[must_use]
     pub fn with_hook(mut self, group: ParamGroup, hook: impl GradientHook) -> Self {
-        self.strategy.policies.hooks.push(group, Arc::new(hook));
+        let hooks = &mut self.strategy.policies.hooks;
+        hooks.0.push((group, Arc::new(hook)));
         self
     }
 

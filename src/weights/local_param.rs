@@ -2,6 +2,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use burn::tensor::{DType, Device};
+use parking_lot::Mutex;
 
 use super::gradient_state::GradientState;
 use super::master_param::MasterParam;
@@ -12,6 +13,7 @@ use crate::parameters::AnyTensor;
 use crate::pass::Session;
 use crate::placement::{RankContext, Residency};
 use crate::replica::{HeldBytes, Membership};
+use crate::tap::Clock;
 
 /// The handle of one rank to a parameter, with its compute copy.
 #[derive(Debug)]
@@ -22,6 +24,8 @@ pub(crate) struct LocalParam {
     /// Compute type and device, without autodiff.
     pub(super) dtype: DType,
     pub(super) device: Arc<Device>,
+    /// The clock of the taps.
+    pub(super) clock: Arc<Mutex<Clock>>,
     /// The residency that the context assigns; see [`residency`](Self::residency) for the current one.
     pub(super) assigned: Residency,
     /// `true` if a copy fetched on demand is cached from now on.
@@ -82,7 +86,9 @@ impl LocalParam {
             copy: None,
             proven: false,
         };
+        let clock = session.clocks.lock().of(&device, master.strategy);
         let local_param = Self {
+            clock,
             dtype: context.compute_dtype(master.dtype),
             assigned: context.residency(master.id, &master.storage.location, master.dtype, &device),
             is_offloaded: master.storage.location.is_host,

@@ -105,8 +105,12 @@ impl LocalParams {
 
     /// Reports the gradients that the backward pass has not reported, in module order.
     pub(crate) fn report_remaining(&self, pass: &Arc<Pass>) {
-        let released = self.all.iter().filter(|local_param| !local_param.is_leaf);
-        released.for_each(|local_param| local_param.report_remaining(pass));
+        for local_param in self.all.iter().filter(|local_param| !local_param.is_leaf) {
+            let is_done = matches!(local_param.state.lock().stage, GradientState::Done { .. });
+            if !is_done {
+                local_param.report_remaining(pass);
+            }
+        }
     }
 
     /// Reports the gradients of the ordinary leaves, in module order.

@@ -204,15 +204,14 @@ impl LocalParam {
         };
         let expecting = self.expecting(&mut state);
         let (read, pending_gradient) = graph.read(&expecting.pending_count);
-        let (device, strategy) = (value.device(), self.master.strategy);
-        let tick = self.session.clocks.lock().of(&device, strategy).tick(read);
+        let tick = self.clock.lock().tick(read);
         let arrival = TapSink {
             local_param: self.clone(),
             pass: pass.clone(),
             pending_gradient,
             _gathered: self.among.as_ref().and_then(|it| self.count_gathered(it)),
         };
-        let leaf = lift(value.untyped(), strategy).require_grad();
+        let leaf = lift(value.untyped(), self.master.strategy).require_grad();
         let tapped = AnyTensor::from(join(leaf, tick, Arc::new(arrival)));
         expecting.tapped = Some((graph.clone(), tapped.clone()));
         tapped

@@ -61,7 +61,7 @@ impl MasterParam {
             gradient = gradient.in_type(self.dtype);
         }
         let hooks = &pass.pipeline.hooks;
-        let called = if hooks.is_empty() {
+        let called = if hooks.0.is_empty() {
             Ok(Some(gradient))
         } else {
             // No lock is held that a hook could wait for.

@@ -2,7 +2,6 @@
 //! closures.
 
 mod change;
-mod executor;
 mod rank_pass;
 mod ranks;
 mod run;
@@ -35,8 +34,7 @@ use crate::report::StepReport;
 use crate::tap::collect_graph_if_due;
 use crate::weights::{Accumulated, Inventory, Role, Value, fork_quantized};
 pub(crate) use change::ResumeError;
-pub(in crate::fused) use executor::{Inline, RankExecutor, RankOutput, RankOutputs};
-pub(in crate::fused) use rank_pass::RankPass;
+pub(in crate::fused) use rank_pass::{Executor, RankOutput, RankOutputs, RankPass};
 pub(super) use ranks::Ranks;
 use run::Reports;
 

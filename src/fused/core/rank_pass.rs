@@ -6,7 +6,6 @@ use burn::module::Module;
 use burn::optim::GradientsParams;
 use burn::tensor::Device;
 
-use super::executor::RankOutput;
 use crate::caught::{Caught, catch};
 use crate::device::check_async_errors;
 use crate::error::{FusedError, listed};
@@ -14,11 +13,26 @@ use crate::loss::{Loss, OnBackward};
 use crate::memory;
 use crate::offload::TransferWorkers;
 use crate::parameters::list;
-use crate::pass::{FailedIn, Failure, Pass, Scope, Stage};
+use crate::pass::{Closure, FailedIn, Failure, Pass, Scope, Stage};
 use crate::placement::RankContext;
 use crate::random::Stream;
 use crate::replica::Membership;
-use crate::weights::LocalParams;
+use crate::weights::{AttachedModule, LocalParams};
+
+/// The output of the closure of a rank, with the gradients of its ordinary leaves.
+pub(in crate::fused) type RankOutput<R> = Result<(R, GradientsParams), FusedError>;
+
+/// The outputs of all ranks, with the gradients of each.
+pub(in crate::fused) type RankOutputs<R> = Result<(R, Vec<GradientsParams>), FusedError>;
+
+/// The closures of all ranks, which run in every pass of a step.
+pub(in crate::fused) struct Executor<'a, M, R> {
+    /// The kind of closure of each rank. If any rank has one, the first has one.
+    pub(in crate::fused) closures: &'a [Closure],
+    /// Runs the part of every rank in a pass, each with its attached module.
+    pub(in crate::fused) run:
+        &'a mut dyn FnMut(&[RankPass], &[AttachedModule<M>]) -> RankOutputs<R>,
+}
 
 /// The part of one rank in a pass that has begun, on any thread.
 #[derive(Clone)]
@@ -106,40 +120,43 @@ impl RankPass {
         FusedError::NothingTrained { paths }
     }
 
-    /// Computes the loss and runs the backward pass.
+    /// Runs the forward pass, which returns the loss, and the backward pass.
     pub(in crate::fused) fn forward_backward<M: Module, L: Loss>(
         &self,
+        numbers: Option<Stream>,
         model: &M,
         forward: impl FnOnce(&M) -> L,
     ) -> RankOutput<L> {
-        let loss = forward(model);
-        // A backward pass inside of the closure has failed in a block, and the closure has continued.
-        self.pass.take_failure().map_or(Ok(()), Failure::go_on)?;
-        if !loss.has_graph() {
-            return Err(self.why_untracked(model));
-        }
-        if self.read_late {
-            check_async_errors(&loss.elements())
-                .map_err(|reason| FusedError::LossNotComputed { reason })?;
-        }
-        self.pass.end_forward();
-        *self.pass.stage.lock() = Stage::Backward;
-        if let Some(saved) = &self.pass.blocks.saved {
-            saved.prefetch_last();
-        }
-        let begins = self.pass.among.as_ref().map(|among| {
-            let Membership { group, rank } = among.clone();
-            group.flow.request_backward(rank);
-            Box::new(move || group.flow.begin_backward(rank)) as OnBackward
-        });
-        if self.pass.is_recorded {
-            memory::enter(memory::Phase::Backward);
-            memory::end_beyond_limit();
-        }
-        let (loss, mut gradients) = loss.run_backward(self.pass.pipeline.scale, begins);
-        let gradients =
-            GradientsParams::from_params(&mut gradients, model, &self.local_params.leaves);
-        Ok((loss, gradients))
+        self.run(numbers, || {
+            let loss = forward(model);
+            // A backward pass inside of the closure has failed in a block, and the closure has continued.
+            self.pass.take_failure().map_or(Ok(()), Failure::go_on)?;
+            if !loss.has_graph() {
+                return Err(self.why_untracked(model));
+            }
+            if self.read_late {
+                check_async_errors(&loss.elements())
+                    .map_err(|reason| FusedError::LossNotComputed { reason })?;
+            }
+            self.pass.end_forward();
+            *self.pass.stage.lock() = Stage::Backward;
+            if let Some(saved) = &self.pass.blocks.saved {
+                saved.prefetch_last();
+            }
+            let begins = self.pass.among.as_ref().map(|among| {
+                let Membership { group, rank } = among.clone();
+                group.flow.request_backward(rank);
+                Box::new(move || group.flow.begin_backward(rank)) as OnBackward
+            });
+            if self.pass.is_recorded {
+                memory::enter(memory::Phase::Backward);
+                memory::end_beyond_limit();
+            }
+            let (loss, mut gradients) = loss.run_backward(self.pass.pipeline.scale, begins);
+            let gradients =
+                GradientsParams::from_params(&mut gradients, model, &self.local_params.leaves);
+            Ok((loss, gradients))
+        })
     }
 }
 

@@ -138,15 +138,16 @@ impl<M: Module> PassTransaction<'_, M> {
     }
 
     /// Commits the pass. Returns a report per parameter, over all ranks, in module order.
-    pub(super) fn commit(mut self, computed: bool) -> Vec<(ParamId, ParameterReport)> {
+    pub(super) fn commit(mut self) -> Vec<(ParamId, ParameterReport)> {
         let reports = self.end(true);
         for (attached, running) in self.attached_modules.iter_mut().zip(&self.running) {
             if attached.fetches_blocks {
                 attached.update_block_order(&running.pass.blocks.block_order.lock());
             }
         }
-        if computed {
-            self.running[0].pass.blocks.observations.end_pass();
+        let first = &self.running[0].pass;
+        if first.closure != Closure::Nothing {
+            first.blocks.observations.end_pass();
         }
         drop((
             std::mem::take(&mut self.running),

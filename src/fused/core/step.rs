@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::Module;
+use burn::optim::GradientsParams;
 
 use super::Core;
-use super::executor::{RankExecutor, WithoutClosures};
-use crate::caught::catch;
+use super::rank_pass::{Executor, RankPass};
+use crate::caught::{Caught, catch};
 use crate::error::FusedError;
 use crate::fused::policies::StepSchedule;
 use crate::memory;
@@ -19,49 +20,47 @@ use crate::report::StepReport;
 
 impl<M: Module> Core<M> {
     /// Runs a step, or without a learning rate accumulates the gradients of a micro-batch.
-    pub(in crate::fused) fn step<E: RankExecutor<M>>(
+    pub(in crate::fused) fn step<R>(
         &mut self,
         learning_rate: Option<ModuleLearningRate>,
-        executor: &mut E,
-    ) -> Result<E::Output, FusedError> {
-        let schedule = self.policies.schedule();
+        executor: &mut Executor<M, R>,
+    ) -> Result<R, FusedError> {
         let Some(learning_rate) = learning_rate else {
-            return self.accumulate(schedule, executor);
+            return self.accumulate(executor);
         };
-        let mut closures = executor.closures().iter();
-        let computes = closures.any(|closure| *closure != Closure::Nothing);
+        let schedule = self.policies.schedule;
+        let computes = executor.closures[0] != Closure::Nothing;
         if schedule == StepSchedule::Buffered && computes {
-            let output = self.accumulate(schedule, executor)?;
+            let output = self.accumulate(executor)?;
             if self.has_accumulated() {
                 self.step_accumulated(learning_rate)?;
             }
             return Ok(output);
         }
-        self.ranks.attached_modules[0]
-            .session
-            .update
-            .lock()
-            .learning_rate = learning_rate;
-        let ended = self.attempt(|core| match schedule {
-            StepSchedule::OnePass => core.pass(
-                core.policies.pipeline(GradientUse::Update, None),
-                None,
-                executor,
-            ),
-            StepSchedule::Adaptive => core.adaptive_pass(GradientUse::Update, executor),
-            StepSchedule::TwoPass if computes => core.two_passes(executor),
-            StepSchedule::TwoPass | StepSchedule::Buffered => core.apply_buffered(executor),
+        let session = &self.ranks.attached_modules[0].session;
+        session.update.lock().learning_rate = learning_rate;
+        let ended = catch(|| match schedule {
+            StepSchedule::OnePass => {
+                let pipeline = self.policies.pipeline(GradientUse::Update, None);
+                self.pass(pipeline, None, executor)
+            }
+            StepSchedule::Adaptive => self.adaptive_pass(GradientUse::Update, executor),
+            StepSchedule::TwoPass if computes => self.two_passes(executor),
+            StepSchedule::TwoPass | StepSchedule::Buffered => self.apply_buffered(executor),
         });
-        ended.or_else(|failure| {
-            if !self.policies.bear_overflow() {
-                self.drop_accumulated_if_not_finite();
-            }
-            if schedule == StepSchedule::Buffered {
-                // Some gradients have been applied.
-                self.drop_accumulated();
-            }
-            failure.go_on()
-        })
+        let failure = match ended {
+            Ok(Ok(output)) => return Ok(output),
+            Ok(Err(error)) => Failure::Error(error),
+            Err(panic) => self.panicked(panic),
+        };
+        if !self.policies.bear_overflow() {
+            self.drop_accumulated_if_not_finite();
+        }
+        if schedule == StepSchedule::Buffered {
+            // Some gradients have been applied.
+            self.drop_accumulated();
+        }
+        failure.go_on()
     }
 
     /// Steps with the accumulated gradients alone.
@@ -72,15 +71,25 @@ impl<M: Module> Core<M> {
         if !self.has_accumulated() {
             return self.refuse(FusedError::NothingAccumulated);
         }
-        let closures = vec![Closure::Nothing; self.ranks.attached_modules.len()];
-        self.step(Some(learning_rate), &mut WithoutClosures(closures))
+        let mut executor = Executor {
+            closures: &vec![Closure::Nothing; self.ranks.attached_modules.len()],
+            run: &mut |ranks, _attached_modules| {
+                if let Some(member) = &ranks[0].context.member {
+                    member.group.begin(&vec![false; ranks.len()]);
+                }
+                ranks.iter().for_each(RankPass::apply_accumulated);
+                let gradients = ranks.iter().map(|_| GradientsParams::new());
+                Ok(((), gradients.collect()))
+            },
+        };
+        self.step(Some(learning_rate), &mut executor)
     }
 
     /// Runs forward and backward without any change.
-    pub(in crate::fused) fn dry_run<E: RankExecutor<M>>(
+    pub(in crate::fused) fn dry_run<R>(
         &mut self,
-        executor: &mut E,
-    ) -> Result<E::Output, FusedError> {
+        executor: &mut Executor<M, R>,
+    ) -> Result<R, FusedError> {
         memory::enter_dry_run(|| ModelKey::of(&self.ranks.attached().module));
         let pipeline = self.policies.pipeline(GradientUse::Measure, None);
         let output = self.pass(pipeline, None, executor)?;
@@ -105,21 +114,22 @@ impl<M: Module> Core<M> {
 
     /// Accumulates the gradients of one pass. If it fails after a sum was overwritten, all accumulated gradients are
     /// dropped.
-    fn accumulate<E: RankExecutor<M>>(
-        &mut self,
-        schedule: StepSchedule,
-        executor: &mut E,
-    ) -> Result<E::Output, FusedError> {
+    fn accumulate<R>(&mut self, executor: &mut Executor<M, R>) -> Result<R, FusedError> {
         let gradient_use = match self.policies.in_state {
             true => GradientUse::AccumulateInState,
             false => GradientUse::Accumulate,
         };
-        let ended = self.attempt(|core| match gradient_use {
+        let schedule = self.policies.schedule;
+        let ended = catch(|| match gradient_use {
             GradientUse::AccumulateInState if schedule != StepSchedule::OnePass => {
-                core.adaptive_pass(gradient_use, executor)
+                self.adaptive_pass(gradient_use, executor)
             }
-            _ => core.pass(core.policies.pipeline(gradient_use, None), None, executor),
+            _ => self.pass(self.policies.pipeline(gradient_use, None), None, executor),
         });
+        let ended = match ended {
+            Ok(ended) => ended.map_err(Failure::Error),
+            Err(panic) => Err(self.panicked(panic)),
+        };
         let lost = self
             .ranks
             .local_params()
@@ -133,26 +143,21 @@ impl<M: Module> Core<M> {
         Err(FusedError::AccumulatedLost { path, reason })
     }
 
-    /// Runs `work` and catches its panic. A lost device is an error: the first read from the device reports it.
-    fn attempt<R>(
-        &mut self,
-        work: impl FnOnce(&mut Self) -> Result<R, FusedError>,
-    ) -> Result<R, Failure> {
-        match catch(|| work(self)) {
-            Ok(ended) => ended.map_err(Failure::Error),
-            Err(panic) => Err(match self.ranks.check_connected() {
-                Ok(()) => Failure::Panic(panic),
-                Err(lost) => Failure::Error(lost),
-            }),
+    /// Returns the failure of a pass that has panicked. A lost device is an error: the first read from the device
+    /// reports it.
+    fn panicked(&self, panic: Caught) -> Failure {
+        match self.ranks.check_connected() {
+            Ok(()) => Failure::Panic(panic),
+            Err(lost) => Failure::Error(lost),
         }
     }
 
     /// Runs a pass that policies adapt to.
-    fn adaptive_pass<E: RankExecutor<M>>(
+    fn adaptive_pass<R>(
         &mut self,
         gradient_use: GradientUse,
-        executor: &mut E,
-    ) -> Result<E::Output, FusedError> {
+        executor: &mut Executor<M, R>,
+    ) -> Result<R, FusedError> {
         let clip = self.policies.lagged_coefficient();
         let pipeline = self.policies.pipeline(gradient_use, clip);
         let output = self.pass(pipeline.clone(), None, executor)?;
@@ -174,26 +179,25 @@ impl<M: Module> Core<M> {
 
     /// Runs a pass: begin, forward and backward, finish, commit. If it fails or only measures, the running statistics
     /// are restored.
-    pub(super) fn pass<E: RankExecutor<M>>(
+    pub(super) fn pass<R>(
         &mut self,
         pipeline: GradientPipeline,
         twice: Option<Stream>,
-        executor: &mut E,
-    ) -> Result<E::Output, FusedError> {
+        executor: &mut Executor<M, R>,
+    ) -> Result<R, FusedError> {
         self.reports.last = StepReport::default();
-        let gradient_use = pipeline.gradient_use;
+        let (closure, gradient_use) = (executor.closures[0], pipeline.gradient_use);
         let order = Order {
             pipeline,
             twice,
             checkpointing: Arc::new(self.policies.config.gradient_checkpointing.clone()),
         };
-        let closures = executor.closures().to_vec();
         let statistics = match self.ranks.statistics.is_empty() {
             true => Vec::new(),
             false => self.ranks.guard_statistics(),
         };
-        let mut transaction = self.ranks.begin(&order, &closures);
-        let (output, gradients) = executor.run(&transaction.ranks, transaction.attached_modules)?;
+        let mut transaction = self.ranks.begin(&order, executor.closures);
+        let (output, gradients) = (executor.run)(&transaction.ranks, transaction.attached_modules)?;
         transaction.check()?;
         if !transaction.attached_modules[0]
             .local_params
@@ -202,10 +206,9 @@ impl<M: Module> Core<M> {
         {
             transaction.apply_after_backward(gradient_use, gradients)?;
         }
-        let computed = closures.iter().any(|closure| *closure != Closure::Nothing);
-        let reports = transaction.commit(computed);
-        self.reports
-            .report(&self.ranks.attached_modules[0], reports);
+        let reports = transaction.commit();
+        let attached = &self.ranks.attached_modules[0];
+        self.reports.report(attached, reports);
 
         // Other ranks may have sent gradients to a rank after its part, and remote devices report failures late.
         if self.ranks.remote {
@@ -220,7 +223,7 @@ impl<M: Module> Core<M> {
         if !statistics.is_empty() {
             self.ranks.average_statistics(&statistics)?;
         }
-        if closures.contains(&Closure::Loss) {
+        if closure == Closure::Loss {
             self.check_reached()?;
         }
         for guard in statistics {

@@ -3,24 +3,21 @@
 use burn::module::Module;
 
 use super::Core;
-use super::executor::RankExecutor;
+use super::rank_pass::Executor;
 use crate::device::is_cubecl;
 use crate::error::FusedError;
 use crate::policy::{GradientPipeline, GradientUse, Norm};
-use crate::random::{RngLock, Stream, system_seed};
+use crate::random::{GENERATORS, Stream, system_seed};
 
 impl<M: Module> Core<M> {
     /// Runs a pass that measures all gradients, then a pass that applies them.
-    pub(super) fn two_passes<E: RankExecutor<M>>(
-        &mut self,
-        executor: &mut E,
-    ) -> Result<E::Output, FusedError> {
+    pub(super) fn two_passes<R>(&mut self, executor: &mut Executor<M, R>) -> Result<R, FusedError> {
         let session = self.ranks.session().clone();
         let observations = session.observations.clone();
         let devices = self.ranks.devices.clone();
         let reads = !devices.iter().any(is_cubecl);
         let twice = {
-            let lock = RngLock::take(&*session, &devices, observations.may_draw())?;
+            let lock = GENERATORS.take(&*session, &devices, observations.may_draw())?;
             // Without the lock, a draw of another pass would lack a seed.
             Stream::new(devices, |device| match &lock {
                 Some(_) => session.seeds.next(device),
@@ -49,10 +46,10 @@ impl<M: Module> Core<M> {
     }
 
     /// Measures the buffered gradients, then applies them. Nothing is computed twice, and no random numbers are drawn.
-    pub(super) fn apply_buffered<E: RankExecutor<M>>(
+    pub(super) fn apply_buffered<R>(
         &mut self,
-        executor: &mut E,
-    ) -> Result<E::Output, FusedError> {
+        executor: &mut Executor<M, R>,
+    ) -> Result<R, FusedError> {
         let pipeline = self.policies.pipeline(GradientUse::Measure, None);
         let output = self.pass(pipeline.clone(), None, executor)?;
         let Some((norm, coefficient)) = self.norm_to_use(&pipeline)? else {

@@ -6,7 +6,7 @@ use burn::optim::GradientsParams;
 
 use super::FusedOptimizer;
 use crate::error::FusedError;
-use crate::fused::core::{Inline, RankPass};
+use crate::fused::core::Executor;
 use crate::fused::policies::StepSchedule;
 use crate::loss::Loss;
 use crate::pass::Closure;
@@ -41,7 +41,7 @@ impl<M: Module> FusedOptimizer<M> {
         learning_rate: impl Into<ModuleLearningRate>,
         forward: impl FnOnce(&M) -> L,
     ) -> Result<L, FusedError> {
-        if self.core.policies.schedule() == StepSchedule::TwoPass {
+        if self.core.policies.schedule == StepSchedule::TwoPass {
             return self.core.refuse(FusedError::RunsTwice);
         }
         let mut forward = Some(forward);
@@ -156,9 +156,15 @@ impl<M: Module> FusedOptimizer<M> {
         learning_rate: Option<ModuleLearningRate>,
         mut train: impl FnMut(&M) -> (R, GradientsParams),
     ) -> Result<R, FusedError> {
-        let work = |_: &RankPass, model: &M| Ok(train(model));
-        let closure = Closure::Backward;
-        self.core.step(learning_rate, &mut Inline { closure, work })
+        let mut executor = Executor {
+            closures: &[Closure::Backward],
+            run: &mut |ranks, modules| {
+                let (rank, model) = (&ranks[0], &modules[0].module);
+                let (output, gradients) = rank.run(rank.pass.twice.clone(), || Ok(train(model)))?;
+                Ok((output, vec![gradients]))
+            },
+        };
+        self.core.step(learning_rate, &mut executor)
     }
 
     /// Runs a forward and backward pass without an update: gradients are released and not applied, and hooks are not
@@ -173,12 +179,16 @@ impl<M: Module> FusedOptimizer<M> {
     /// If the loss depends on no trainable parameter.
     pub fn dry_run<L: Loss>(&mut self, forward: impl FnOnce(&M) -> L) -> Result<L, FusedError> {
         let mut forward = Some(forward);
-        let work = |rank: &RankPass, model: &M| {
-            let forward = forward.take().expect("a dry run is one pass");
-            rank.forward_backward(model, forward)
+        let mut executor = Executor {
+            closures: &[Closure::Loss],
+            run: &mut |ranks, modules| {
+                let forward = forward.take().expect("a dry run is one pass");
+                let (loss, gradients) =
+                    ranks[0].forward_backward(None, &modules[0].module, forward)?;
+                Ok((loss, vec![gradients]))
+            },
         };
-        let closure = Closure::Loss;
-        self.core.dry_run(&mut Inline { closure, work })
+        self.core.dry_run(&mut executor)
     }
 
     /// Runs a step, or without a learning rate an accumulation, of a closure that returns a loss.
@@ -187,8 +197,15 @@ impl<M: Module> FusedOptimizer<M> {
         learning_rate: Option<ModuleLearningRate>,
         mut forward: impl FnMut(&M) -> L,
     ) -> Result<L, FusedError> {
-        let work = |rank: &RankPass, model: &M| rank.forward_backward(model, &mut forward);
-        let closure = Closure::Loss;
-        self.core.step(learning_rate, &mut Inline { closure, work })
+        let mut executor = Executor {
+            closures: &[Closure::Loss],
+            run: &mut |ranks, modules| {
+                let (rank, model) = (&ranks[0], &modules[0].module);
+                let (loss, gradients) =
+                    rank.forward_backward(rank.pass.twice.clone(), model, &mut forward)?;
+                Ok((loss, vec![gradients]))
+            },
+        };
+        self.core.step(learning_rate, &mut executor)
     }
 }

@@ -9,6 +9,7 @@ use burn::optim::GradientsParams;
 use super::FusedReplicas;
 use super::threads::{Threads, Work};
 use crate::error::FusedError;
+use crate::fused::core::Executor;
 use crate::fused::policies::StepSchedule;
 use crate::loss::Loss;
 use crate::pass::Closure;
@@ -30,7 +31,7 @@ impl<M: Module + 'static> FusedReplicas<M> {
         batches: impl IntoIterator<Item = B>,
         forward: impl Fn(&M, B) -> L + Send + Sync + 'static,
     ) -> Result<Vec<L>, FusedError> {
-        if self.core.policies.schedule() == StepSchedule::TwoPass {
+        if self.core.policies.schedule == StepSchedule::TwoPass {
             return self.core.refuse(FusedError::RunsTwice);
         }
         let mut batches = Some(self.dealt(batches)?);
@@ -102,7 +103,9 @@ impl<M: Module + 'static> FusedReplicas<M> {
         batches: impl FnMut() -> Vec<Option<B>>,
         train: impl Fn(&M, B) -> (R, GradientsParams) + Send + Sync + 'static,
     ) -> Result<Vec<R>, FusedError> {
-        let work: Work<M, B, R> = Arc::new(move |model, _, batch| Ok(train(model, batch)));
+        let work: Work<M, B, R> = Arc::new(move |model, rank, numbers, batch| {
+            rank.run(numbers, || Ok(train(model, batch)))
+        });
         self.run(Closure::Backward, learning_rate, batches, work)
     }
 
@@ -112,8 +115,8 @@ impl<M: Module + 'static> FusedReplicas<M> {
         batches: impl FnMut() -> Vec<Option<B>>,
         forward: impl Fn(&M, B) -> L + Send + Sync + 'static,
     ) -> Result<Vec<L>, FusedError> {
-        let work: Work<M, B, L> = Arc::new(move |model, rank, batch| {
-            rank.forward_backward(model, |model| forward(model, batch))
+        let work: Work<M, B, L> = Arc::new(move |model, rank, numbers, batch| {
+            rank.forward_backward(numbers, model, |model| forward(model, batch))
         });
         self.run(Closure::Loss, learning_rate, batches, work)
     }
@@ -128,12 +131,16 @@ impl<M: Module + 'static> FusedReplicas<M> {
         let Self { core, threads } = self;
         let first = next();
         let of_rank = |batch: &Option<B>| batch.as_ref().map_or(Closure::Nothing, |_| closure);
-        let mut executor = Threads {
+        let closures: Vec<_> = first.iter().map(of_rank).collect();
+        let mut threads = Threads {
             threads,
-            closures: first.iter().map(of_rank).collect(),
             first: Some(first),
             next,
             work,
+        };
+        let mut executor = Executor {
+            closures: &closures,
+            run: &mut |ranks, modules| threads.run(ranks, modules),
         };
         core.step(learning_rate, &mut executor)
     }

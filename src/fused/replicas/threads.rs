@@ -9,15 +9,16 @@ use burn::optim::GradientsParams;
 use crate::caught::{Caught, catch};
 use crate::device::{caught, check_connected, flush};
 use crate::error::FusedError;
-use crate::fused::core::{RankExecutor, RankOutput, RankOutputs, RankPass};
-use crate::pass::{Closure, FailedIn, Scope};
+use crate::fused::core::{RankOutput, RankOutputs, RankPass};
+use crate::pass::{FailedIn, Scope};
 use crate::random::{RngLock, Stream};
 use crate::replica::{Group, Membership};
 use crate::weights::AttachedModule;
 use crate::worker::Worker;
 
-/// The forward and backward pass of a rank with its batch.
-pub(super) type Work<M, B, R> = Arc<dyn Fn(&M, &RankPass, B) -> RankOutput<R> + Send + Sync>;
+/// The forward and backward pass of a rank with its random numbers, if it has some of its own, and its batch.
+pub(super) type Work<M, B, R> =
+    Arc<dyn Fn(&M, &RankPass, Option<Stream>, B) -> RankOutput<R> + Send + Sync>;
 
 /// One thread per rank, for the whole training: CubeCL keeps a stream for each thread.
 pub(super) struct RankThreads(Vec<Worker>);
@@ -33,11 +34,9 @@ impl RankThreads {
     }
 }
 
-/// An executor that runs the closures of the ranks with a batch, each on its thread. The other ranks apply accumulated
-/// gradients.
+/// The closures of the ranks with a batch, which run each on its thread. The other ranks apply accumulated gradients.
 pub(super) struct Threads<'a, M, B, R, N> {
     pub(super) threads: &'a RankThreads,
-    pub(super) closures: Vec<Closure>,
     /// The batches of the first pass, by rank.
     pub(super) first: Option<Vec<Option<B>>>,
     /// Returns the batches of a further pass.
@@ -45,21 +44,15 @@ pub(super) struct Threads<'a, M, B, R, N> {
     pub(super) work: Work<M, B, R>,
 }
 
-impl<M, B, R, N> RankExecutor<M> for Threads<'_, M, B, R, N>
+impl<M, B, R, N> Threads<'_, M, B, R, N>
 where
     M: Module + 'static,
     B: Send + 'static,
     R: Send + 'static,
     N: FnMut() -> Vec<Option<B>>,
 {
-    type Output = Vec<R>;
-
-    fn closures(&self) -> &[Closure] {
-        &self.closures
-    }
-
     /// Returns the outputs in the order of the ranks. The failure of a rank fails its pass.
-    fn run(
+    pub(super) fn run(
         &mut self,
         ranks: &[RankPass],
         attached_modules: &[AttachedModule<M>],
@@ -86,7 +79,7 @@ where
             let numbers = numbers.as_ref();
             let numbers = numbers.map(|numbers| numbers.of_rank(rank, group.device(rank)));
             self.threads.0[rank].submit(0, usize::MAX, move || {
-                let output = run_rank(&part, numbers, || work(&model, &part, batch));
+                let output = run_rank(&part, || work(&model, &part, numbers, batch));
                 // All handles to the training are dropped before the caller continues.
                 drop((model, work, part));
                 let _ = sender.send((rank, output));
@@ -122,13 +115,12 @@ where
 /// Runs the part of a rank on its thread; `None` if it has failed.
 fn run_rank<R>(
     part: &RankPass,
-    numbers: Option<Stream>,
     work: impl FnOnce() -> RankOutput<R>,
 ) -> Option<(R, GradientsParams)> {
     let Membership { group, rank } = part.member();
     let guard = group.flow.enter(*rank);
     let done = catch(|| {
-        let output = part.run(numbers, work)?;
+        let output = work()?;
         // Includes updates for other ranks: a failed update fails the step.
         group.devices().iter().for_each(flush);
         check_connected(|| vec![group.device(*rank).clone()])?;
