@@ -6,8 +6,8 @@
 //! cargo run --release -p memory_timeline -- --preset vit-b-16
 //! ```
 //!
-//! Each variant runs in a separate process and writes its timeline as JSON and CSV to the output folder. A table, two pictures and
-//! a page compare them.
+//! Each variant runs in a separate process and writes its timeline as JSON and CSV to the output folder. A table and two pictures
+//! compare them.
 
 #[path = "../vit/model.rs"]
 mod model;
@@ -116,15 +116,8 @@ fn compare(options: &Options) -> Result<()> {
         &timelines,
         ["fused", "fused-gradient-checkpointing"],
     )?;
-    let all: Vec<_> = timelines
-        .iter()
-        .map(|(name, timeline)| (name.as_str(), timeline))
-        .collect();
-    let page = folder.join("memory.html");
-    plot::save_html(&page, &all)?;
     println!(
-        "timelines (JSON, CSV), pictures (SVG, PNG) and a page to zoom and hover in ({}) in {}",
-        page.display(),
+        "timelines (JSON, CSV) and pictures (SVG, PNG) in {}",
         folder.display()
     );
     Ok(())

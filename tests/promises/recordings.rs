@@ -12,7 +12,7 @@ use crate::common::*;
 type Save = fn(&MemoryTimeline, &Path) -> Result<(), MemoryError>;
 
 /// All ways to save, with the names of their files.
-const SAVES: [(&str, Save); 5] = [
+const SAVES: [(&str, Save); 4] = [
     ("memory.json", |timeline, path| timeline.save_json(path)),
     ("memory.csv", |timeline, path| timeline.save_csv(path)),
     ("memory.svg", |timeline, path| {
@@ -20,9 +20,6 @@ const SAVES: [(&str, Save); 5] = [
     }),
     ("memory.png", |timeline, path| {
         plot::save_png(path, &[("stock", timeline)])
-    }),
-    ("memory.html", |timeline, path| {
-        plot::save_html(path, &[("stock", timeline)])
     }),
 ];
 

@@ -1,3 +1,5 @@
+//! Plots of timelines: stacked areas by category over time, one below the other, on a common scale, as SVG and PNG.
+
 use std::path::Path;
 
 use epaint_default_fonts::UBUNTU_LIGHT;
@@ -7,11 +9,26 @@ use plotters::coord::Shift;
 use plotters::prelude::*;
 use plotters::style::register_font;
 
-use super::super::error::MemoryError;
-use super::super::file;
-use super::super::timeline::{Bytes, MemoryTimeline, Phase, Sample};
-use super::check;
-use super::palette::{self, Layer, RESERVED, Rgb};
+use super::error::MemoryError;
+use super::file;
+use super::timeline::{Bytes, MemoryTimeline, Phase, Sample};
+
+/// Name, color and bytes of a category.
+type Layer = (&'static str, RGBColor, fn(&Bytes) -> usize);
+
+/// From the bottom up.
+const LAYERS: [Layer; 5] = [
+    ("parameters", RGBColor(49, 99, 149), |it| it.parameters),
+    ("optimizer state", RGBColor(109, 168, 191), |it| {
+        it.optimizer_state
+    }),
+    ("gradients", RGBColor(204, 85, 51), |it| it.gradients),
+    ("rest (activations)", RGBColor(230, 190, 110), |it| it.rest),
+    ("in use", RGBColor(150, 160, 175), |it| it.unassigned),
+];
+
+/// Color of the line of the reserved bytes.
+const RESERVED: RGBColor = RGBColor(40, 40, 40);
 
 /// Width of a picture in pixels.
 const WIDTH: u32 = 1000;
@@ -84,7 +101,7 @@ where
     });
     let longest = timelines.iter().flat_map(|(_, t)| t.samples.last());
     let sheet = Sheet {
-        layers: palette::layers(timelines),
+        layers: layers(timelines),
         highest: mega(highest.max().unwrap_or_default()),
         longest: longest.map(|sample| sample.seconds).fold(0.0, f64::max),
     };
@@ -98,7 +115,7 @@ where
 
 /// Common scale of the timelines.
 struct Sheet {
-    layers: Vec<&'static Layer>,
+    layers: Vec<Layer>,
     /// Highest value in MB.
     highest: f64,
     /// Longest time in seconds.
@@ -140,42 +157,39 @@ where
     let strip = timeline.marks.iter().zip(ends.chain([last]));
     chart.draw_series(strip.filter_map(|(mark, end)| {
         let corners = [(mark.seconds, top * 0.96), (end, top)];
-        let color = rgb(palette::color(&mark.phase)?);
+        let color = color(&mark.phase)?;
         Some(Rectangle::new(corners, color.filled()))
     }))?;
 
     // The upper layers first: each area extends down to zero.
     let columns = columns(timeline, longest);
-    for (index, layer) in sheet.layers.iter().enumerate().rev() {
-        let color = rgb(layer.color);
+    for (index, (name, color, _)) in sheet.layers.iter().enumerate().rev() {
         let layers = &sheet.layers[..=index];
         let up_to = |bytes: &Bytes| {
-            let layers = layers.iter().map(|layer| (layer.bytes)(bytes));
+            let layers = layers.iter().map(|(.., of)| of(bytes));
             layers.fold(0, usize::saturating_add)
         };
         let points = columns.iter().map(|s| (s.seconds, mega(up_to(&s.bytes))));
         chart
             .draw_series(AreaSeries::new(points, 0.0, color.filled()))?
-            .label(layer.name)
+            .label(*name)
             .legend(move |(x, y)| Rectangle::new([(x, y - 5), (x + 12, y + 5)], color.filled()));
     }
     let reserved = columns
         .iter()
         .filter_map(|s| Some((s.seconds, mega(s.reserved?))));
     if timeline.peak_reserved().is_some() {
-        let (name, color) = RESERVED;
-        let color = rgb(color);
         chart
-            .draw_series([PathElement::new(reserved.collect::<Vec<_>>(), color)])?
-            .label(name)
-            .legend(move |(x, y)| PathElement::new([(x, y), (x + 12, y)], color));
+            .draw_series([PathElement::new(reserved.collect::<Vec<_>>(), RESERVED)])?
+            .label("reserved")
+            .legend(|(x, y)| PathElement::new([(x, y), (x + 12, y)], RESERVED));
     }
     for phase in [
         Phase::Forward,
         Phase::Backward,
         Phase::Update { parameter: None },
     ] {
-        let color = palette::color(&phase).map_or(BLACK, rgb);
+        let color = color(&phase).unwrap_or(BLACK);
         chart
             .draw_series(std::iter::empty::<Circle<(f64, f64), i32>>())?
             .label(phase.to_string())
@@ -211,6 +225,29 @@ fn mega(bytes: usize) -> f64 {
     bytes as f64 / 1e6
 }
 
-fn rgb([red, green, blue]: Rgb) -> RGBColor {
-    RGBColor(red, green, blue)
+/// Returns the layers that have bytes in `timelines`.
+fn layers(timelines: &[(&str, &MemoryTimeline)]) -> Vec<Layer> {
+    let samples = || timelines.iter().flat_map(|(_, t)| &t.samples);
+    let is_used = |(.., of): &Layer| samples().any(|sample| of(&sample.bytes) > 0);
+    LAYERS.into_iter().filter(is_used).collect()
+}
+
+/// Returns the color of a phase; `None` outside of training.
+fn color(phase: &Phase) -> Option<RGBColor> {
+    match phase {
+        Phase::Other => None,
+        Phase::Forward => Some(RGBColor(120, 170, 90)),
+        Phase::Backward => Some(RGBColor(150, 110, 170)),
+        Phase::Update { .. } => Some(RGBColor(60, 60, 60)),
+        Phase::Validation => Some(RGBColor(170, 170, 170)),
+    }
+}
+
+/// Checks the input: at least one timeline, none of them empty or damaged.
+fn check(timelines: &[(&str, &MemoryTimeline)]) -> Result<(), MemoryError> {
+    if timelines.is_empty() {
+        return Err(MemoryError::Empty);
+    }
+    let mut timelines = timelines.iter();
+    timelines.try_for_each(|(_, timeline)| timeline.check())
 }
