@@ -6,7 +6,7 @@
 //! cargo run --release -p memory_timeline -- --preset vit-b-16
 //! ```
 //!
-//! Each variant runs in a separate process and writes its timeline as JSON and CSV to the output folder. A table and two pictures
+//! Each variant runs in a separate process and writes its timeline as JSON to the output folder. A table and two pictures
 //! compare them.
 
 #[path = "../vit/model.rs"]
@@ -88,7 +88,6 @@ fn compare(options: &Options) -> Result<()> {
         let timeline = run::record(&config, variant, options.steps)?;
         let file = folder.join(variant.name());
         timeline.save_json(file.with_extension("json"))?;
-        timeline.save_csv(file.with_extension("csv"))?;
         return Ok(());
     }
 
@@ -117,7 +116,7 @@ fn compare(options: &Options) -> Result<()> {
         ["fused", "fused-gradient-checkpointing"],
     )?;
     println!(
-        "timelines (JSON, CSV) and pictures (SVG, PNG) in {}",
+        "timelines (JSON) and pictures (SVG, PNG) in {}",
         folder.display()
     );
     Ok(())
