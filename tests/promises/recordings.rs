@@ -1,4 +1,4 @@
-//! Recordings in files: a save that fails costs nothing that was there, and what is damaged is refused.
+//! Recordings in files: what is damaged is refused.
 
 use std::path::Path;
 
@@ -21,91 +21,6 @@ const SAVES: [(&str, Save); 3] = [
         plot::save_png(path, &[("stock", timeline)])
     }),
 ];
-
-#[cfg(unix)]
-mod in_files {
-    use std::fs::{self, Permissions};
-    use std::os::unix::fs::{FileTypeExt, PermissionsExt, symlink};
-    use std::process::{Command, Stdio};
-
-    use super::*;
-
-    const FOLDER: &str = "BACKBURN_TEST_SAVES_IN";
-
-    /// Not a test: the process of the next one, in which no file may grow beyond two KB or so.
-    #[test]
-    fn save_what_does_not_fit() {
-        let Some(folder) = std::env::var_os(FOLDER) else {
-            return;
-        };
-        for (name, save) in SAVES {
-            let path = Path::new(&folder).join(name);
-            let error = save(&stock(), &path).unwrap_err();
-            let MemoryError::Unwritable { path: named, .. } = &error else {
-                panic!("{error}")
-            };
-            assert_eq!(*named, path);
-        }
-    }
-
-    #[test]
-    fn a_save_that_fails_leaves_the_file_as_it_was() {
-        let folder = tempfile::tempdir().unwrap();
-        for (name, _) in SAVES {
-            fs::write(folder.path().join(name), "of the last training").unwrap();
-        }
-        let saved = Command::new("sh")
-            .args(["-c", "trap '' XFSZ; ulimit -f 4; exec \"$0\" \"$@\""])
-            .arg(std::env::current_exe().unwrap())
-            .args(["recordings::in_files::save_what_does_not_fit", "--exact"])
-            .env(FOLDER, folder.path())
-            .output()
-            .unwrap();
-        assert!(saved.status.success(), "{saved:?}");
-        for (name, _) in SAVES {
-            let left = fs::read_to_string(folder.path().join(name)).unwrap();
-            assert_eq!(left, "of the last training", "{name}");
-        }
-        let left = fs::read_dir(folder.path()).unwrap().count();
-        assert_eq!(left, SAVES.len(), "something was left behind");
-    }
-
-    #[test]
-    fn a_save_replaces_what_the_file_holds_and_nothing_else() {
-        let folder = tempfile::tempdir().unwrap();
-        for (name, save) in SAVES {
-            let (file, link) = (folder.path().join(name), folder.path().join("link"));
-            fs::write(&file, "of the last training").unwrap();
-            fs::set_permissions(&file, Permissions::from_mode(0o640)).unwrap();
-            symlink(&file, &link).unwrap();
-            save(&stock(), &link).unwrap();
-            assert!(link.is_symlink(), "{name}");
-            fs::remove_file(link).unwrap();
-            let mode = fs::metadata(&file).unwrap().permissions().mode();
-            assert_eq!(mode & 0o777, 0o640, "{name}");
-            assert_ne!(fs::read(&file).unwrap(), b"of the last training", "{name}");
-        }
-        let left = fs::read_dir(folder.path()).unwrap().count();
-        assert_eq!(left, SAVES.len(), "something was left behind");
-    }
-
-    #[test]
-    fn a_pipe_is_written_to() {
-        let folder = tempfile::tempdir().unwrap();
-        let pipe = folder.path().join("pipe");
-        let made = Command::new("mkfifo").arg(&pipe).status().unwrap();
-        assert!(made.success());
-        let reader = Command::new("cat")
-            .arg(&pipe)
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        stock().save_json(&pipe).unwrap();
-        let read = reader.wait_with_output().unwrap().stdout;
-        assert!(read.starts_with(b"{\"samples\":"));
-        assert!(fs::metadata(&pipe).unwrap().file_type().is_fifo());
-    }
-}
 
 /// A recording of one recomputed block, as it is saved, with `value` at `place`.
 fn damaged(place: &str, value: serde_json::Value) -> MemoryTimeline {
@@ -143,12 +58,9 @@ fn a_damaged_recording_is_an_error() {
         let folder = tempfile::tempdir().unwrap();
         for (name, save) in &SAVES[1..] {
             let path = folder.path().join(name);
-            std::fs::write(&path, "of the last training").unwrap();
             let error = save(&timeline, &path).unwrap_err();
             let is_that = matches!(error, MemoryError::Empty | MemoryError::Damaged { .. });
             assert!(is_that, "{name}: {error}");
-            let left = std::fs::read_to_string(&path).unwrap();
-            assert_eq!(left, "of the last training", "{name}");
         }
     }
 }

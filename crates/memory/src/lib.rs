@@ -38,7 +38,6 @@
 //! | `block_run` | the moments of a checkpointed block, for both |
 //! | `plot` | plots of a timeline |
 //! | `timeline` | the recorded data, and its files |
-//! | `file` | atomic writes of files |
 //! | `error` | errors |
 //!
 //! `heap` and `size_match` are separate: they configure the heap of the process and the pools of devices, and record nothing.
@@ -48,7 +47,6 @@
 
 mod block_run;
 mod error;
-mod file;
 mod heap;
 mod marks;
 #[cfg(feature = "train")]

@@ -10,7 +10,6 @@ use plotters::prelude::*;
 use plotters::style::register_font;
 
 use super::error::MemoryError;
-use super::file;
 use super::timeline::{Bytes, MemoryTimeline, Phase, Sample};
 
 /// Name, color and bytes of a category.
@@ -43,7 +42,7 @@ const LEGEND: f64 = 1.2;
 ///
 /// # Errors
 ///
-/// If there is nothing to draw, a timeline is damaged, or the file can't be written, which is as it was then.
+/// If there is nothing to draw, a timeline is damaged, or the file can't be written.
 pub fn save_svg(
     path: impl AsRef<Path>,
     timelines: &[(&str, &MemoryTimeline)],
@@ -56,14 +55,14 @@ pub fn save_svg(
         let root = SVGBackend::with_string(&mut text, size).into_drawing_area();
         draw(&root, timelines).map_err(|error| MemoryError::unwritable(path, error))?;
     }
-    file::write(path, text.as_bytes())
+    std::fs::write(path, text).map_err(|error| MemoryError::unwritable(path, error))
 }
 
 /// Draws `timelines`, each with its title, as PNG.
 ///
 /// # Errors
 ///
-/// If there is nothing to draw, a timeline is damaged, or the file can't be written, which is as it was then.
+/// If there is nothing to draw, a timeline is damaged, or the file can't be written.
 pub fn save_png(
     path: impl AsRef<Path>,
     timelines: &[(&str, &MemoryTimeline)],
@@ -80,7 +79,7 @@ pub fn save_png(
     PngEncoder::new(&mut png)
         .write_image(&pixels, width, height, ExtendedColorType::Rgb8)
         .map_err(|error| MemoryError::unwritable(path, error))?;
-    file::write(path, &png)
+    std::fs::write(path, png).map_err(|error| MemoryError::unwritable(path, error))
 }
 
 fn draw<B: DrawingBackend>(

@@ -1,7 +1,6 @@
 use std::path::Path;
 
 use super::super::error::MemoryError;
-use super::super::file;
 use super::MemoryTimeline;
 
 impl MemoryTimeline {
@@ -9,11 +8,11 @@ impl MemoryTimeline {
     ///
     /// # Errors
     ///
-    /// If the file can't be written. What was there before is there still.
+    /// If the file can't be written.
     pub fn save_json(&self, path: impl AsRef<Path>) -> Result<(), MemoryError> {
         let path = path.as_ref();
         let text =
             serde_json::to_string(self).map_err(|error| MemoryError::unwritable(path, error))?;
-        file::write(path, text.as_bytes())
+        std::fs::write(path, text).map_err(|error| MemoryError::unwritable(path, error))
     }
 }
