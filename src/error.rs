@@ -408,7 +408,7 @@ pub enum FusedError {
         lost: usize,
     },
 
-    /// The recording is damaged or not suitable.
+    /// The recording is not suitable.
     #[error("{reason}")]
     UnusableRecording {
         /// The cause, and what to do.

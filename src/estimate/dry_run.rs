@@ -81,9 +81,6 @@ impl MemoryEstimate {
             return Err(FusedError::IncompleteRecording { lost });
         }
         let unusable = |reason: String| Err(FusedError::UnusableRecording { reason });
-        if let Err(error) = timeline.check() {
-            return unusable(error.to_string());
-        }
         let phases = timeline.marks.iter().map(|mark| &mark.phase);
         let passes = phases.clone().filter(|phase| **phase == Phase::Forward);
         let mut updates = phases.filter(|phase| matches!(phase, Phase::Update { .. }));

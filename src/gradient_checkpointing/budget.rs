@@ -48,7 +48,7 @@ impl GradientCheckpointingConfig {
     ///
     /// # Errors
     ///
-    /// If the recording is incomplete or damaged, has no recomputed block, or has a peak above the budget with all blocks
+    /// If the recording is incomplete, has no recomputed block, or has a peak above the budget with all blocks
     /// recomputed.
     pub fn for_budget(timeline: &MemoryTimeline, budget: usize) -> Result<Self, FusedError> {
         if timeline.lost > 0 {
@@ -58,11 +58,6 @@ impl GradientCheckpointingConfig {
         let Some(last) = timeline.blocks.iter().map(|block| block.index).max() else {
             return Err(FusedError::NoBlocks);
         };
-        timeline
-            .check()
-            .map_err(|error| FusedError::UnusableRecording {
-                reason: error.to_string(),
-            })?;
         let mut planned: Vec<usize> = timeline.samples.iter().map(|s| s.bytes.total()).collect();
         let least = timeline.peak().bytes.total();
         if least > budget {

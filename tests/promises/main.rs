@@ -31,7 +31,6 @@ mod pools;
 mod pruned;
 mod qlora;
 mod quantized;
-mod recordings;
 mod records;
 mod statistics;
 mod trace;

@@ -44,7 +44,7 @@ fn of_process(gradients: usize) -> MemoryTimeline {
     })
 }
 
-pub fn stock() -> MemoryTimeline {
+fn stock() -> MemoryTimeline {
     of_process(100_000_000)
 }
 

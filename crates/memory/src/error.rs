@@ -23,13 +23,6 @@ pub enum MemoryError {
     )]
     Empty,
 
-    /// A timeline that no recorder wrote: from a file, or built by hand.
-    #[error("the recording is damaged: {reason}. Record again")]
-    Damaged {
-        /// Property that is impossible.
-        reason: String,
-    },
-
     /// CubeCL reads its configuration once, and has done so.
     #[error(
         "the memory pools are already configured: call `match_pool_sizes` before the first use of a \

@@ -42,7 +42,7 @@ const LEGEND: f64 = 1.2;
 ///
 /// # Errors
 ///
-/// If there is nothing to draw, a timeline is damaged, or the file can't be written.
+/// If there is nothing to draw, or the file can't be written.
 pub fn save_svg(
     path: impl AsRef<Path>,
     timelines: &[(&str, &MemoryTimeline)],
@@ -62,7 +62,7 @@ pub fn save_svg(
 ///
 /// # Errors
 ///
-/// If there is nothing to draw, a timeline is damaged, or the file can't be written.
+/// If there is nothing to draw, or the file can't be written.
 pub fn save_png(
     path: impl AsRef<Path>,
     timelines: &[(&str, &MemoryTimeline)],
@@ -242,11 +242,11 @@ fn color(phase: &Phase) -> Option<RGBColor> {
     }
 }
 
-/// Checks the input: at least one timeline, none of them empty or damaged.
+/// Returns an error if there is nothing to draw.
 fn check(timelines: &[(&str, &MemoryTimeline)]) -> Result<(), MemoryError> {
-    if timelines.is_empty() {
-        return Err(MemoryError::Empty);
+    let is_empty = |(_, timeline): &(_, &MemoryTimeline)| timeline.samples.is_empty();
+    match timelines.is_empty() || timelines.iter().any(is_empty) {
+        true => Err(MemoryError::Empty),
+        false => Ok(()),
     }
-    let mut timelines = timelines.iter();
-    timelines.try_for_each(|(_, timeline)| timeline.check())
 }

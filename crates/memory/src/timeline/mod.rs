@@ -3,7 +3,6 @@
 
 mod block;
 mod bytes;
-mod check;
 mod phase;
 mod sample;
 mod save;
