@@ -37,7 +37,6 @@ fn a_recording_of_a_device_tells_bytes_in_use_and_reserved() {
     for sample in &timeline.samples {
         assert!(sample.reserved.unwrap() >= sample.bytes.total());
     }
-    assert!(!timeline.pools.is_empty());
     let updates = timeline.marks.iter().filter(|mark| {
         let weight = Some("weight".to_string());
         mark.phase == Phase::Update { parameter: weight }

@@ -71,7 +71,7 @@ pub use size_match::match_pool_sizes;
 #[doc(hidden)]
 pub use size_match::recommend_size_match;
 pub use timeline::{
-    Bytes, CompletedGradient, Mark, MemoryTimeline, Phase, Pool, RecomputedBlock, Sample,
+    Bytes, CompletedGradient, Mark, MemoryTimeline, Phase, RecomputedBlock, Sample,
 };
 
 #[doc(hidden)]

@@ -7,7 +7,7 @@ use burn::tensor::Device;
 use super::block_run::{BlockMoments, BlockRun, SeenBlocks};
 use super::error::MemoryError;
 use super::process;
-use super::timeline::{Bytes, CompletedGradient, Mark, MemoryTimeline, Phase, Pool, Sample};
+use super::timeline::{Bytes, CompletedGradient, Mark, MemoryTimeline, Phase, Sample};
 
 /// Source of the number of bytes.
 pub(crate) enum Meter {
@@ -228,22 +228,11 @@ impl MarkLog {
             },
             reserved: reading.reserved,
         });
-        let pools = match &self.meter {
-            Meter::Pools(device) => device.memory_pool_report().unwrap_or_default(),
-            Meter::Process => Vec::new(),
-        };
-        let pools = pools.into_iter().map(|pool| Pool {
-            page_size: pool.page_size,
-            pages: pool.pages,
-            pages_peak: pool.pages_peak,
-            largest_alloc: pool.largest_alloc,
-        });
         Ok(MemoryTimeline {
             samples: samples.collect(),
             marks: self.marks,
             blocks: self.moments.blocks(blocks),
             gradients: self.gradients,
-            pools: pools.collect(),
             ..MemoryTimeline::default()
         })
     }

@@ -11,7 +11,7 @@ mod summary;
 pub use block::RecomputedBlock;
 pub use bytes::Bytes;
 pub use phase::{Mark, Phase};
-pub use sample::{CompletedGradient, Pool, Sample};
+pub use sample::{CompletedGradient, Sample};
 
 use serde::{Deserialize, Serialize};
 
@@ -36,8 +36,6 @@ pub struct MemoryTimeline {
     pub dry_runs: Vec<ModelKey>,
     /// Number of events that did not fit in the log. If there are any, the end of the recording is missing.
     pub lost: usize,
-    /// Pools of the device; empty for the memory of the process.
-    pub pools: Vec<Pool>,
 }
 
 /// Peak of a timeline without samples, which no recorder writes.

@@ -23,16 +23,3 @@ pub struct CompletedGradient {
     /// Size in bytes.
     pub bytes: usize,
 }
-
-/// A memory pool of a device at the end of the recording, from Burn's `Device::memory_pool_report`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Pool {
-    /// Bytes of one page.
-    pub page_size: u64,
-    /// Number of pages.
-    pub pages: u64,
-    /// Largest number of pages since the program started.
-    pub pages_peak: u64,
-    /// Bytes of the largest allocation.
-    pub largest_alloc: u64,
-}

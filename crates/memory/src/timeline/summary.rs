@@ -30,16 +30,6 @@ impl Display for MemoryTimeline {
                 mega(bytes.rest)
             )?,
         }
-        for pool in self.pools.iter().filter(|pool| pool.pages_peak > 0) {
-            write!(
-                f,
-                "\npool of pages of {:.1} MB: {} held, {} at most, largest allocation {:.1} MB",
-                pool.page_size as f64 / 1e6,
-                pool.pages,
-                pool.pages_peak,
-                pool.largest_alloc as f64 / 1e6
-            )?;
-        }
         if self.lost > 0 {
             write!(f, "\n{} events did not fit in the log", self.lost)?;
         }
