@@ -1,6 +1,5 @@
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 
-use crate::optim;
 #[cfg(feature = "cubecl")]
 use crate::squares;
 
@@ -9,7 +8,6 @@ use crate::squares;
 /// Returns a description of the first wrong result.
 pub(super) fn run(device: &Device, dtype: FloatDType) -> Result<(), String> {
     by_burn(device, dtype)?;
-    optim::try_kernels(device, dtype)?;
     #[cfg(feature = "cubecl")]
     squares::check_kernel(device, dtype)?;
     Ok(())

@@ -103,8 +103,6 @@ pub use error::OptimError;
 pub use format::{Residual, formats_may_refuse, recorded_residual};
 pub use format::{StateFormat, WeightFormat};
 pub use in_format::{InFormat, InFormatState};
-#[doc(hidden)]
-pub use kernel::try_kernels;
 pub use lion::{Lion, LionConfig};
 pub use muon::{Muon, MuonConfig, MuonState};
 pub use muon_with_adamw::{MuonWithAdamW, MuonWithAdamWConfig, MuonWithAdamWState};

@@ -12,7 +12,6 @@ mod numbers;
 #[path = "../../tests/kernels/on_wgpu.rs"]
 mod on_wgpu;
 mod operations;
-mod self_test;
 mod single_pass;
 
 use std::iter::once;
@@ -29,7 +28,6 @@ use super::rule::{Rule, Set, Traced};
 use backburn_base::is_cubecl;
 
 use gradient::Gradient;
-pub use self_test::try_kernels;
 #[cfg(feature = "cubecl")]
 pub(crate) use single_pass::SinglePass;
 use single_pass::with_operands;
