@@ -9,7 +9,7 @@ use super::kernel;
 ///
 /// The optimizer gets the weight and its gradient in f32, and computes in f32, states included. The new weight is rounded at
 /// random or split, as the format says. During an update the parameter is allocated in f32; the optimizers of [this
-/// crate](super) don't need this buffer.
+/// crate](super) don't need this buffer. A weight with a residual on a device is read by the host for it.
 ///
 /// ```
 /// use backburn_optim::{InFormat, WeightFormat};

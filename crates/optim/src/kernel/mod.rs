@@ -5,8 +5,6 @@ mod blocks;
 #[cfg(feature = "cubecl")]
 mod cube;
 mod gradient;
-#[cfg(feature = "cubecl")]
-mod join;
 mod numbers;
 #[cfg(all(test, feature = "wgpu"))]
 #[path = "../../tests/kernels/on_wgpu.rs"]
@@ -24,8 +22,6 @@ use burn::tensor::{DType, FloatDType, Tensor};
 use super::call;
 use super::format::{GROUP, Noise, StateTensor, Weight, WeightFormat};
 use super::rule::{Rule, Set, Traced};
-#[cfg(feature = "cubecl")]
-use backburn_base::is_cubecl;
 
 use gradient::Gradient;
 #[cfg(feature = "cubecl")]
@@ -100,10 +96,6 @@ pub(super) fn in_full<const D: usize>(weight: &Weight<D>) -> Tensor<D> {
     let value = weight.value.clone();
     match weight.residual.clone() {
         None => value.cast(FloatDType::F32),
-        #[cfg(feature = "cubecl")]
-        Some(residual) if !residual.is_loaded && is_cubecl(&value.device()) => {
-            join::joined(value, residual)
-        }
         Some(residual) => residual.joined(value),
     }
 }

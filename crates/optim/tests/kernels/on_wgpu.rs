@@ -9,7 +9,7 @@ use super::super::format::{
     Weight, WeightFormat,
 };
 use super::super::rule::Set;
-use super::{Execution, Rule, Update, join};
+use super::{Execution, Rule, Update};
 
 const SHAPES: [[usize; 2]; 4] = [[64, 96], [71, 61], [1, 5000], [90, 50]];
 const SPLITS: [WeightFormat; 2] = [WeightFormat::Split24, WeightFormat::Split32];
@@ -234,16 +234,9 @@ fn rounding_and_split_on_wgpu_match_processor() {
                 Vec::new(),
             );
             let (expected, _) = Execution::Blocks.update(set, weight, numbers, Vec::new());
-            let on_device = found.residual.clone().map(|low| {
-                let joined = join::joined(found.value.clone(), low);
-                elements(joined)
-            });
             let expected = bits(in_full(expected));
             // The checksums are right, too: a residual of other weights counts as zero.
             assert_eq!(bits(in_full(back(found))), expected, "{format:?} {shape:?}");
-            if let Some(on_device) = on_device {
-                assert_eq!(bits(on_device), expected, "{format:?} {shape:?}");
-            }
         }
     }
 }

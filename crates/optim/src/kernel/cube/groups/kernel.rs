@@ -155,31 +155,3 @@ fn are_there(block: usize, elements: usize) -> Vector<bool, Const<BLOCK>> {
     let rest = u32::cast_from(select(first < elements, elements - first, 0).min(BLOCK));
     lanes().less_than(&Block::new(rest))
 }
-
-/// Computes the trained weights, in f32.
-#[cube(launch_unchecked, address_type = "dynamic")]
-pub(super) fn join_groups<F: Float, N: Size>(
-    weights: LinearView<'_, Vector<F, N>>,
-    low: Low,
-    mut joined: LinearViewMut<'_, Vector<f32, N>>,
-    #[comptime] units: Units,
-    #[define(F)] _type: ElemType,
-) {
-    let mut group = Group::new(units.group, units.cube);
-    let blocks = comptime!(group.blocks);
-    let groups = (weights.shape() * N::value()).div_ceil(GROUP);
-    let mut values = Array::<Block<f32>>::new(blocks);
-    #[unroll(blocks == 1)]
-    for own in 0..blocks {
-        values[own] = read::<F, N, LinearView<'_, Vector<F, N>>>(&weights, group.block(own));
-    }
-    let belong = low.belong(&mut group, &values, groups);
-    #[unroll(blocks == 1)]
-    for own in 0..blocks {
-        let block = group.block(own);
-        if belong {
-            values[own] = low.join(block, values[own]);
-        }
-        write::<f32, N>(&mut joined, block, values[own]);
-    }
-}

@@ -9,14 +9,12 @@ mod weight;
 
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::tensor::DType;
-use burn_cubecl::ops::numeric::empty_device_dtype;
 use burn_cubecl::tensor::CubeTensor;
 use burn_cubecl::{CubeBackend, cubecl};
 use cubecl::calculate_cube_count_elemwise;
 use cubecl::client::Client;
 use cubecl::prelude::*;
 
-use super::super::join::Join;
 use super::super::single_pass::Stored;
 use super::{CubeOperands, is_divided_by, writable};
 use crate::format::{GROUP, Noise, WeightFormat};
@@ -43,10 +41,15 @@ pub(super) fn update(
         _ => unreachable!("a weight has its elements"),
     };
     if value.meta.num_elements() > 0 {
-        let others = [&gradient]
-            .into_iter()
-            .chain(states.iter().filter_map(full));
-        let grid = Grid::of(value, others);
+        let client = &value.client;
+        let others = states.iter().filter_map(full);
+        let tensors = || [value, &gradient].into_iter().chain(others.clone());
+        // Without a common vector size, element by element.
+        let in_blocks = tensors().all(|tensor| is_divided_by(tensor, BLOCK));
+        let groups = value.meta.num_elements().div_ceil(GROUP);
+        let (units, cube_dim) = units(client, groups);
+        let cube_count = calculate_cube_count_elemwise(client, groups * units.group, cube_dim);
+        let address_type = tensors().map(CubeTensor::required_address_type).max();
         let number = |number| InputScalar::new(number, dtype_to_storage_type(DType::F32));
         let low = low.map(|low| LowLaunch::new(low.clone().into_linear_view(), format));
         let full = states.iter().filter_map(full);
@@ -57,11 +60,11 @@ pub(super) fn update(
         // branch is decided when the kernel is compiled.
         unsafe {
             kernel::update_groups::launch_unchecked(
-                &value.client,
-                grid.cube_count,
-                grid.cube_dim,
-                grid.address_type,
-                grid.vector_size,
+                client,
+                cube_count,
+                cube_dim,
+                address_type.unwrap_or_default(),
+                if in_blocks { BLOCK } else { 1 },
                 gradient.into_linear_view(),
                 value.clone().into_linear_view(),
                 low.into_iter().collect(),
@@ -71,74 +74,12 @@ pub(super) fn update(
                 rule.program,
                 noise.salt,
                 format,
-                grid.units,
+                units,
                 types,
             );
         }
     }
     CubeOperands::new(all)
-}
-
-impl Join for CubeBackend {
-    fn join(weight: CubeTensor, low: CubeTensor, format: WeightFormat) -> CubeTensor {
-        let (client, device, shape) = (&weight.client, &weight.device, weight.meta.shape());
-        let joined = empty_device_dtype(client.clone(), device.clone(), shape.clone(), DType::F32);
-        if weight.meta.num_elements() == 0 {
-            return joined;
-        }
-        let grid = Grid::of(&weight, [&joined]);
-        let low = LowLaunch::new(low.into_linear_view(), format);
-        let stored = dtype_to_storage_type(weight.dtype);
-        // SAFETY: the tensors have one shape; each is read or written through a view of its own strides, in vectors that
-        // divide its rows, and within its bounds. The new one has one owner.
-        unsafe {
-            kernel::join_groups::launch_unchecked(
-                &weight.client.clone(),
-                grid.cube_count,
-                grid.cube_dim,
-                grid.address_type,
-                grid.vector_size,
-                weight.into_linear_view(),
-                low,
-                joined.clone().into_linear_view(),
-                grid.units,
-                stored,
-            );
-        }
-        joined
-    }
-}
-
-/// The cubes of a kernel for groups, and the width of its reads.
-struct Grid {
-    cube_count: CubeCount,
-    cube_dim: CubeDim,
-    address_type: AddressType,
-    vector_size: VectorSize,
-    units: Units,
-}
-
-impl Grid {
-    /// Returns the grid for a weight with other tensors of its shape.
-    fn of<'t>(
-        weight: &'t CubeTensor,
-        others: impl IntoIterator<Item = &'t CubeTensor> + Clone,
-    ) -> Self {
-        let tensors = || [weight].into_iter().chain(others.clone());
-        let client = &weight.client;
-        // Without a common vector size, element by element.
-        let in_blocks = tensors().all(|tensor| is_divided_by(tensor, BLOCK));
-        let groups = weight.meta.num_elements().div_ceil(GROUP);
-        let (units, cube_dim) = units(client, groups);
-        let address_type = tensors().map(CubeTensor::required_address_type).max();
-        Self {
-            cube_count: calculate_cube_count_elemwise(client, groups * units.group, cube_dim),
-            cube_dim,
-            address_type: address_type.unwrap_or_default(),
-            vector_size: if in_blocks { BLOCK } else { 1 },
-            units,
-        }
-    }
 }
 
 /// Returns a unit for every block, in cubes of four groups; on a device with smaller cubes (CPUs) one for every group.
