@@ -110,7 +110,7 @@ impl<'a> ElementBuffer<'a> {
     }
 
     /// Returns `true` if the elements are stored in f32.
-    fn are_numbers(&self) -> bool {
+    pub(crate) fn are_numbers(&self) -> bool {
         matches!(self.encoding, ElementEncoding::Floats(DType::F32))
     }
 

@@ -1,4 +1,5 @@
-//! The step on the processor for operands in other types: a block of elements is read into f32, updated and written back.
+//! The step on the processor: a block of elements is read into f32, updated and written back. Operands in f32 are updated in
+//! place.
 
 use std::array::from_fn;
 
@@ -129,8 +130,12 @@ impl<const BUFFERS: usize> Range<'_, BUFFERS> {
     fn update(mut self, update: &Update, gradient: &Gradient<'_>) {
         let (mut room, mut random) = ([0.0; BLOCK], [0; BLOCK]);
         let mut rooms = [[0.0; BLOCK]; BUFFERS];
+        let are_in_place = gradient.is_in_place()
+            && update.formats.is_none()
+            && self.buffers.iter().all(ElementBuffer::are_numbers);
+        let most = if are_in_place { self.length } else { BLOCK };
         while self.length > 0 {
-            let mut block = self.take(self.length.min(BLOCK));
+            let mut block = self.take(self.length.min(most));
             let (length, buffers) = (block.length, &mut block.buffers);
             let gradients = gradient.open(block.start, length, &mut room);
             let mut broken = [false; BLOCK / GROUP];

@@ -1,7 +1,7 @@
 #[cfg(feature = "flex")]
 use burn::backend::Flex;
-use burn::tensor::{DType, Element, Tensor};
-use bytemuck::{Pod, cast_slice, cast_slice_mut};
+use burn::tensor::{DType, Tensor};
+use bytemuck::{Pod, cast_slice};
 
 use super::super::format::Widen;
 use super::super::vectorized::vectorized;
@@ -14,11 +14,11 @@ pub(super) struct Gradient<'a> {
     /// Offset of the first element.
     offset: usize,
     /// `None` if the elements are contiguous.
-    pub(super) view: Option<View<'a>>,
+    view: Option<View<'a>>,
 }
 
 /// Shape and strides of elements that are not contiguous.
-pub(super) struct View<'a> {
+struct View<'a> {
     shape: &'a [usize],
     strides: &'a [isize],
 }
@@ -52,28 +52,34 @@ impl Gradient<'_> {
         })
     }
 
-    /// Returns `length` elements from `start` on as numbers of type `N`: f32, or the type of the gradient. They are in place,
-    /// or in `numbers`, which holds a block.
-    pub(super) fn open<'s, N: Element + Pod>(
+    /// Returns `true` if any number of elements is [opened](Self::open) in place.
+    pub(super) fn is_in_place(&self) -> bool {
+        self.dtype == DType::F32 && self.view.is_none()
+    }
+
+    /// Returns `length` elements from `start` on in f32: in place, or in `numbers`, which holds a block.
+    pub(super) fn open<'s>(
         &'s self,
         start: usize,
         length: usize,
-        numbers: &'s mut [N; BLOCK],
-    ) -> &'s [N] {
-        let (dtype, size) = (self.dtype, self.dtype.size());
-        let are_numbers = dtype == N::dtype();
+        numbers: &'s mut [f32; BLOCK],
+    ) -> &'s [f32] {
+        let size = self.dtype.size();
         let bytes = || &self.bytes[(self.offset + start) * size..][..length * size];
+        if self.is_in_place() {
+            return cast_slice(bytes());
+        }
+        let numbers = &mut numbers[..length];
         match &self.view {
-            None if are_numbers => return cast_slice(bytes()),
-            None => widen(dtype, bytes(), &mut numbers[..length]),
-            Some(view) if are_numbers => self.gather(view, start, &mut numbers[..length]),
+            None => vectorized(Widen(self.dtype, bytes(), numbers)),
+            Some(view) if self.dtype == DType::F32 => self.gather(view, start, numbers),
             Some(view) => {
                 let halves = &mut [0_u16; BLOCK][..length];
                 self.gather(view, start, halves);
-                widen(dtype, cast_slice(halves), &mut numbers[..length]);
+                vectorized(Widen(self.dtype, cast_slice(halves), numbers));
             }
         }
-        &numbers[..length]
+        numbers
     }
 
     /// Copies the elements of a view from `start` on, in the order of its shape.
@@ -99,9 +105,4 @@ impl Gradient<'_> {
             }
         }
     }
-}
-
-/// Converts half types to f32, in which they are computed.
-fn widen<N: Pod>(dtype: DType, bytes: &[u8], numbers: &mut [N]) {
-    vectorized(Widen(dtype, bytes, cast_slice_mut(numbers)));
 }

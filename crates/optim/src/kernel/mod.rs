@@ -5,7 +5,6 @@ mod blocks;
 #[cfg(feature = "cubecl")]
 mod cube;
 mod gradient;
-mod numbers;
 #[cfg(all(test, feature = "wgpu"))]
 #[path = "../../tests/kernels/on_wgpu.rs"]
 mod on_wgpu;
@@ -16,7 +15,7 @@ use std::iter::once;
 
 #[cfg(feature = "cubecl")]
 use burn::backend::Dispatch;
-use burn::backend::{BackendTensor, DispatchTensorKind};
+use burn::backend::DispatchTensorKind;
 use burn::tensor::{DType, FloatDType, Tensor};
 
 use super::call;
@@ -32,8 +31,7 @@ use single_pass::with_operands;
 #[derive(Clone, Debug)]
 pub(crate) struct Update {
     rule: Rule,
-    /// Format and rounding of the weight, with the computation in f32. `None` if all operands are floats of one type: the step
-    /// is computed in that type, or in f32 if it is a half type.
+    /// Format and rounding of the weight, with the computation in f32. `None` if all operands are floats of one type.
     formats: Option<(WeightFormat, Noise)>,
 }
 
@@ -46,8 +44,7 @@ impl Update {
 
 /// Applies `rule` to the elements of a weight and of its states, in the step of this `number`, and returns them.
 ///
-/// A buffer with one owner is written in place; others are copied. If all operands are floats of one type, the step is computed
-/// in that type, or in f32 if it is a half type. Otherwise it is computed in f32, a group at a time.
+/// A buffer with one owner is written in place; others are copied. The step is computed in f32, or in f64 if the operands are.
 pub(super) fn update<const D: usize>(
     rule: Rule,
     weight: Weight<D>,
@@ -103,8 +100,6 @@ pub(super) fn in_full<const D: usize>(weight: &Weight<D>) -> Tensor<D> {
 /// Execution of a rule on the elements of a weight.
 #[derive(Clone, Copy, PartialEq)]
 enum Execution {
-    /// On the processor, with all operands stored in the type of the computation.
-    Numbers,
     /// On the processor, block by block.
     Blocks,
     /// By a kernel of the device.
@@ -120,12 +115,9 @@ impl Execution {
         #[allow(unreachable_patterns)] // What is there depends on the build.
         match weight.clone().into_dispatch().kind {
             #[cfg(feature = "flex")]
-            DispatchTensorKind::Flex(BackendTensor::Float(weight)) => match weight.dtype() {
-                DType::F32 | DType::F64 if is_plain => Self::Numbers,
-                _ => Self::Blocks,
-            },
+            DispatchTensorKind::Flex(_) if weight.dtype() != DType::F64 => Self::Blocks,
             #[cfg(feature = "cubecl")]
-            DispatchTensorKind::Cube(BackendTensor::Float(_)) => Self::Kernel,
+            DispatchTensorKind::Cube(_) => Self::Kernel,
             _ if is_plain => Self::Operations,
             _ => Self::Blocks,
         }
@@ -139,30 +131,25 @@ impl Execution {
         gradient: Tensor<D>,
         states: Vec<StateTensor<D>>,
     ) -> (Weight<D>, Vec<StateTensor<D>>) {
-        let take = match self {
-            Self::Numbers if weight.value.dtype() == DType::F64 => numbers::update::<f64, D>,
-            Self::Numbers => numbers::update::<f32, D>,
-            Self::Operations => operations::update,
-            Self::Blocks => {
-                return with_operands(weight, states, |operands| {
-                    Gradient::with(gradient, |gradient| {
-                        blocks::update(&update, gradient, operands)
-                    })
-                });
+        match self {
+            Self::Operations => {
+                let states = states.into_iter().map(StateTensor::full);
+                let floats = once(weight.value).chain(states).collect();
+                let mut floats = operations::update(&update, gradient, floats).into_iter();
+                let value = floats.next().expect("a weight is there");
+                let weight = Weight { value, ..weight };
+                (weight, floats.map(StateTensor::Full).collect())
             }
+            Self::Blocks => with_operands(weight, states, |operands| {
+                Gradient::with(gradient, |gradient| {
+                    blocks::update(&update, gradient, operands)
+                })
+            }),
             #[cfg(feature = "cubecl")]
-            Self::Kernel => {
-                return with_operands(weight, states, |operands| {
-                    Dispatch::update(gradient.into_dispatch(), operands, update)
-                });
-            }
-        };
-        let states = states.into_iter().map(StateTensor::full);
-        let floats = once(weight.value).chain(states).collect();
-        let mut floats = take(&update, gradient, floats).into_iter();
-        let value = floats.next().expect("a weight is there");
-        let weight = Weight { value, ..weight };
-        (weight, floats.map(StateTensor::Full).collect())
+            Self::Kernel => with_operands(weight, states, |operands| {
+                Dispatch::update(gradient.into_dispatch(), operands, update)
+            }),
+        }
     }
 }
 

@@ -23,36 +23,14 @@ pub(crate) use trace::{Operation, Traced};
 /// A formula that updates one element of a parameter with `S` states, three at most. Its fields are the hyperparameters of a
 /// step: [an example](crate#an-optimizer-of-your-own).
 ///
-/// On `flex` it is compiled like any function. Elsewhere it is traced once per step: it runs with numbers that record the
+/// On `flex` it is compiled like any function, for f32. Elsewhere it is traced once per step: it runs with numbers that record the
 /// operations. On a CubeCL device these operations become a kernel, which is compiled once. A decision that depends on a field
-/// compiles another kernel; a computation with a field does not. Backends without a kernel, and remote servers, run them as
-/// tensor operations.
+/// compiles another kernel; a computation with a field does not. Backends without a kernel, remote servers, and f64 on
+/// `flex` run them as tensor operations.
 pub trait UpdateRule<const S: usize>: Clone + Debug + Send + Sync + 'static {
     /// Returns the parameter and its states after the step. With `#[inline(always)]` the enclosing loop is compiled for the
     /// instruction set of the processor.
     fn update<N: Number>(&self, parameter: N, gradient: N, states: [N; S]) -> (N, [N; S]);
-
-    /// Updates several elements. Plain loops only: a closure is compiled for the baseline processor.
-    #[doc(hidden)]
-    #[inline(always)]
-    fn update_lanes<N: Number, const L: usize>(
-        &self,
-        parameters: &mut [N; L],
-        gradients: &[N; L],
-        states: &mut [[N; L]; S],
-    ) {
-        for lane in 0..L {
-            let mut column = [gradients[lane]; S];
-            for state in 0..S {
-                column[state] = states[state][lane];
-            }
-            let (parameter, column) = self.update(parameters[lane], gradients[lane], column);
-            parameters[lane] = parameter;
-            for state in 0..S {
-                states[state][lane] = column[state];
-            }
-        }
-    }
 }
 
 /// A step of a parameter, or the effect of a micro-batch's gradient on its states. An [`ElementWise`](crate::ElementWise)
@@ -111,28 +89,23 @@ impl Rule {
 }
 
 /// Operations on a formula of a known type.
-pub(crate) trait Formula: Apply<f32> + Apply<f64> + Debug + Send + Sync {
+pub(crate) trait Formula: Debug + Send + Sync {
     /// Returns the operations of the formula.
     fn traced(&self) -> Traced;
-}
 
-/// A formula for numbers of a type, on the processor.
-pub(crate) trait Apply<N>: Sync {
-    /// Updates all elements. All slices have the same length, but unused states are empty.
-    fn apply(&self, parameters: &mut [N], gradients: &[N], states: [&mut [N]; MOST_STATES]);
+    /// Updates all elements on the processor. All slices have the same length, but unused states are empty.
+    fn apply(&self, parameters: &mut [f32], gradients: &[f32], states: [&mut [f32]; MOST_STATES]);
 }
 
 #[derive(Debug)]
-pub(crate) struct OfStates<R, const S: usize>(pub(crate) R);
+struct OfStates<R, const S: usize>(R);
 
 impl<R: UpdateRule<S>, const S: usize> Formula for OfStates<R, S> {
     fn traced(&self) -> Traced {
         Traced::of(&self.0)
     }
-}
 
-impl<R: UpdateRule<S>, N: Number, const S: usize> Apply<N> for OfStates<R, S> {
-    fn apply(&self, parameters: &mut [N], gradients: &[N], states: [&mut [N]; MOST_STATES]) {
+    fn apply(&self, parameters: &mut [f32], gradients: &[f32], states: [&mut [f32]; MOST_STATES]) {
         let mut states = states.into_iter();
         let states = from_fn(|_| states.next().expect("there are three"));
         vectorized(Run(&self.0, parameters, gradients, states));
@@ -143,9 +116,9 @@ impl<R: UpdateRule<S>, N: Number, const S: usize> Apply<N> for OfStates<R, S> {
 const LANES: usize = 16;
 
 /// The inner loop, compiled for the instruction set of the processor.
-struct Run<'a, R, N, const S: usize>(&'a R, &'a mut [N], &'a [N], [&'a mut [N]; S]);
+struct Run<'a, R, const S: usize>(&'a R, &'a mut [f32], &'a [f32], [&'a mut [f32]; S]);
 
-impl<R: UpdateRule<S>, N: Number, const S: usize> Loop for Run<'_, R, N, S> {
+impl<R: UpdateRule<S>, const S: usize> Loop for Run<'_, R, S> {
     type Output = ();
 
     #[inline(always)]
@@ -156,10 +129,10 @@ impl<R: UpdateRule<S>, N: Number, const S: usize> Loop for Run<'_, R, N, S> {
         let length = weights.len();
         let whole = length - length % LANES;
         for start in (0..whole).step_by(LANES) {
-            lanes::<N, R, S, LANES>(rule, weights, gradients, &mut states, start);
+            lanes::<R, S, LANES>(rule, weights, gradients, &mut states, start);
         }
         for start in whole..length {
-            lanes::<N, R, S, 1>(rule, weights, gradients, &mut states, start);
+            lanes::<R, S, 1>(rule, weights, gradients, &mut states, start);
         }
     }
 }
@@ -167,20 +140,29 @@ impl<R: UpdateRule<S>, N: Number, const S: usize> Loop for Run<'_, R, N, S> {
 /// Updates `L` elements. All reads precede the writes, so the compiler need not check whether the buffers overlap. Plain loops
 /// only: a closure is compiled for the baseline processor.
 #[inline(always)]
-fn lanes<N: Number, R: UpdateRule<S>, const S: usize, const L: usize>(
+fn lanes<R: UpdateRule<S>, const S: usize, const L: usize>(
     rule: &R,
-    weights: &mut [N],
-    gradients: &[N],
-    states: &mut [&mut [N]; S],
+    weights: &mut [f32],
+    gradients: &[f32],
+    states: &mut [&mut [f32]; S],
     start: usize,
 ) {
-    let mut values = load::<N, L>(weights, start);
-    let gradients = load::<N, L>(gradients, start);
-    let mut rows = [[N::of(0.0); L]; S];
+    let mut values: [f32; L] = load(weights, start);
+    let gradients: [f32; L] = load(gradients, start);
+    let mut rows = [[0.0; L]; S];
     for state in 0..S {
-        rows[state] = load::<N, L>(states[state], start);
+        rows[state] = load(states[state], start);
     }
-    rule.update_lanes(&mut values, &gradients, &mut rows);
+    for lane in 0..L {
+        let mut column = [0.0; S];
+        for state in 0..S {
+            column[state] = rows[state][lane];
+        }
+        (values[lane], column) = rule.update(values[lane], gradients[lane], column);
+        for state in 0..S {
+            rows[state][lane] = column[state];
+        }
+    }
     weights[start..start + L].copy_from_slice(&values);
     for state in 0..S {
         states[state][start..start + L].copy_from_slice(&rows[state]);
@@ -188,8 +170,8 @@ fn lanes<N: Number, R: UpdateRule<S>, const S: usize, const L: usize>(
 }
 
 #[inline(always)]
-fn load<N: Number, const L: usize>(from: &[N], start: usize) -> [N; L] {
-    let mut values = [N::of(0.0); L];
+fn load<const L: usize>(from: &[f32], start: usize) -> [f32; L] {
+    let mut values = [0.0; L];
     values.copy_from_slice(&from[start..start + L]);
     values
 }

@@ -1,6 +1,6 @@
 use std::ops::{Add, Div, Mul, Sub};
 
-/// The number type of a formula: an element in f32 or f64, or a traced value for devices that run the formula as a kernel.
+/// The number type of a formula: an element in f32, or a traced value for devices that run the formula as a kernel.
 ///
 /// Every operation rounds as it does on a tensor of that type, in the order in which it is written.
 pub trait Number:
@@ -39,28 +39,21 @@ pub(super) mod sealed {
     pub trait Sealed {}
 }
 
-macro_rules! float {
-    ($float:ty) => {
-        impl sealed::Sealed for $float {}
+impl sealed::Sealed for f32 {}
 
-        impl Number for $float {
-            #[inline(always)]
-            fn of(number: f64) -> Self {
-                number as Self
-            }
+impl Number for f32 {
+    #[inline(always)]
+    fn of(number: f64) -> Self {
+        number as Self
+    }
 
-            #[inline(always)]
-            fn sqrt(self) -> Self {
-                <$float>::sqrt(self)
-            }
+    #[inline(always)]
+    fn sqrt(self) -> Self {
+        f32::sqrt(self)
+    }
 
-            #[inline(always)]
-            fn if_less(self, other: Self, then: Self, otherwise: Self) -> Self {
-                if self < other { then } else { otherwise }
-            }
-        }
-    };
+    #[inline(always)]
+    fn if_less(self, other: Self, then: Self, otherwise: Self) -> Self {
+        if self < other { then } else { otherwise }
+    }
 }
-
-float!(f32);
-float!(f64);
