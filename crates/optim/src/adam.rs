@@ -42,7 +42,7 @@ pub struct AdamConfig {
 /// [Reddi et al., 2018](https://openreview.net/forum?id=ryQu7f-RZ).
 pub type Adam = ElementWiseOptimizer<AdamConfig>;
 
-element_wise_config!(AdamConfig);
+element_wise_config!(AdamConfig, grad_clipping);
 
 /// Names of the moments in Burn's adaptive optimizers.
 pub(super) const MOMENTS: [ElementState; 3] = [
@@ -61,12 +61,7 @@ impl ElementWise for AdamConfig {
         let correction = root / (1.0 - self.beta_1.powi(step.time));
         let penalty = self.weight_decay.as_ref();
         let rule = rule::Adam {
-            moments: Moments {
-                beta_1: step.decay(self.beta_1.into()),
-                beta_2: step.decay(self.beta_2.into()),
-                complement_1: (1.0 - self.beta_1).into(),
-                complement_2: (1.0 - self.beta_2).into(),
-            },
+            moments: Moments::new(step, self.beta_1, self.beta_2),
             learning_rate: step.learning_rate,
             penalty: penalty.map(|decay| decay.penalty.into()),
             correction: correction.into(),

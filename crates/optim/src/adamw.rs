@@ -47,7 +47,7 @@ pub struct AdamWConfig {
 /// [Reddi et al., 2018](https://openreview.net/forum?id=ryQu7f-RZ).
 pub type AdamW = ElementWiseOptimizer<AdamWConfig>;
 
-element_wise_config!(AdamWConfig);
+element_wise_config!(AdamWConfig, grad_clipping);
 
 impl ElementWise for AdamWConfig {
     const STATES: &'static [ElementState] = &MOMENTS;
@@ -58,12 +58,7 @@ impl ElementWise for AdamWConfig {
         let rate = step.learning_rate * f64::from(self.weight_decay);
         let is_cautious = self.cautious_weight_decay && rate != 0.0;
         let rule = rule::AdamW {
-            moments: Moments {
-                beta_1: step.decay(self.beta_1.into()),
-                beta_2: step.decay(self.beta_2.into()),
-                complement_1: (1.0 - self.beta_1).into(),
-                complement_2: (1.0 - self.beta_2).into(),
-            },
+            moments: Moments::new(step, self.beta_1, self.beta_2),
             learning_rate: step.learning_rate,
             decay: if is_cautious { rate } else { 1.0 - rate },
             correction_1: (1.0 - self.beta_1.powi(step.time)).into(),

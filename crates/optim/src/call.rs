@@ -64,12 +64,14 @@ pub(super) fn without_caller<R>(step: impl FnOnce() -> R) -> R {
     ended.unwrap_or_else(|panic| panic.resume())
 }
 
+/// Returns the result of `work` with the call, or `None` without a caller.
+fn with_call<R>(work: impl FnOnce(&mut Call) -> R) -> Option<R> {
+    CALL.with_borrow_mut(|call| call.as_mut().map(work))
+}
+
 /// Returns `true` if more gradients of the group follow; `false` without a caller.
 pub(super) fn more_micro_batches_follow() -> bool {
-    CALL.with_borrow(|call| {
-        call.as_ref()
-            .is_some_and(|call| call.more_micro_batches_follow)
-    })
+    with_call(|call| call.more_micro_batches_follow).unwrap_or(false)
 }
 
 /// Returns the device of the step: that of the query, or else that of the parameter.
@@ -83,7 +85,7 @@ pub(super) fn elements(parameter: usize) -> usize {
 }
 
 fn asked_for() -> Option<Asked> {
-    CALL.with_borrow(|call| call.as_ref()?.asked_for.clone())
+    with_call(|call| call.asked_for.clone()).flatten()
 }
 
 /// Reports why a step is refused. The optimizer returns parameter and state unchanged.
@@ -92,46 +94,27 @@ fn asked_for() -> Option<Asked> {
 ///
 /// If there is no caller, as in a stock loop.
 pub(super) fn refuse(reason: String) {
-    if let Some(reason) = report_unsupported(reason) {
+    if with_call(|call| call.refusal = Some(reason.clone())).is_none() {
         panic!("{reason}");
     }
 }
 
-/// Reports that the optimizer does not support the parameter of a query, which loads a record for it. Returns the reason if
-/// there is no caller.
-pub(super) fn report_unsupported(reason: String) -> Option<String> {
-    let mut reason = Some(reason);
-    CALL.with_borrow_mut(|call| {
-        if let Some(call) = call {
-            call.refusal = reason.take();
-        }
-    });
-    reason
+/// Reports that the optimizer does not support the parameter of a query, which loads a record for it.
+pub(super) fn report_unsupported(reason: String) {
+    with_call(|call| call.refusal = Some(reason));
 }
 
 /// Reports that the state that Burn loads may be in a format.
 pub(super) fn report_formats() {
-    CALL.with_borrow_mut(|call| {
-        if let Some(call) = call {
-            call.may_have_formats = true;
-        }
-    });
+    with_call(|call| call.may_have_formats = true);
 }
 
 /// Drops the caller's handle to the parameter, so that a step that can't fail any more writes in place.
 pub(super) fn give_up_parameter() {
-    CALL.with_borrow_mut(|call| {
-        if let Some(call) = call {
-            call.parameter = None;
-        }
-    });
+    with_call(|call| call.parameter = None);
 }
 
 /// Returns a handle to the updated parameter to the caller, since the calling optimizer can still fail.
 pub(super) fn show_parameter(parameter: impl FnOnce() -> AnyTensor) {
-    CALL.with_borrow_mut(|call| {
-        if let Some(call) = call {
-            call.parameter = Some(parameter());
-        }
-    });
+    with_call(|call| call.parameter = Some(parameter()));
 }

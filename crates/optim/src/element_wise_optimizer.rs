@@ -25,7 +25,7 @@ pub struct ElementWiseOptimizer<R> {
 
 /// Implements `build` and `init` for an element-wise config with formats and gradient clipping.
 macro_rules! element_wise_config {
-    ($config:ty) => {
+    ($config:ty, $clipping:ident) => {
         impl $config {
             /// Returns the bare optimizer, for a parameter group. Gradient clipping is not part of it.
             pub fn build(&self) -> ElementWiseOptimizer<Self> {
@@ -36,7 +36,7 @@ macro_rules! element_wise_config {
 
             /// Returns the optimizer of a whole module, with gradient clipping.
             pub fn init(&self) -> burn::optim::ModuleOptimizer {
-                super::with_clipping(self.build(), self.grad_clipping.as_ref())
+                super::with_clipping(self.build(), self.$clipping.as_ref())
             }
         }
     };

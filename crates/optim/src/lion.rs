@@ -35,7 +35,7 @@ pub struct LionConfig {
 /// [Chen et al., 2023](https://arxiv.org/abs/2302.06675).
 pub type Lion = ElementWiseOptimizer<LionConfig>;
 
-element_wise_config!(LionConfig);
+element_wise_config!(LionConfig, grad_clipping);
 
 impl ElementWise for LionConfig {
     const STATES: &'static [ElementState] = &[ElementState::signed("momentum")];

@@ -1,14 +1,12 @@
 use burn::config::Config;
 use burn::grad_clipping::GradientClippingConfig;
-use burn::optim::ModuleOptimizer;
 use burn::optim::decay::WeightDecayConfig;
 use burn::optim::momentum::MomentumConfig;
 
 use super::element_wise::{AccumulateInState, ElementState, ElementWise};
-use super::element_wise_optimizer::ElementWiseOptimizer;
+use super::element_wise_optimizer::{ElementWiseOptimizer, element_wise_config};
 use super::format::{StateFormat, WeightFormat};
 use super::rule::{self, Momentum, Rule, Step};
-use super::with_clipping;
 
 /// Configuration of [`Sgd`]: the fields and defaults of Burn's
 /// [`SgdConfig`](burn::optim::SgdConfig).
@@ -37,24 +35,7 @@ pub type Sgd = ElementWiseOptimizer<SgdConfig>;
 /// Burn stores the velocity in a nested state of the momentum.
 pub(super) const VELOCITY: ElementState = ElementState::signed("momentum.velocity");
 
-impl SgdConfig {
-    /// Returns the bare optimizer, for a parameter group. Gradient clipping is not part of it.
-    pub fn build(&self) -> Sgd {
-        let of_momentum = |_: &_| self.state_format;
-        let state_format = self
-            .momentum
-            .as_ref()
-            .map_or(StateFormat::Full, of_momentum);
-        ElementWiseOptimizer::new(self.clone())
-            .with_state_format(state_format)
-            .with_weight_format(self.weight_format)
-    }
-
-    /// Returns the optimizer of a whole module, with gradient clipping.
-    pub fn init(&self) -> ModuleOptimizer {
-        with_clipping(self.build(), self.gradient_clipping.as_ref())
-    }
-}
+element_wise_config!(SgdConfig, gradient_clipping);
 
 impl ElementWise for SgdConfig {
     const STATES: &'static [ElementState] = &[VELOCITY.optional()];

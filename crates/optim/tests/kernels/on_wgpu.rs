@@ -1,14 +1,15 @@
 //! Tests of the kernel for groups against the step of the processor. wgpu has no bf16, so f32 replaces it.
 
-mod rules;
-
+use burn::optim::decay::WeightDecayConfig;
+use burn::optim::momentum::MomentumConfig;
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 
 use super::super::format::{
     CodeScheme, GROUP, Noise, PackedState, Residual, SquareRootCode, StateFormat, StateTensor,
     Weight, WeightFormat,
 };
-use super::super::rule::Set;
+use super::super::rule::{Set, Step};
+use super::super::{AdamConfig, AdamWConfig, ElementWise, LionConfig, SgdConfig};
 use super::{Execution, Rule, Update};
 
 const SHAPES: [[usize; 2]; 4] = [[64, 96], [71, 61], [1, 5000], [90, 50]];
@@ -16,6 +17,38 @@ const SPLITS: [WeightFormat; 2] = [WeightFormat::Split24, WeightFormat::Split32]
 
 fn wgpu() -> Device {
     Device::wgpu(Default::default())
+}
+
+/// Returns a rule of this optimizer, with the square-root codes of its states.
+fn of<R: ElementWise>(optimizer: R) -> (Rule, Vec<SquareRootCode>) {
+    let rule = optimizer.rule(Step {
+        learning_rate: 0.01,
+        time: 3,
+        is_first: false,
+        adds: false,
+    });
+    let roots = R::STATES[..rule.states].iter();
+    let roots = roots.map(|state| state.root.unwrap_or(SquareRootCode::Positive));
+    (rule, roots.collect())
+}
+
+fn rules() -> [(Rule, Vec<SquareRootCode>); 6] {
+    let momentum = MomentumConfig {
+        momentum: 0.9,
+        dampening: 0.5,
+        nesterov: true,
+    };
+    let penalty = WeightDecayConfig { penalty: 0.1 };
+    let adamw = AdamWConfig::new().with_weight_decay(1.0);
+    let amsgrad = AdamConfig::new().with_amsgrad(true);
+    [
+        of(adamw.clone()),
+        of(adamw.with_cautious_weight_decay(true)),
+        of(amsgrad.with_weight_decay(Some(penalty))),
+        of(LionConfig::new().with_weight_decay(1.0)),
+        of(SgdConfig::new().with_momentum(Some(momentum))),
+        of(SgdConfig::new()),
+    ]
 }
 
 /// Returns numbers of either sign over four orders of magnitude, some of them zero.
@@ -190,8 +223,8 @@ fn check(rule: Rule, roots: &[SquareRootCode], states: StateFormat, shape: [usiz
 fn step_on_wgpu_matches_processor() {
     for shape in SHAPES {
         for states in [StateFormat::Full, StateFormat::Bits8, StateFormat::Bits4] {
-            for (rule, roots) in rules::rules() {
-                check(rule, roots, states, shape);
+            for (rule, roots) in rules() {
+                check(rule, &roots, states, shape);
             }
         }
     }
@@ -245,7 +278,7 @@ fn rounding_and_split_on_wgpu_match_processor() {
 fn step_on_wgpu_includes_residual() {
     for shape in SHAPES {
         for format in SPLITS {
-            let (rule, roots) = rules::rules().swap_remove(0);
+            let (rule, roots) = rules()[0].clone();
             let weight = in_format(shape, format);
             let states = roots.iter().enumerate().map(|(index, root)| {
                 let scheme = StateFormat::Bits8.scheme(*root, usize::MAX);
@@ -278,7 +311,7 @@ fn step_on_wgpu_includes_residual() {
 fn nan_on_wgpu_spreads_over_its_group() {
     let shape = [10, 500];
     for states in [StateFormat::Bits8, StateFormat::Bits4] {
-        let (rule, roots) = rules::rules().swap_remove(3);
+        let (rule, roots) = rules()[3].clone();
         let scheme = states.scheme(roots[0], usize::MAX);
         let state = StateTensor::blank(&numbers(shape, 1).to_device(&wgpu()), scheme.unwrap());
         let mut gradient = elements(numbers(shape, 2));
