@@ -76,7 +76,6 @@ fn main() {
     let formats = [
         ("Stochastic, 8 bits", 10.25, WeightFormat::Stochastic),
         ("Split24, 8 bits", 12.375, WeightFormat::Split24),
-        ("Split32, 8 bits", 14.375, WeightFormat::Split32),
     ];
     for (name, bytes, format) in formats {
         let ours = eight().with_weight_format(format).build();

@@ -16,7 +16,7 @@ pub struct Mode {
     optimizer: fn() -> ModuleOptimizer,
 }
 
-pub const MODES: [Mode; 13] = [
+pub const MODES: [Mode; 12] = [
     mode("f32", FloatDType::F32, || {
         adamw(StateFormat::Full, WeightFormat::Plain)
     }),
@@ -25,9 +25,6 @@ pub const MODES: [Mode; 13] = [
     }),
     mode("4-bit states", FloatDType::F32, || {
         adamw(StateFormat::Bits4, WeightFormat::Plain)
-    }),
-    mode("bf16 + 16 bits", FloatDType::BF16, || {
-        adamw(StateFormat::Full, WeightFormat::Split32)
     }),
     mode("bf16 + 8 bits, 8-bit states", FloatDType::BF16, || {
         adamw(StateFormat::Bits8, WeightFormat::Split24)

@@ -34,8 +34,6 @@ pub enum States {
 #[derive(ValueEnum, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Weights {
     F32,
-    /// In bf16, with 16 more bits in the optimizer state.
-    Split32,
     /// In bf16, with 8 more bits in the optimizer state.
     Split24,
     /// In bf16, rounded at random.
@@ -72,7 +70,6 @@ impl Formats {
             Weights::F32 | Weights::Bf16 => WeightFormat::Plain,
             Weights::Stochastic => WeightFormat::Stochastic,
             Weights::Split24 => WeightFormat::Split24,
-            Weights::Split32 => WeightFormat::Split32,
         }
     }
 

@@ -84,11 +84,6 @@ fn weights_and_states_take_the_bytes_of_their_formats() {
             WeightFormat::Stochastic,
             2 * 64 + 2 * 36,
         ),
-        (
-            StateFormat::Full,
-            WeightFormat::Split32,
-            4 * 64 + 4 + 8 * 64,
-        ),
     ] {
         let optimizer = AdamWConfig::new()
             .with_state_format(states)
@@ -148,7 +143,6 @@ fn full_precision_is_made_one_parameter_at_a_time() {
     };
     let optimizers = [
         ours(StateFormat::Bits8, WeightFormat::Split24),
-        ours(StateFormat::Full, WeightFormat::Split32),
         ours(StateFormat::Full, WeightFormat::Plain),
         burn::optim::AdamWConfig::new().init(),
     ];

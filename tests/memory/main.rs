@@ -347,7 +347,7 @@ fn a_single_pass_allocates_nothing_of_the_size_of_the_parameter() {
             FloatDType::BF16,
             AdamWConfig::new()
                 .with_amsgrad(true)
-                .with_weight_format(WeightFormat::Split32)
+                .with_weight_format(WeightFormat::Split24)
                 .build(),
         ),
     ] {

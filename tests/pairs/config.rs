@@ -48,7 +48,6 @@ impl Options {
             Low::Plain => WeightFormat::Plain,
             Low::Stochastic => WeightFormat::Stochastic,
             Low::Split24 => WeightFormat::Split24,
-            Low::Split32 => WeightFormat::Split32,
         }
     }
 

@@ -21,7 +21,7 @@ options! {
     Statistics { None, Normed }
     Numbers { F32, F32InBf16, F32InF16, Bf16, Bf16InF32, F64, F16, F64InF32 }
     Stepped { Sgd, BurnAdam, AdamW, AdamW8, AdamW4, Muon, Groups, BurnSgd }
-    Low { Plain, Stochastic, Split24, Split32 }
+    Low { Plain, Stochastic, Split24 }
     Blocks { None, Twice, SomeKept, InputsOffloaded }
     Group { One, Three, ThreeInFull, ThreeInState }
     Clipping { None, Exact, Lagged, ExactInBuffer }

@@ -44,7 +44,7 @@ fn states_in_formats_count_as_they_are_kept() {
         (StateFormat::Bits8, WeightFormat::Plain, 2 * 68),
         (StateFormat::Bits4, WeightFormat::Plain, 2 * 36),
         (StateFormat::Bits8, WeightFormat::Split24, 2 * 68 + 68),
-        (StateFormat::Full, WeightFormat::Split32, 8 * 64 + 132),
+        (StateFormat::Full, WeightFormat::Split24, 8 * 64 + 68),
     ] {
         let optimizer = AdamWConfig::new()
             .with_state_format(states)

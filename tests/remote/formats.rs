@@ -55,11 +55,6 @@ fn formats_on_servers_are_refused_by_name() {
                 "`WeightFormat::Split24`",
             ),
             (
-                weights(WeightFormat::Split32),
-                FloatDType::BF16,
-                "`WeightFormat::Split32`",
-            ),
-            (
                 wrapped(WeightFormat::Split24),
                 FloatDType::BF16,
                 "`WeightFormat::Split24`",

@@ -94,7 +94,7 @@ pub fn all() -> Vec<Named> {
         in_format("our Lion in `Bits4`", bits4, FEW_BITS),
         in_format("our AdamW in `Split24` and `Bits8`", split24, OF_BF16),
         in_format("our Sgd in `Stochastic`", stochastic, OF_BF16),
-        in_format("Adafactor in `Split32`", wrapped, OF_BF16),
+        in_format("Adafactor in `Split24`", wrapped, OF_BF16),
         named("a user's, that warms up", || WarmingUp.into(), InPart),
     ]
 }
@@ -146,7 +146,7 @@ fn stochastic() -> ModuleOptimizer {
 
 fn wrapped() -> ModuleOptimizer {
     let adafactor = AdafactorConfig::new().build();
-    InFormat::new(adafactor, WeightFormat::Split32).into()
+    InFormat::new(adafactor, WeightFormat::Split24).into()
 }
 
 /// SGD with momentum whose steps grow with their number, which its record leaves out.

@@ -57,7 +57,7 @@ fn all() -> Vec<(String, FloatDType, ModuleOptimizer)> {
     }
     let amsgrad = optim::AdamWConfig::new().with_amsgrad(true);
     let amsgrad = amsgrad.with_state_format(StateFormat::Bits8).build();
-    let wrapped = InFormat::new(amsgrad, WeightFormat::Split32);
+    let wrapped = InFormat::new(amsgrad, WeightFormat::Split24);
     all.push(("InFormat".into(), FloatDType::BF16, wrapped.into()));
     all
 }

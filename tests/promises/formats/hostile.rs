@@ -88,7 +88,6 @@ fn in_multiples_of_f32(
         for (weights, dtype) in [
             (WeightFormat::Plain, FloatDType::F32),
             (WeightFormat::Split24, FloatDType::BF16),
-            (WeightFormat::Split32, FloatDType::BF16),
         ] {
             if !device.supports_dtype(dtype) {
                 continue;

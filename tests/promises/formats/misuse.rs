@@ -32,11 +32,7 @@ on_every_backend!(
 
 fn formats_of_bf16_refuse_other_types(device: &Device) {
     let has_bf16 = device.supports_dtype(FloatDType::BF16);
-    for format in [
-        WeightFormat::Stochastic,
-        WeightFormat::Split24,
-        WeightFormat::Split32,
-    ] {
+    for format in [WeightFormat::Stochastic, WeightFormat::Split24] {
         for (name, optimizer) in optimizers(StateFormat::Full, format) {
             let error = FusedOptimizer::new(Network::init(device), optimizer).map(drop);
             let error = error.expect_err("it is refused before the first step");
@@ -61,11 +57,7 @@ fn weight_format_of_small_parameter_is_refused_at_construction() {
         let layer: burn::nn::Linear = burn::nn::LinearConfig::new(3, 2).init(&device);
         FusedOptimizer::new(cast(layer, dtype).unwrap(), optimizer).map(drop)
     };
-    for format in [
-        WeightFormat::Stochastic,
-        WeightFormat::Split24,
-        WeightFormat::Split32,
-    ] {
+    for format in [WeightFormat::Stochastic, WeightFormat::Split24] {
         for (name, optimizer) in optimizers(StateFormat::Full, format) {
             for dtype in [FloatDType::F16, FloatDType::F64] {
                 let error = fused(dtype, optimizer.clone()).unwrap_err();
@@ -132,39 +124,31 @@ fn low_bits_are_not_dropped() {
     let error = error.unwrap_err();
     assert_matches!(error, FusedError::RecordOfAnotherOptimizer { .. });
     assert_says(&error, "low_bits");
-    // More bits hold fewer.
-    let before = weights(&fused.full_precision_model());
-    let mut wider = FusedOptimizer::new_ok(fused.model(), with(WeightFormat::Split32));
-    wider.load_record_ok(fused.to_record());
-    wider.step_ok(0.0, |model| model.loss(batches[1].clone()));
-    assert_eq!(weights(&wider.full_precision_model()), before);
 }
 
 /// Weights in bf16 that are only written in another type are not those in full precision.
 #[test]
 fn low_bits_are_not_dropped_in_another_type() {
     let device = &Device::flex().autodiff();
-    for format in [WeightFormat::Split24, WeightFormat::Split32] {
-        let split = optimizers(StateFormat::Full, format);
-        let plain = optimizers(StateFormat::Full, WeightFormat::Plain);
-        for ((name, split), (_, plain)) in split.into_iter().zip(plain) {
-            let model = cast(Network::init(device), FloatDType::BF16).unwrap();
-            let batch = batches(device, FloatDType::BF16)[0].clone();
-            let mut fused = FusedOptimizer::new_ok(model, split);
-            fused.step_ok(RATE, |model| model.loss(batch));
-            for dtype in [FloatDType::F32, FloatDType::F64, FloatDType::F16] {
-                println!("{name}, {format:?}, {dtype:?}");
-                let batch = &batches(device, dtype)[0];
-                let mut rounded =
-                    FusedOptimizer::new_ok(cast(fused.model(), dtype).unwrap(), plain.clone());
-                rounded.load_record_ok(fused.to_record());
-                let text = message(&mut rounded, batch);
-                assert_says(&text, "low bits");
-                let full = cast(fused.full_precision_model(), dtype).unwrap();
-                let mut full = FusedOptimizer::new_ok(full, plain.clone());
-                full.load_record_ok(fused.to_record());
-                full.step_ok(RATE, |model| model.loss(batch.clone()));
-            }
+    let split = optimizers(StateFormat::Full, WeightFormat::Split24);
+    let plain = optimizers(StateFormat::Full, WeightFormat::Plain);
+    for ((name, split), (_, plain)) in split.into_iter().zip(plain) {
+        let model = cast(Network::init(device), FloatDType::BF16).unwrap();
+        let batch = batches(device, FloatDType::BF16)[0].clone();
+        let mut fused = FusedOptimizer::new_ok(model, split);
+        fused.step_ok(RATE, |model| model.loss(batch));
+        for dtype in [FloatDType::F32, FloatDType::F64, FloatDType::F16] {
+            println!("{name}, {dtype:?}");
+            let batch = &batches(device, dtype)[0];
+            let mut rounded =
+                FusedOptimizer::new_ok(cast(fused.model(), dtype).unwrap(), plain.clone());
+            rounded.load_record_ok(fused.to_record());
+            let text = message(&mut rounded, batch);
+            assert_says(&text, "low bits");
+            let full = cast(fused.full_precision_model(), dtype).unwrap();
+            let mut full = FusedOptimizer::new_ok(full, plain.clone());
+            full.load_record_ok(fused.to_record());
+            full.step_ok(RATE, |model| model.loss(batch.clone()));
         }
     }
 }

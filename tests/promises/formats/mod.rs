@@ -43,6 +43,20 @@ impl Network {
     }
 }
 
+/// Asserts that weights differ by at most a thousandth of the largest of their parameter. Neighbours in bf16 differ by four.
+pub fn assert_near<M: Module>(expected: &M, found: &M) {
+    for ((path, expected), (_, found)) in weights(expected).iter().zip(&weights(found)) {
+        let most = expected
+            .iter::<f64>()
+            .fold(0.0, |most, x| most.max(x.abs()))
+            / 1000.0;
+        for (expected, found) in expected.iter::<f64>().zip(found.iter::<f64>()) {
+            let error = (expected - found).abs();
+            assert!(error <= most, "{path}: {found} for {expected}");
+        }
+    }
+}
+
 /// The formats, with the float types of the weights that they are for, as far as the device has them.
 fn formats(device: &Device) -> Vec<(StateFormat, WeightFormat, FloatDType)> {
     let mut formats = Vec::new();
@@ -55,7 +69,6 @@ fn formats(device: &Device) -> Vec<(StateFormat, WeightFormat, FloatDType)> {
             WeightFormat::Plain,
             WeightFormat::Stochastic,
             WeightFormat::Split24,
-            WeightFormat::Split32,
         ] {
             formats.push((states, weights, FloatDType::BF16));
         }

@@ -11,7 +11,7 @@ fn optimizers() -> [ModuleOptimizer; 2] {
             .with_weight_format(WeightFormat::Split24)
             .init(),
         LionConfig::new()
-            .with_weight_format(WeightFormat::Split32)
+            .with_weight_format(WeightFormat::Split24)
             .init(),
     ]
 }

@@ -155,24 +155,6 @@ impl<'a> ElementBuffer<'a> {
             vectorized(Write(self, numbers, dither));
         }
     }
-
-    /// Restores split weights that a cast has rounded differently. Returns `true` if there were any.
-    #[cfg(feature = "cubecl")]
-    pub(crate) fn mend(self) -> bool {
-        let ElementEncoding::Weights(format) = self.encoding else {
-            return false;
-        };
-        let low = self.words.chunks_exact(GROUP * format.residual_bytes());
-        let low = low.zip(&*self.checksums);
-        let mut is_other = false;
-        for (weights, (low, checksum)) in cast_slice_mut(self.floats).chunks_mut(GROUP).zip(low) {
-            if let Some(split) = split::as_split(format, &split::high(weights), low, *checksum) {
-                split::put(&split, weights);
-                is_other = true;
-            }
-        }
-        is_other
-    }
 }
 
 // These loops are compiled for the instruction set of the processor, so they contain no closures.
@@ -191,11 +173,11 @@ impl Loop for Read<'_, '_> {
         match buffer.encoding {
             ElementEncoding::Floats(dtype) => Widen(dtype, floats, numbers).call(),
             ElementEncoding::Weights(_) if bytes == 0 => Widen(DType::BF16, floats, numbers).call(),
-            ElementEncoding::Weights(format) => {
+            ElementEncoding::Weights(_) => {
                 let weights = cast_slice(floats).chunks(GROUP);
                 let low = words.chunks_exact(bytes).zip(&*buffer.checksums);
                 for ((numbers, weights), (low, checksum)) in groups.zip(weights).zip(low) {
-                    split::join(format, &split::high(weights), low, *checksum, numbers);
+                    split::join(&split::high(weights), low, *checksum, numbers);
                 }
             }
             ElementEncoding::Codes(scheme) => {
@@ -249,7 +231,7 @@ impl Loop for Write<'_, '_> {
                         split::rounded(numbers, &random)
                     } else {
                         let (low, checksum) = low.next().expect("there are as many");
-                        let (high, group_checksum) = split::split(format, numbers, &random, low);
+                        let (high, group_checksum) = split::split(numbers, &random, low);
                         *checksum = group_checksum;
                         high
                     };

@@ -174,23 +174,12 @@ impl ResolvedFormats {
         parameter: Tensor<D>,
         residual: Option<Residual>,
     ) -> Weight<D> {
-        let format = self.weight;
-        let (value, residual) = match residual {
-            Some(residual) if residual.format == format => (parameter, Some(residual)),
-            Some(residual) if parameter.dtype() == DType::BF16 => {
-                let (high, residual) = Residual::split(residual.joined(parameter), format);
-                (high, Some(residual))
-            }
-            // A weight in another type has no residual.
-            _ if format == WeightFormat::Plain => (parameter, None),
-            _ => {
-                let residual = Residual::none(format, &parameter);
-                (parameter, residual)
-            }
-        };
+        // In other formats a weight has no residual, or one that its type includes.
+        let residual = (self.weight == WeightFormat::Split24)
+            .then(|| residual.unwrap_or_else(|| Residual::none(&parameter)));
         Weight {
-            value,
-            format,
+            value: parameter,
+            format: self.weight,
             residual,
         }
     }
@@ -203,22 +192,6 @@ impl<const D: usize> Weight<D> {
             value,
             format: WeightFormat::Plain,
             residual: None,
-        }
-    }
-
-    /// Prepares the weight for a kernel that ignores a residual with another checksum.
-    #[cfg(feature = "cubecl")]
-    pub(crate) fn into_split(self) -> Self {
-        match self.residual {
-            Some(residual) if residual.is_loaded => {
-                let (value, residual) = residual.with_weights(self.value);
-                Self {
-                    value,
-                    format: self.format,
-                    residual: Some(residual),
-                }
-            }
-            _ => self,
         }
     }
 }

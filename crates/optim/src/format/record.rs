@@ -9,11 +9,13 @@ use super::element_buffer::ElementEncoding;
 use super::residual::Residual;
 use super::square_root_code::{CodeScheme, GROUP, Width};
 use super::state::{PackedState, StateTensor};
-use super::weight::WeightFormat;
 use crate::optimizer_record::{
     AROUND, ELEMENTS, FORMAT, LOW_BITS, RecordedState, STATE_BITS, TIME, WEIGHT_BITS, WRAPS,
     records_are_compact,
 };
+
+/// Bits of a weight in bf16 and its residual.
+const SPLIT: usize = 24;
 
 /// Returns the prefix of a wrapping optimizer's state, for the `prefix` of the wrapped one.
 pub(crate) fn around(prefix: &str) -> String {
@@ -72,8 +74,7 @@ impl RecordedFormat {
             sink.push_scalar(&prefix, TIME, self.time.into());
         }
         if let Some(low) = self.residual {
-            let bits = 16 + 8 * low.format.residual_bytes();
-            sink.push_scalar(&prefix, WEIGHT_BITS, bits.into());
+            sink.push_scalar(&prefix, WEIGHT_BITS, SPLIT.into());
             sink.push_scalar(&prefix, ELEMENTS, low.elements.into());
             let words = unlike_a_parameter(rank, low.words.to_data());
             sink.push_tensor(&prefix, LOW_BITS, words);
@@ -98,11 +99,12 @@ impl RecordedFormat {
         };
         let wraps = source.take_scalar(&prefix, WRAPS).is_some();
         let residual = match scalar(source, &prefix, WEIGHT_BITS) {
-            Some(bits) => {
-                let (format, elements) = (split_of(bits)?, scalar(source, &prefix, ELEMENTS)?);
+            Some(SPLIT) => {
+                let elements = scalar(source, &prefix, ELEMENTS)?;
                 let words = flat(source.take_tensor(&prefix, LOW_BITS)?, DType::U32)?;
-                Some(Residual::of_record(words, format, elements, device)?)
+                Some(Residual::of_record(words, elements, device)?)
             }
+            Some(_) => return None,
             None => None,
         };
         Some(Self {
@@ -161,33 +163,16 @@ impl<const D: usize> PackedState<D> {
     }
 }
 
-/// Returns the format of split weights with this total number of bits.
-fn split_of(bits: usize) -> Option<WeightFormat> {
-    match bits {
-        24 => Some(WeightFormat::Split24),
-        32 => Some(WeightFormat::Split32),
-        _ => None,
-    }
-}
-
 /// Returns the residual in a recorded state, if it has one, on `device`.
 pub fn recorded_residual(state: &RecordedState, device: &Device) -> Option<Residual> {
     let name = format!("{FORMAT}.{LOW_BITS}");
     state.tensors.iter().find_map(|tensor| {
         let prefix = tensor.name.strip_suffix(&name)?;
-        let scalar = |leaf| {
-            let name = format!("{prefix}{FORMAT}.{leaf}");
-            usize::try_from(*state.scalars.get(&name)?).ok()
-        };
+        let elements = *state.scalars.get(&format!("{prefix}{FORMAT}.{ELEMENTS}"))?;
         let bytes = tensor.to_bytes().expect("Burn reads its own record");
         let words = TensorData::from_bytes(bytes, tensor.shape.clone(), tensor.dtype);
         let words = flat(words, DType::U32)?;
-        Residual::of_record(
-            words,
-            split_of(scalar(WEIGHT_BITS)?)?,
-            scalar(ELEMENTS)?,
-            device,
-        )
+        Residual::of_record(words, elements.try_into().ok()?, device)
     })
 }
 

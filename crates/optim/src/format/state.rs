@@ -141,7 +141,7 @@ impl<const D: usize> PackedState<D> {
 }
 
 /// Creates a tensor of 32-bit words.
-pub(super) fn words_on(words: Vec<u32>, device: &Device) -> Tensor<1, Int> {
+fn words_on(words: Vec<u32>, device: &Device) -> Tensor<1, Int> {
     let length = words.len();
     Tensor::from_data(TensorData::new(words, [length]), (device, DType::U32))
 }

@@ -11,8 +11,6 @@ use burn::tensor::Tensor;
 use super::super::format::{CodeScheme, PackedState, Residual, StateTensor, Weight};
 #[cfg(feature = "cubecl")]
 use super::Update;
-#[cfg(feature = "cubecl")]
-use backburn_base::is_cubecl;
 
 /// The single pass as an operation of a backend that has a kernel.
 #[cfg(feature = "cubecl")]
@@ -32,11 +30,6 @@ pub(super) fn with_operands<const D: usize>(
     states: Vec<StateTensor<D>>,
     update: impl FnOnce(Operands<Dispatch>) -> Operands<Dispatch>,
 ) -> (Weight<D>, Vec<StateTensor<D>>) {
-    #[cfg(feature = "cubecl")]
-    let weight = match is_cubecl(&weight.value.device()) {
-        true => weight.into_split(),
-        false => weight,
-    };
     let (shape, format) = (weight.value.shape(), weight.format);
     let value = weight.value.into_dispatch();
     let weight = match weight.residual {
@@ -61,9 +54,7 @@ pub(super) fn with_operands<const D: usize>(
         format,
         residual: words.map(|words| Residual {
             words: Tensor::from_dispatch(words),
-            format,
             elements: shape.num_elements(),
-            is_loaded: false,
         }),
     };
     let states = all.map(|state| match state {

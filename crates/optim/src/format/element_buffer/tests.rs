@@ -13,7 +13,6 @@ fn element_buffer_has_same_bits_on_any_instruction_set() {
         scheme(SquareRootCode::Positive, Width::Four),
         ElementEncoding::Weights(WeightFormat::Stochastic),
         ElementEncoding::Weights(WeightFormat::Split24),
-        ElementEncoding::Weights(WeightFormat::Split32),
         ElementEncoding::Floats(DType::F16),
         ElementEncoding::Floats(DType::BF16),
     ] {

@@ -51,7 +51,7 @@ pub(super) fn update(
         let cube_count = calculate_cube_count_elemwise(client, groups * units.group, cube_dim);
         let address_type = tensors().map(CubeTensor::required_address_type).max();
         let number = |number| InputScalar::new(number, dtype_to_storage_type(DType::F32));
-        let low = low.map(|low| LowLaunch::new(low.clone().into_linear_view(), format));
+        let low = low.map(|low| LowLaunch::new(low.clone().into_linear_view()));
         let full = states.iter().filter_map(full);
         let types = [value.dtype, gradient.dtype].map(dtype_to_storage_type);
         // SAFETY: weight, gradient and full states have one shape; codes, scales and residual have a place for every group.

@@ -1,4 +1,4 @@
-//! Weights in a [`WeightFormat`] on a device.
+//! Weights in a [`WeightFormat`](crate::format::WeightFormat) on a device.
 
 use burn_cubecl::cubecl;
 use cubecl::prelude::*;
@@ -7,7 +7,6 @@ use cubecl::std::tensor::layout::linear::LinearViewMut;
 use super::block::{BLOCK, BLOCKS, Block, packed, signed, unpacked};
 use super::group::Group;
 use super::state::{INFINITE, MAGNITUDE, QUIET};
-use crate::format::WeightFormat;
 
 /// Rounded weights, as numbers that bf16 has, and their residuals.
 pub(super) type Rounded = (Block<f32>, Block<u32>);
@@ -17,8 +16,6 @@ pub(super) type Rounded = (Block<f32>, Block<u32>);
 pub(super) struct Low {
     /// Residuals of all groups, then the checksums.
     words: LinearViewMut<'static, u32>,
-    #[cube(comptime)]
-    format: WeightFormat,
 }
 
 #[cube]
@@ -31,22 +28,13 @@ impl Low {
         groups: usize,
     ) -> bool {
         let checksum = checksum(group, weights);
-        checksum
-            == self
-                .words
-                .read_checked(mark_place(group.index, groups, self.format))
+        checksum == self.words.read_checked(mark_place(group.index, groups))
     }
 
     /// Joins a block of weights in bf16 with their residuals.
     pub(super) fn join(&self, block: usize, weights: Block<f32>) -> Block<f32> {
-        let low = if comptime!(self.format == WeightFormat::Split24) {
-            let bytes = unpacked(self.words.read_checked(block), 8u32);
-            signed(bytes, 8u32) << Block::new(8)
-        } else {
-            let left = self.words.read_checked(2 * block);
-            let right = self.words.read_checked(2 * block + 1);
-            signed(halves(left, right), 16u32)
-        };
+        let bytes = unpacked(self.words.read_checked(block), 8u32);
+        let low = signed(bytes, 8u32) << Block::new(8);
         let bits = Block::<u32>::reinterpret(weights) + low;
         Block::<f32>::reinterpret(bits)
     }
@@ -59,24 +47,12 @@ impl Low {
         random: Block<u32>,
         groups: usize,
     ) -> Block<f32> {
+        let (high, low) = split24(weights, random);
         // The checksums follow the residuals.
-        let is_there = block < groups * BLOCKS;
-        if comptime!(self.format == WeightFormat::Split24) {
-            let (high, low) = split24(weights, random);
-            if is_there {
-                self.words.write_checked(block, packed(low));
-            }
-            high
-        } else {
-            let (high, low) = split32(weights);
-            if is_there {
-                let left = low.extract(0usize) | (low.extract(1usize) << 16);
-                let right = low.extract(2usize) | (low.extract(3usize) << 16);
-                self.words.write_checked(2 * block, left);
-                self.words.write_checked(2 * block + 1, right);
-            }
-            high
+        if block < groups * BLOCKS {
+            self.words.write_checked(block, packed(low));
         }
+        high
     }
 
     /// Stores the checksum of the weights in bf16 of a group.
@@ -88,7 +64,7 @@ impl Low {
     ) {
         let checksum = checksum(group, weights);
         if group.first == 0 {
-            let place = mark_place(group.index, groups, self.format);
+            let place = mark_place(group.index, groups);
             self.words.write_checked(place, checksum);
         }
     }
@@ -96,19 +72,8 @@ impl Low {
 
 /// Returns the index of the checksum of a group.
 #[cube]
-fn mark_place(group: usize, groups: usize, #[comptime] format: WeightFormat) -> usize {
-    groups * comptime!(BLOCKS * format.residual_bytes()) + group
-}
-
-/// Joins the 16 bits of four elements from two words.
-#[cube]
-fn halves(left: u32, right: u32) -> Block<u32> {
-    let mut bits = Block::<u32>::zero();
-    bits.insert(0usize, left & 0xffff);
-    bits.insert(1usize, left >> 16);
-    bits.insert(2usize, right & 0xffff);
-    bits.insert(3usize, right >> 16);
-    bits
+fn mark_place(group: usize, groups: usize) -> usize {
+    groups * BLOCKS + group
 }
 
 /// Computes the checksum of the weights of a group, in bf16.
@@ -155,27 +120,18 @@ pub(super) fn stochastic(values: Block<f32>, random: Block<u32>) -> Block<f32> {
     Block::<f32>::reinterpret(kept & Block::new(0xffff_0000))
 }
 
+/// Splits weights; for NaN, the residual is zero.
 #[cube]
 fn split24(values: Block<f32>, random: Block<u32>) -> Rounded {
     let bits = Block::<u32>::reinterpret(values);
     let rounded = (bits + (random & Block::new(0xff))) >> Block::new(8);
     let rounded = select_many(is_finite(bits), rounded, quiet(bits) >> Block::new(8));
+    // Not halfway between two numbers of bf16: a cast would round it differently.
+    let beside = rounded + ((random >> Block::new(7)) & Block::new(2)) - Block::new(1);
+    let is_halfway = ((rounded & Block::new(0xff)) ^ Block::new(0x80)).less_than(&Block::new(1));
+    let rounded = select_many(is_halfway, beside, rounded);
     let high = (rounded + Block::new(0x80)) >> Block::new(8);
-    let low = rounded - (high << Block::new(8));
-    numbers(bits, high, low & Block::new(0xff))
-}
-
-#[cube]
-fn split32(values: Block<f32>) -> Rounded {
-    let bits = Block::<u32>::reinterpret(values);
-    let high = (bits + Block::new(0x8000)) >> Block::new(16);
-    let low = bits - (high << Block::new(16));
-    numbers(bits, high, low & Block::new(0xffff))
-}
-
-/// Returns the split numbers; for NaN, the residual is zero.
-#[cube]
-fn numbers(bits: Block<u32>, high: Block<u32>, low: Block<u32>) -> Rounded {
+    let low = (rounded - (high << Block::new(8))) & Block::new(0xff);
     let is_number = (bits & Block::new(MAGNITUDE)).less_equal(&Block::new(INFINITE));
     let high = select_many(is_number, high, quiet(bits) >> Block::new(16));
     let low = select_many(is_number, low, Block::new(0));
