@@ -8,8 +8,8 @@ pub enum MemoryError {
     /// The program runs on another allocator.
     #[error(
         "the recording allocator is not installed: add `#[global_allocator] static ALLOCATOR: \
-         backburn::memory::RecordingAllocator = backburn::memory::RecordingAllocator::new();` to \
-         the program, or use `start_on` with a device that reports its memory pools"
+         RecordingAllocator = RecordingAllocator::new();` to the program, or use `start_on` with a \
+         device that reports its memory pools"
     )]
     NotInstalled,
 
