@@ -46,26 +46,22 @@ impl Bookkeeping {
             // Measured when the backward pass begins.
             (loss, memory::live(&device))
         };
-        let mut model = Model::new();
-        let ordinary = memory::left_by(&device, || {
-            let zeros = |_| Param::from_tensor(Tensor::zeros(SHAPE, &device));
-            model = (0..PARAMETERS).map(zeros).collect();
-        })?;
+        let zeros = |_| Param::from_tensor(Tensor::zeros(SHAPE, &device));
+        let zeros = || (0..PARAMETERS).map(zeros).collect::<Model>();
+        let (model, ordinary) = memory::growth_of(&device, zeros);
+        let ordinary = ordinary?.left;
         let before = memory::live(&device).ok()?;
         let of_stock = loss(&model).1.ok()?.saturating_sub(before);
-        let mut made = None;
-        let fused = memory::left_by(&device, || {
-            made = Some(FusedOptimizer::new(model, SgdConfig::new().init()).unwrap());
-        })?;
-        let mut form = made?;
-        let ticks = memory::left_by(&device, || drop(form.dry_run(loss)))?;
+        let fuse = || FusedOptimizer::new(model, SgdConfig::new().init()).unwrap();
+        let (mut form, fused) = memory::growth_of(&device, fuse);
+        let (_, ticks) = memory::growth_of(&device, || drop(form.dry_run(loss)));
         let before = memory::live(&device).ok()?;
         let of_fused = form.dry_run(loss).ok()?.1.ok()?.saturating_sub(before);
         let tensor = size_of::<f32>() * SHAPE.iter().product::<usize>();
         Some(Self {
             stock: (ordinary / PARAMETERS).saturating_sub(tensor),
-            fused: fused / PARAMETERS,
-            tick: ticks / PARAMETERS,
+            fused: fused?.left / PARAMETERS,
+            tick: ticks?.left / PARAMETERS,
             pass: of_fused.saturating_sub(of_stock) / PARAMETERS,
         })
     }

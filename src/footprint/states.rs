@@ -139,14 +139,14 @@ fn overhead(optimizer: &ModuleOptimizer, device: &Device) -> usize {
     const PARAMETERS: usize = 64;
     let mut update = Update::new(optimizer.clone(), None);
     let zeros = || AnyTensor::from(Tensor::<2>::zeros([8, 8], device));
-    let held = memory::left_by(device, || {
+    let (_, growth) = memory::growth_of(device, || {
         for _ in 0..PARAMETERS {
             // An unsupported parameter is reported by `step`.
             drop(update.step("", ParamId::new(), zeros(), zeros(), false));
         }
     });
-    held.map_or(0, |held| {
-        held.saturating_sub(recorded(&update)) / PARAMETERS
+    growth.map_or(0, |growth| {
+        growth.left.saturating_sub(recorded(&update)) / PARAMETERS
     })
 }
 
@@ -184,11 +184,11 @@ fn step(
     stepped.result.map_err(unfit)?;
     let (value, gradient) = (stepped.value.unwrap_or_else(zeros), zeros());
     let step = || update.step(path, *id, value, gradient, false);
-    let (stepped, most) = memory::most_during(device, step);
+    let (stepped, growth) = memory::growth_of(device, step);
     stepped.result.map_err(unfit)?;
     drop(stepped.value);
     Ok(SliceBytes {
         state: recorded(&update),
-        update: most,
+        update: growth.map(|growth| growth.peak),
     })
 }

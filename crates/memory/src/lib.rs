@@ -82,6 +82,6 @@ pub use marks::Limit;
 pub use process::Category;
 #[doc(hidden)]
 pub use recorder::{
-    end_beyond_limit, enter, enter_block, enter_dry_run, enter_second_run, enter_update, go_back,
-    is_recording, leave_second_run, left_by, live, most_during, note_gradient, show,
+    Growth, end_beyond_limit, enter, enter_block, enter_dry_run, enter_second_run, enter_update,
+    go_back, growth_of, is_recording, leave_second_run, live, note_gradient, show,
 };

@@ -37,12 +37,3 @@ pub(super) fn show<const D: usize>(category: Category, tensor: &Tensor<D>) {
         });
     }
 }
-
-/// Runs `work`. Returns the peak of the bytes in use over those before.
-pub(super) fn most_during<R>(work: impl FnOnce() -> R) -> (R, usize) {
-    let before = live();
-    counter::take_peak();
-    let result = work();
-    counter::flush_pending();
-    (result, counter::take_peak().saturating_sub(before))
-}

@@ -31,25 +31,24 @@ pub fn live(device: &Device) -> Result<usize, MemoryError> {
     }
 }
 
-/// Runs `work`. Returns the peak of the bytes in use over those before, if all are counted: those in the pools of a device are
-/// not.
-pub fn most_during<R>(device: &Device, work: impl FnOnce() -> R) -> (R, Option<usize>) {
-    if device.memory_pool_usage().is_some() || !process::is_counting() {
-        return (work(), None);
-    }
-    let (result, most) = process::most_during(work);
-    (result, Some(most))
+/// Bytes in use in the process over those before some work.
+#[derive(Clone, Copy, Debug)]
+pub struct Growth {
+    /// Peak during the work.
+    pub peak: usize,
+    /// Bytes after it, with those of its result.
+    pub left: usize,
 }
 
-/// Returns the bytes that `work` leaves in use in the process, if they are counted and include tensors on `device`.
-pub fn left_by(device: &Device, work: impl FnOnce()) -> Option<usize> {
-    if device.memory_pool_usage().is_some() || !process::is_counting() {
-        work();
-        return None;
-    }
+/// Runs `work`. Returns the growth of the bytes in use, if all are counted: those in the pools of a device are not.
+pub fn growth_of<R>(device: &Device, work: impl FnOnce() -> R) -> (R, Option<Growth>) {
+    let are_counted = device.memory_pool_usage().is_none() && process::is_counting();
     let before = process::live();
-    work();
-    Some(process::live().saturating_sub(before))
+    process::take_peak();
+    let result = work();
+    let left = process::live().saturating_sub(before);
+    let peak = process::take_peak().saturating_sub(before);
+    (result, are_counted.then_some(Growth { peak, left }))
 }
 
 /// Records allocated memory from [`start`](Self::start) to [`finish`](Self::finish).
