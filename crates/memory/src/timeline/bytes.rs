@@ -16,14 +16,6 @@ pub struct Bytes {
 }
 
 impl Bytes {
-    pub(super) const NONE: Self = Self {
-        parameters: 0,
-        gradients: 0,
-        optimizer_state: 0,
-        rest: 0,
-        unassigned: 0,
-    };
-
     /// Returns the sum of the categories: all bytes in use.
     pub fn total(&self) -> usize {
         let others = [

@@ -13,6 +13,8 @@ pub use bytes::Bytes;
 pub use phase::{Mark, Phase};
 pub use sample::{CompletedGradient, Sample};
 
+use std::sync::LazyLock;
+
 use serde::{Deserialize, Serialize};
 
 use backburn_base::ModelKey;
@@ -39,12 +41,7 @@ pub struct MemoryTimeline {
 }
 
 /// Peak of a timeline without samples, which no recorder writes.
-const NOTHING: Sample = Sample {
-    seconds: 0.0,
-    mark: 0,
-    bytes: Bytes::NONE,
-    reserved: None,
-};
+static NOTHING: LazyLock<Sample> = LazyLock::new(Sample::default);
 
 impl MemoryTimeline {
     /// Returns the first moment with the most bytes in use; without samples an empty one.

@@ -3,7 +3,7 @@ use serde::{Deserialize, Serialize};
 use super::bytes::Bytes;
 
 /// The bytes in use at a moment of a [`MemoryTimeline`](super::MemoryTimeline).
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Sample {
     /// Seconds since the start of the recording.
     pub seconds: f64,
