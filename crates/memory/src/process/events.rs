@@ -7,13 +7,21 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use std::time::Instant;
 
-/// Use of a buffer.
+/// Use of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Category {
     /// Value of a parameter.
     Parameter,
     /// Gradient of a parameter.
     Gradient,
+    /// State of an optimizer.
+    State,
+    /// Any other use.
+    Rest,
+}
+
+impl Category {
+    pub(super) const ALL: [Self; 4] = [Self::Parameter, Self::Gradient, Self::State, Self::Rest];
 }
 
 /// An event of a recording.
@@ -69,6 +77,9 @@ struct Entry {
     kind: AtomicUsize,
 }
 
+/// Kind of an event that shows the first category.
+const SHOWN: usize = 6;
+
 impl Event {
     /// Returns kind, address and size. The kind is not zero.
     #[inline]
@@ -76,38 +87,31 @@ impl Event {
         match self {
             Self::Allocated { address, size } => [1, address, size],
             Self::Freed { address, size } => [2, address, size],
+            Self::Entered { phase } => [3, phase, 0],
+            Self::Block { run } => [4, run, 0],
+            Self::Gradient { size } => [5, 0, size],
             Self::Shown {
                 address,
                 size,
-                category: Category::Parameter,
-            } => [3, address, size],
-            Self::Shown {
-                address,
-                size,
-                category: Category::Gradient,
-            } => [4, address, size],
-            Self::Entered { phase } => [5, phase, 0],
-            Self::Block { run } => [6, run, 0],
-            Self::Gradient { size } => [7, 0, size],
+                category,
+            } => [SHOWN + category as usize, address, size],
         }
     }
 
     /// Reads the result of `written`.
     fn read([kind, address, size]: [usize; 3]) -> Option<Self> {
-        let shown = |category| Self::Shown {
-            address,
-            size,
-            category,
-        };
         match kind {
+            0 => None,
             1 => Some(Self::Allocated { address, size }),
             2 => Some(Self::Freed { address, size }),
-            3 => Some(shown(Category::Parameter)),
-            4 => Some(shown(Category::Gradient)),
-            5 => Some(Self::Entered { phase: address }),
-            6 => Some(Self::Block { run: address }),
-            7 => Some(Self::Gradient { size }),
-            _ => None,
+            3 => Some(Self::Entered { phase: address }),
+            4 => Some(Self::Block { run: address }),
+            5 => Some(Self::Gradient { size }),
+            _ => Some(Self::Shown {
+                address,
+                size,
+                category: *Category::ALL.get(kind - SHOWN)?,
+            }),
         }
     }
 }

@@ -3,8 +3,8 @@
 use super::super::block_run::{BlockMoments, BlockRun, SeenBlocks};
 use super::super::error::MemoryError;
 use super::super::timeline::{Bytes, CompletedGradient, Mark, MemoryTimeline, Phase, Sample};
-use super::events::{self, Event};
-use super::uses::{Change, Use, Uses};
+use super::events::{self, Category, Event};
+use super::uses::{Change, Uses};
 
 /// A sample is stored when the total has changed by this fraction of the peak.
 const RESOLUTION: usize = 2000;
@@ -70,7 +70,7 @@ pub(super) fn replay(
 /// Calls `step` for each event with its seconds, and the bytes in use after it.
 fn walk(before: usize, uses: &Uses, mut step: impl FnMut(f64, Event, Bytes)) {
     let mut bytes = [0; 4];
-    bytes[Use::Rest as usize] = before as i64;
+    bytes[Category::Rest as usize] = before as i64;
     let apply = |bytes: &mut [i64; 4], change: Change| {
         let size = change.size as i64;
         if let Some(from) = change.from {
@@ -89,12 +89,12 @@ fn walk(before: usize, uses: &Uses, mut step: impl FnMut(f64, Event, Bytes)) {
 }
 
 fn by_category(bytes: [i64; 4]) -> Bytes {
-    let of = |purpose: Use| bytes[purpose as usize].max(0) as usize;
+    let of = |category: Category| bytes[category as usize].max(0) as usize;
     Bytes {
-        parameters: of(Use::Parameter),
-        gradients: of(Use::Gradient),
-        optimizer_state: of(Use::State),
-        rest: of(Use::Rest),
+        parameters: of(Category::Parameter),
+        gradients: of(Category::Gradient),
+        optimizer_state: of(Category::State),
+        rest: of(Category::Rest),
         unassigned: 0,
     }
 }

@@ -5,21 +5,12 @@ use std::collections::{BTreeMap, HashMap};
 use super::super::timeline::Phase;
 use super::events::{Category, Event};
 
-/// Use of bytes: an index into the bytes by use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Use {
-    Parameter,
-    Gradient,
-    State,
-    Rest,
-}
-
 /// Bytes that change their use; `None` is free memory.
 #[derive(Clone, Copy)]
 pub(super) struct Change {
     pub(super) size: usize,
-    pub(super) from: Option<Use>,
-    pub(super) to: Option<Use>,
+    pub(super) from: Option<Category>,
+    pub(super) to: Option<Category>,
 }
 
 /// Differences of a recording from one in which all memory is `rest`. Events are identified by their index.
@@ -37,7 +28,7 @@ struct Allocation {
     /// Event of the allocation; `None` before the recording.
     born: Option<usize>,
     /// Reported uses, with their events. The first counts from the allocation.
-    uses: Vec<(usize, Use)>,
+    uses: Vec<(usize, Category)>,
 }
 
 impl Uses {
@@ -76,11 +67,7 @@ impl Uses {
                         born: None,
                         uses: Vec::new(),
                     });
-                    let purpose = match category {
-                        Category::Parameter => Use::Parameter,
-                        Category::Gradient => Use::Gradient,
-                    };
-                    allocation.uses.push((index, purpose));
+                    allocation.uses.push((index, category));
                 }
                 Event::Block { .. } | Event::Gradient { .. } => {}
                 Event::Entered { phase } => {
@@ -89,7 +76,7 @@ impl Uses {
                         if let Some(allocation) = live.get_mut(&address)
                             && allocation.uses.is_empty()
                         {
-                            allocation.uses.push((index, Use::State));
+                            allocation.uses.push((index, Category::State));
                         }
                     }
                     if matches!(phases[phase], Phase::Update { .. }) {
@@ -115,7 +102,11 @@ impl Uses {
             };
             changes.push(Change { size, from, to });
         };
-        change(born, born.map_or(Some(Use::Rest), |_| None), Some(first));
+        change(
+            born,
+            born.map_or(Some(Category::Rest), |_| None),
+            Some(first),
+        );
         let mut current = first;
         for (index, purpose) in uses {
             change(Some(index), Some(current), Some(purpose));
@@ -129,7 +120,7 @@ impl Uses {
     /// Returns the changes of this event.
     pub(super) fn changes(&self, index: usize, event: Event) -> impl Iterator<Item = Change> {
         let known = self.at.get(&index).map_or(&[][..], Vec::as_slice);
-        let rest = Some(Use::Rest);
+        let rest = Some(Category::Rest);
         let of_rest = match event {
             Event::Allocated { size, .. } => Some((size, None, rest)),
             Event::Freed { size, .. } => Some((size, rest, None)),
