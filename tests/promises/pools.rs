@@ -53,30 +53,3 @@ fn a_recording_of_a_device_tells_bytes_in_use_and_reserved() {
         timeline
     );
 }
-
-#[cfg(feature = "wgpu")]
-#[test]
-fn the_metric_of_a_device_shows_what_its_pools_reserve() {
-    use backburn::memory::PeakMemoryMetric;
-    use burn::data::dataloader::Progress;
-    use burn::train::metric::{Metric, MetricMetadata, Numeric};
-
-    let device = Device::wgpu(Default::default());
-    let kept = Tensor::<1>::ones([1 << 20], &device);
-    let mut metric = PeakMemoryMetric::on(&device);
-    let metadata = MetricMetadata {
-        progress: Progress {
-            items_processed: 1,
-            items_total: 1,
-            unit: None,
-        },
-        iteration: None,
-        lr: None,
-    };
-    let shown = metric.update(&(), &metadata).unwrap();
-    assert!(shown.formatted.ends_with(" MB"), "{}", shown.formatted);
-    let reserved = metric.final_value().current();
-    assert!(reserved >= 4.0 * (1 << 20) as f64 / 1e6, "{reserved} MB");
-    assert_eq!(metric.name().as_str(), "Reserved Memory");
-    drop(kept);
-}

@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use burn::tensor::{Device, TensorReadError};
+use burn::tensor::TensorReadError;
 use burn::train::metric::{
     Metric, MetricAttributes, MetricMetadata, MetricName, Numeric, NumericAttributes, NumericEntry,
     SerializedEntry,
@@ -13,8 +13,7 @@ use super::process;
 ///
 /// Burn computes metrics concurrently, so a step's peak can appear with the next step. The
 /// program must run on the [`RecordingAllocator`](super::RecordingAllocator); on another allocator
-/// the metric shows `unknown`. For a CubeCL device, [`on`](Self::on) shows the bytes that its pools
-/// reserve, which is what their peak has left behind.
+/// the metric shows `unknown`. The pools of a device are not part of it.
 ///
 /// ```ignore
 /// let training = SupervisedTraining::new(folder, train, valid)
@@ -23,7 +22,6 @@ use super::process;
 #[derive(Clone, Debug)]
 pub struct PeakMemoryMetric {
     name: MetricName,
-    device: Option<Device>,
     step: f64,
     epoch: f64,
 }
@@ -34,31 +32,9 @@ impl PeakMemoryMetric {
         process::take_peak();
         Self {
             name: Arc::new("Peak Memory".to_string()),
-            device: None,
             step: 0.0,
             epoch: 0.0,
         }
-    }
-
-    /// Creates the metric for the reserved memory of the pools of `device`, or of the process if the device does not report it.
-    pub fn on(device: &Device) -> Self {
-        if device.memory_pool_usage().is_none() {
-            return Self::new();
-        }
-        Self {
-            name: Arc::new("Reserved Memory".to_string()),
-            device: Some(device.clone()),
-            ..Self::new()
-        }
-    }
-
-    /// Returns the peak in bytes since the last call.
-    fn take(&self) -> f64 {
-        let usage = self.device.as_ref().and_then(Device::memory_pool_usage);
-        usage.map_or_else(
-            || process::take_peak() as f64,
-            |usage| usage.bytes_reserved as f64,
-        )
     }
 
     fn entry(&self, value: f64) -> SerializedEntry {
@@ -88,7 +64,7 @@ impl Metric for PeakMemoryMetric {
         _input: &(),
         _metadata: &MetricMetadata,
     ) -> Result<SerializedEntry, TensorReadError> {
-        self.step = self.take() / 1e6;
+        self.step = process::take_peak() as f64 / 1e6;
         self.epoch = self.epoch.max(self.step);
         Ok(self.entry(self.step))
     }
