@@ -13,7 +13,7 @@ use crate::parameters::{Parameter, list};
 use crate::placement::RankContext;
 use crate::policy::Update;
 use crate::quantized::is_placeholder;
-use crate::random::RngLock;
+use crate::random::GENERATORS;
 use crate::replica::Size;
 use crate::tap;
 use backburn_base::weight_of_codes;
@@ -49,7 +49,7 @@ impl Inventory {
         device::check_all_there(&devices)?;
         // Lazy parameters draw their initial values below.
         let _lock = match is_lazy(module) {
-            true => RngLock::take(module, &devices, true)?,
+            true => GENERATORS.take(module, &devices, true)?,
             false => None,
         };
         let parameters = list(module);
