@@ -1,6 +1,6 @@
-use std::fmt::Debug;
+use std::iter::once;
 
-use burn::tensor::{DType, Device, FloatDType, Shape, Tensor};
+use burn::tensor::{DType, Device, FloatDType, Tensor};
 
 use super::super::call;
 use super::residual::Residual;
@@ -82,13 +82,31 @@ impl Formats {
                  stepped"
             ));
         }
-        let form = |tensor: &Tensor<D>| (tensor.shape(), tensor.dtype(), tensor.device());
-        // The type of a state does not matter: it will be converted.
-        let states = states.iter().flatten().map(|state| match state {
-            StateTensor::Full(state) => (state.shape(), dtype, state.device()),
-            StateTensor::Packed(state) => (state.shape.clone(), dtype, state.scales.device()),
+        let states = states.iter().flatten().map(|state| {
+            let (shape, device) = match state {
+                StateTensor::Full(state) => (state.shape(), state.device()),
+                StateTensor::Packed(state) => (state.shape.clone(), state.scales.device()),
+            };
+            // Its type does not matter: it will be converted.
+            ("optimizer state", shape, dtype, device)
         });
-        check_forms(form(parameter), form(gradient), states)?;
+        let gradient = (
+            "gradient",
+            gradient.shape(),
+            gradient.dtype(),
+            gradient.device(),
+        );
+        let (shape, device) = (parameter.shape(), parameter.device());
+        for (operand, its_shape, its_dtype, its_device) in once(gradient).chain(states) {
+            if (&its_shape, its_dtype, &its_device) != (&shape, dtype, &device) {
+                return Err(format!(
+                    "the {operand} is {:?} in {its_dtype:?} on {its_device:?}, but its parameter is {:?} in {dtype:?} on \
+                     {device:?}: it belongs to another model. The parameter was not stepped",
+                    its_shape.as_slice(),
+                    shape.as_slice()
+                ));
+            }
+        }
         Ok(ResolvedFormats {
             state: self.state,
             weight,
@@ -202,10 +220,13 @@ fn check_residual<const D: usize>(
     parameter: &Tensor<D>,
     residual: &Residual,
 ) -> Result<(), String> {
-    let shape = parameter.shape();
-    if residual.elements != shape.num_elements() {
-        let found = format!("of {} elements", residual.elements);
-        return mismatch("low bits", &found, &shape_text(&shape));
+    if residual.elements != parameter.shape().num_elements() {
+        return Err(format!(
+            "the low bits are of {} elements, but their parameter is {:?}: they belong to another model. The parameter was \
+             not stepped",
+            residual.elements,
+            parameter.shape().as_slice()
+        ));
     }
     let are_dropped = match parameter.dtype() {
         DType::BF16 => format.residual_bytes() == 0,
@@ -219,36 +240,4 @@ fn check_residual<const D: usize>(
              format that it was written with, or start from the model in full precision. The parameter was not stepped"
         )),
     }
-}
-
-/// Properties that all operands of a step share.
-type Form<D> = (Shape, DType, D);
-
-/// Returns an error for a gradient or a state of another form than its parameter.
-fn check_forms<D: PartialEq + Debug>(
-    parameter: Form<D>,
-    gradient: Form<D>,
-    states: impl Iterator<Item = Form<D>>,
-) -> Result<(), String> {
-    let states = states.map(|state| ("optimizer state", state));
-    let mut operands = std::iter::once(("gradient", gradient)).chain(states);
-    let Some((operand, found)) = operands.find(|(_, found)| *found != parameter) else {
-        return Ok(());
-    };
-    let whole = |(shape, dtype, device): Form<D>| {
-        format!("{} in {dtype:?} on {device:?}", shape_text(&shape))
-    };
-    mismatch(operand, &whole(found), &whole(parameter))
-}
-
-fn shape_text(shape: &Shape) -> String {
-    format!("{:?}", shape.as_slice())
-}
-
-/// Returns the error of an operand that does not match its parameter.
-fn mismatch(operand: &str, found: &str, parameter: &str) -> Result<(), String> {
-    Err(format!(
-        "the {operand} is {found}, but its parameter is {parameter}: it belongs to another model. The parameter was not \
-         stepped"
-    ))
 }
