@@ -117,20 +117,4 @@ impl<B: Backend> Operands<B> {
         let all = [self.weight, self.first, self.second, self.third].into_iter();
         all.filter(|stored| !matches!(stored, Stored::Nothing))
     }
-
-    /// Creates the operands of a step without formats.
-    #[cfg(feature = "cubecl")]
-    pub(super) fn of_floats(floats: impl IntoIterator<Item = FloatTensor<B>>) -> Self {
-        Self::new(floats.into_iter().map(Stored::Floats))
-    }
-
-    /// Returns the operands of a step without formats.
-    #[cfg(feature = "cubecl")]
-    pub(super) fn into_floats(self) -> Vec<FloatTensor<B>> {
-        let floats = self.all().map(|stored| match stored {
-            Stored::Floats(floats) => floats,
-            _ => unreachable!("without formats there are floats alone"),
-        });
-        floats.collect()
-    }
 }

@@ -16,7 +16,7 @@ use cubecl::std::tensor::is_contiguous_pitched;
 
 use super::super::rule::Traced;
 use super::Update;
-use super::single_pass::{Operands, SinglePass};
+use super::single_pass::{Operands, SinglePass, Stored};
 
 type CubeOperands = Operands<CubeBackend>;
 
@@ -24,12 +24,15 @@ type CubeOperands = Operands<CubeBackend>;
 impl SinglePass for CubeBackend {
     fn update(gradient: CubeTensor, operands: CubeOperands, update: Update) -> CubeOperands {
         let Some((format, noise)) = update.formats else {
-            let floats = operands.into_floats().into_iter();
-            let floats: Vec<_> = floats.map(writable).collect();
+            let floats = operands.all().map(|stored| match stored {
+                Stored::Floats(floats) => writable(floats),
+                _ => unreachable!("without formats there are floats alone"),
+            });
+            let floats: Vec<_> = floats.collect();
             if floats[0].meta.num_elements() > 0 {
                 each(update.traced(), &floats[0], gradient, &floats[1..]);
             }
-            return Operands::of_floats(floats);
+            return Operands::new(floats.into_iter().map(Stored::Floats));
         };
         groups::update(update.traced(), format, noise, gradient, operands)
     }
