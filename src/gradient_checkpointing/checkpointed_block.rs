@@ -107,7 +107,7 @@ where
         memory::end_beyond_limit();
         let pass = self.scope.pass.clone();
         if let Some(run) = self.run {
-            memory::enter_second_run(run, &self.name, self.first.outputs.bytes());
+            memory::enter_recomputation(run, &self.name, self.first.outputs.bytes());
         }
         if let Some(index) = self.index {
             pass.blocks.enter(index);
@@ -124,7 +124,7 @@ where
             }
         };
         if let Some(run) = run {
-            memory::leave_second_run(run);
+            memory::leave_recomputation(run);
         }
         let signal = Tensor::from_dispatch(signal);
         let root = backward_root(&output, gradients, &signal, strategy, run);

@@ -126,7 +126,7 @@ struct OutputGradient {
 impl GradientSink for OutputGradient {
     fn receive(&self, _gradient: DispatchTensor) -> PassedGradients {
         if let Some(run) = self.run {
-            memory::go_back(run);
+            memory::enter_block_backward(run);
         }
         PassedGradients {
             value: None,

@@ -260,7 +260,7 @@ impl MasterParam {
     /// Reports the value to a memory recorder.
     pub(crate) fn show(&self) {
         if let Some(value) = &self.state.lock().value {
-            memory::show(Category::Parameter, &**value);
+            memory::report_use(Category::Parameter, &**value);
         }
     }
 

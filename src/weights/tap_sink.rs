@@ -53,7 +53,7 @@ impl GradientSink for TapSink {
         }
         let gradient = Tensor::<1>::from_dispatch(gradient);
         if self.pass.is_recorded {
-            memory::show(Category::Gradient, &gradient);
+            memory::report_use(Category::Gradient, &gradient);
         }
         self.pending_gradient.resolve();
         self.pass.guarded(FailedIn::Backward, || {

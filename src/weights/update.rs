@@ -150,7 +150,7 @@ impl MasterParam {
                 .step(&self.path, self.id, value, gradient, is_last_micro_batch);
         if pass.is_recorded {
             if let Some(value) = &stepped.value {
-                memory::show(Category::Parameter, &**value);
+                memory::report_use(Category::Parameter, &**value);
             }
             memory::enter(memory::Phase::Backward);
         }

@@ -82,6 +82,7 @@ pub use marks::Limit;
 pub use process::Category;
 #[doc(hidden)]
 pub use recorder::{
-    Growth, end_beyond_limit, enter, enter_block, enter_dry_run, enter_second_run, enter_update,
-    go_back, growth_of, is_recording, leave_second_run, live, note_gradient, show,
+    Growth, end_beyond_limit, enter, enter_block, enter_block_backward, enter_dry_run,
+    enter_recomputation, enter_update, growth_of, is_recording, leave_recomputation, live,
+    note_gradient, report_use,
 };

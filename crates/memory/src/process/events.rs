@@ -36,7 +36,7 @@ pub(super) enum Event {
         size: usize,
     },
     /// The bytes from `address` on belong to a category.
-    Shown {
+    Used {
         address: usize,
         size: usize,
         category: Category,
@@ -77,8 +77,8 @@ struct Entry {
     kind: AtomicUsize,
 }
 
-/// Kind of an event that shows the first category.
-const SHOWN: usize = 6;
+/// Kind of an event of the first category.
+const USED: usize = 6;
 
 impl Event {
     /// Returns kind, address and size. The kind is not zero.
@@ -90,11 +90,11 @@ impl Event {
             Self::Entered { phase } => [3, phase, 0],
             Self::Block { run } => [4, run, 0],
             Self::Gradient { size } => [5, 0, size],
-            Self::Shown {
+            Self::Used {
                 address,
                 size,
                 category,
-            } => [SHOWN + category as usize, address, size],
+            } => [USED + category as usize, address, size],
         }
     }
 
@@ -107,10 +107,10 @@ impl Event {
             3 => Some(Self::Entered { phase: address }),
             4 => Some(Self::Block { run: address }),
             5 => Some(Self::Gradient { size }),
-            _ => Some(Self::Shown {
+            _ => Some(Self::Used {
                 address,
                 size,
-                category: *Category::ALL.get(kind - SHOWN)?,
+                category: *Category::ALL.get(kind - USED)?,
             }),
         }
     }

@@ -28,9 +28,9 @@ pub(super) fn live() -> usize {
 }
 
 /// Reports the use of the buffer of `tensor`.
-pub(super) fn show<const D: usize>(category: Category, tensor: &Tensor<D>) {
+pub(super) fn report_use<const D: usize>(category: Category, tensor: &Tensor<D>) {
     if let Some((address, size)) = buffer::buffer(tensor) {
-        events::note(Event::Shown {
+        events::note(Event::Used {
             address,
             size,
             category,

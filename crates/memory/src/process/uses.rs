@@ -54,7 +54,7 @@ impl Uses {
                         found.add(allocation, Some(index));
                     }
                 }
-                Event::Shown {
+                Event::Used {
                     address,
                     size,
                     category,

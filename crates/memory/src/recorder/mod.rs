@@ -14,8 +14,8 @@ use backburn_base::with_value;
 use recording::Log;
 
 pub use recording::{
-    end_beyond_limit, enter, enter_block, enter_dry_run, enter_second_run, enter_update, go_back,
-    is_recording, leave_second_run, note_gradient, show,
+    end_beyond_limit, enter, enter_block, enter_block_backward, enter_dry_run, enter_recomputation,
+    enter_update, is_recording, leave_recomputation, note_gradient, report_use,
 };
 
 /// Returns the bytes in use in the pools of `device`, if it reports them, or else in the process.
@@ -210,10 +210,10 @@ struct ReportTensors<'a> {
 impl ModuleVisitor for ReportTensors<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         match self.gradients {
-            None => show(Category::Parameter, &with_value(param).base()),
+            None => report_use(Category::Parameter, &with_value(param).base()),
             Some(gradients) => {
                 if let Some(gradient) = gradients.get::<D>(param.id) {
-                    show(Category::Gradient, &gradient);
+                    report_use(Category::Gradient, &gradient);
                 }
             }
         }

@@ -166,7 +166,7 @@ pub fn enter_block(index: usize) -> Option<BlockRun> {
 }
 
 /// Reports the start of a block's recomputation, and the bytes of its outputs.
-pub fn enter_second_run(run: BlockRun, name: &str, outputs: usize) {
+pub fn enter_recomputation(run: BlockRun, name: &str, outputs: usize) {
     with_recording(|recording| {
         if let Some(seen) = recording.blocks.get_mut(&run) {
             seen.name = name.to_string();
@@ -177,21 +177,21 @@ pub fn enter_second_run(run: BlockRun, name: &str, outputs: usize) {
 }
 
 /// Reports the end of a block's recomputation.
-pub fn leave_second_run(run: BlockRun) {
+pub fn leave_recomputation(run: BlockRun) {
     with_recording(|recording| recording.log.note_block(run));
 }
 
 /// Reports the start of a block's backward pass, from one of its outputs.
-pub fn go_back(run: BlockRun) {
+pub fn enter_block_backward(run: BlockRun) {
     if let Some(recording) = &mut *CURRENT.lock() {
         recording.log.note_block(run);
     }
 }
 
 /// Reports the use of the buffer of `tensor`, if a recording is in progress.
-pub fn show<const D: usize>(category: Category, tensor: &Tensor<D>) {
+pub fn report_use<const D: usize>(category: Category, tensor: &Tensor<D>) {
     with_recording(|recording| match &mut recording.log {
-        Log::Process(_) => process::show(category, tensor),
+        Log::Process(_) => process::report_use(category, tensor),
         Log::Marks(log) if category == Category::Gradient => log.show_gradient(),
         Log::Marks(_) => {}
     });
