@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use burn::tensor::{DType, Device, Distribution, Tensor};
 
-use crate::device::{answered, is_cubecl};
+use crate::device::{is_cubecl, read_with_timeout};
 
 pub(crate) use lock::{GENERATORS, RngLock};
 
@@ -115,7 +115,7 @@ fn draw(device: &Device) -> Tensor<1> {
 /// Draws a seed from the generator of `device`. Waits for the device.
 fn draw_seed(device: &Device) -> u64 {
     let digits = draw(device);
-    let digits = answered(device, move || digits.into_data());
+    let digits = read_with_timeout(device, move || digits.into_data());
     let digits = digits.iter::<f64>().map(|digit| digit as u64);
     digits.fold(0, |seed, digit| seed << 16 | digit & 0xffff)
 }

@@ -5,7 +5,7 @@ use burn::tensor::{DType, Device, DeviceType, FloatDType};
 use parking_lot::Mutex;
 
 use super::self_test;
-use super::{answers, caught, is_cubecl, is_remote};
+use super::{caught, is_cubecl, is_remote, sync_with_timeout};
 use crate::error::FusedError;
 
 /// The devices and types that have passed: kernels are compiled once per process.
@@ -109,7 +109,7 @@ fn is_there(device: &Device) -> Result<(), FusedError> {
         }));
     }
     if is_remote(device) {
-        answers(device).map_err(not_there)?;
+        sync_with_timeout(device).map_err(not_there)?;
     }
     caught(|| device.supports_dtype(DType::F32)).map_err(not_there)?;
     #[cfg(feature = "cuda")]

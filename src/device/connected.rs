@@ -1,6 +1,6 @@
 use burn::tensor::Device;
 
-use super::{answers, is_remote};
+use super::{is_remote, sync_with_timeout};
 use crate::error::FusedError;
 
 /// Returns an error if the server of one of the `devices` has not done all operations, or doesn't answer in time.
@@ -12,7 +12,7 @@ pub fn check_connected(devices: impl FnOnce() -> Vec<Device>) -> Result<(), Fuse
     let devices = devices();
     let mut remote = devices.iter().filter(|device| is_remote(device));
     remote.try_for_each(|device| {
-        answers(&device.clone().inner()).map_err(|reason| FusedError::DeviceLost {
+        sync_with_timeout(&device.clone().inner()).map_err(|reason| FusedError::DeviceLost {
             device: format!("{device:?}"),
             reason,
         })

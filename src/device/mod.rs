@@ -27,8 +27,8 @@ pub(crate) use async_errors::AsyncErrors;
 pub(crate) use async_errors_stub::AsyncErrors;
 pub(crate) use backburn_base::caught::caught;
 pub(crate) use backburn_base::{
-    answered, answers, flush, forked, host, in_memory, is_cubecl, is_remote, moved, of_data, read,
-    sent, transferred,
+    copy_to_device, flush, forked, host, in_memory, is_cubecl, is_remote, of_data, read,
+    read_with_timeout, sync_with_timeout, to_device, transferred,
 };
 pub use check::check_device;
 pub(crate) use check::{check, check_all_there, check_has, has};

@@ -4,7 +4,7 @@ use burn::backend::DispatchTensor;
 use burn::tensor::{Device, GradientCheckpointingStrategy, Tensor};
 use parking_lot::Mutex;
 
-use crate::device::sent;
+use crate::device::to_device;
 use crate::pass::{FailedIn, Pass};
 use crate::tap::{GradientSink, PassedGradients, join, lift};
 use crate::weights::{TrackedTensor, Unused};
@@ -72,7 +72,7 @@ impl CheckpointNode {
         let links = tracked.into_iter().enumerate().rev();
         links.fold(end, |next, (index, tracked)| {
             let link = link(index, tracked.unused);
-            join(sent(next, &tracked.device), tracked.tensor, link)
+            join(to_device(next, &tracked.device), tracked.tensor, link)
         })
     }
 

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 use super::activations::{Activations, each};
 use super::node::CheckpointNode;
-use crate::device::sent;
+use crate::device::to_device;
 use crate::memory::{self, BlockRun};
 use crate::tap::{GradientSink, PassedGradients, join, lift};
 
@@ -55,7 +55,7 @@ pub(super) fn tap_outputs<Y: Activations>(
     let mut outputs = 0..;
     output.map_floats(&mut |tensor| {
         let device = tensor.device();
-        let anchor = sent(anchor.clone(), &device);
+        let anchor = to_device(anchor.clone(), &device);
         let output = OutputSink {
             node: node.clone(),
             index: outputs.next().unwrap_or_default(),
@@ -97,7 +97,7 @@ pub(super) fn backward_root<Y: Activations>(
     let mut all: Option<Tensor<1>> = None;
     each(output, |tensor| {
         if let Some(gradient) = gradients.next().flatten() {
-            let value = sent(signal.clone(), &tensor.device().inner());
+            let value = to_device(signal.clone(), &tensor.device().inner());
             let gradient = Mutex::new(Some(gradient));
             let given = OutputGradient { gradient, run };
             let anchor = tensor.clone().into_dispatch();
@@ -108,7 +108,7 @@ pub(super) fn backward_root<Y: Activations>(
             );
             // One backward pass per output would sum gradients in another order than the plain call.
             all = Some(match all.take() {
-                Some(others) => sent(root, &others.device()) + others,
+                Some(others) => to_device(root, &others.device()) + others,
                 None => root,
             });
         }

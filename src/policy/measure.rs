@@ -5,7 +5,7 @@ use parking_lot::Mutex;
 
 use super::hook::{GradientFlow, GradientHook, HookedParameter};
 use super::norm::{Squares, Unread, sums};
-use crate::device::answered;
+use crate::device::read_with_timeout;
 use crate::error::FusedError;
 
 /// A hook that measures the global norm of all gradients.
@@ -78,5 +78,5 @@ impl Measure {
 /// Returns `true` if all elements are finite. Waits for the device.
 pub(crate) fn is_finite<const D: usize>(gradient: &Tensor<D>) -> bool {
     let finite = gradient.clone().is_finite().all();
-    answered(&gradient.device(), || finite.into_scalar::<bool>())
+    read_with_timeout(&gradient.device(), || finite.into_scalar::<bool>())
 }

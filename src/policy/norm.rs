@@ -1,8 +1,8 @@
 use burn::tensor::{DType, Device, FloatDType, Tensor, Transaction};
 
-use crate::device::answered;
 #[cfg(feature = "cubecl")]
 use crate::device::is_cubecl;
+use crate::device::read_with_timeout;
 use crate::squares::{self, DOWN, LARGE, SMALL, UP};
 
 /// The sum of the squares of a tensor's elements.
@@ -55,7 +55,9 @@ impl Sum {
             return Self::OnDevice(Box::new(sums));
         }
         let elements = widened(elements);
-        Self::Known(answered(&elements.device(), || sum_of_squares(elements)))
+        Self::Known(read_with_timeout(&elements.device(), || {
+            sum_of_squares(elements)
+        }))
     }
 }
 

@@ -13,7 +13,7 @@ use burn::tensor::quantization::quantized_data_len;
 use burn::tensor::quantization::{QuantScheme, QuantStore, QuantValue, ScaleDtype};
 use burn::tensor::{DType, Device, Shape, Tensor, TensorData};
 
-use crate::device::{is_cubecl, is_remote, moved as sent, of_data};
+use crate::device::{copy_to_device, is_cubecl, is_remote, of_data};
 use crate::tap::lift;
 
 /// The scheme on processors: Burn's `ndarray` loads no other values.
@@ -54,7 +54,7 @@ pub(super) fn placeholder_of<const D: usize>(value: &Tensor<D>) -> Tensor<D> {
 pub(crate) fn moved<const D: usize>(tensor: Tensor<D>, device: &Device) -> Tensor<D> {
     match is_placeholder(tensor.dtype()) && tensor.device() != *device {
         true => placeholder(tensor.shape(), device),
-        false => sent(tensor, device),
+        false => copy_to_device(tensor, device),
     }
 }
 

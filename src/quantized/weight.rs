@@ -4,7 +4,7 @@ use burn_std::{QuantizedBytes, Shape};
 
 use super::format::BaseFormat;
 use super::{codes, device};
-use crate::device::{is_cubecl, is_remote, moved};
+use crate::device::{copy_to_device, is_cubecl, is_remote};
 
 /// A weight composed of a frozen quantized base and the factors of an adapter: `base + scale * (a @ b)`.
 #[derive(Clone, Debug)]
@@ -19,7 +19,7 @@ impl ComposedWeight {
     pub(super) fn composed(&self, a: Tensor<2>, b: Tensor<2>) -> Tensor<2> {
         let product = a.matmul(b);
         let device = product.device();
-        let base = moved(self.base.clone(), &device);
+        let base = copy_to_device(self.base.clone(), &device);
         let format = BaseFormat::of_row(base.dims()[1]).expect("rows have the length of a format");
         let dtype = product.dtype();
         let is_at_hand = !is_cubecl(&device) && !is_remote(&device);

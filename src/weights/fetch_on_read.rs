@@ -60,7 +60,7 @@ impl Reparameterization for FetchHandle {
         let value = value.unwrap_or_else(|error| panic!("{error}"));
         let value = match &self.device {
             None => value,
-            Some(device) => value.sent(device),
+            Some(device) => value.to_device(device),
         };
         value.of_rank()
     }

@@ -6,7 +6,7 @@ use burn::module::{Module, ParamId};
 use burn::tensor::Tensor;
 
 use super::inventory::Inventory;
-use crate::device::moved;
+use crate::device::copy_to_device;
 use crate::offload::OffloadEngine;
 use crate::parameters::{AnyTensor, list, map_params, running_statistics, values};
 use crate::pass::Scope;
@@ -67,7 +67,7 @@ pub(super) fn on_host<M: Module>(
     map_params(
         module,
         |param| frozen.contains_key(&param.id()),
-        |_, value| constant(value, |value| moved(value, &engine.host)),
+        |_, value| constant(value, |value| copy_to_device(value, &engine.host)),
     )
 }
 
@@ -93,7 +93,7 @@ pub(crate) fn with_frozen<M: Module>(module: M, engine: Option<&OffloadEngine>) 
         |param| is_offloaded(param.value()),
         |_, value| {
             let device = engine.device.clone().inner();
-            constant(value, |value| moved(value, &device))
+            constant(value, |value| copy_to_device(value, &device))
         },
     )
 }

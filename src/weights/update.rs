@@ -45,7 +45,7 @@ impl MasterParam {
                 let first = match &self.state.lock().accumulated {
                     // In the gradient's buffer: the sum is unchanged until the pass commits.
                     Accumulated::Sum(sum) => {
-                        let sum = (**sum).clone().sent(&first.device());
+                        let sum = (**sum).clone().to_device(&first.device());
                         first.in_type(sum.dtype()).added(sum)
                     }
                     _ => first,
@@ -93,7 +93,7 @@ impl MasterParam {
             let nothing = self.value().zeros_like();
             self.step(pass, nothing.into());
         }
-        sum.map(|sum| sum.sent(&self.storage.location.device))
+        sum.map(|sum| sum.to_device(&self.storage.location.device))
     }
 
     /// Adds gradients, in the order of their sum, to the accumulated sum, in place: a second buffer would take the
@@ -105,7 +105,7 @@ impl MasterParam {
             _ => pass.pipeline.accumulation.begin(first.untyped()).into(),
         };
         // The transfer can fail, so it precedes the first write.
-        let first = first.moved(&self.storage.sums);
+        let first = first.copy_to_device(&self.storage.sums);
         let sum = match std::mem::take(&mut state.accumulated) {
             Accumulated::Sum(sum) => {
                 state.accumulated = Accumulated::Overwritten;
@@ -113,7 +113,7 @@ impl MasterParam {
             }
             _ => first,
         };
-        let others = others.map(|gradient| gradient.moved(&self.storage.sums));
+        let others = others.map(|gradient| gradient.copy_to_device(&self.storage.sums));
         let sum = Box::new(others.fold(sum, AnyTensor::added));
         state.outcome = Some(Outcome::Added(sum));
     }

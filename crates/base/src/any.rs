@@ -3,7 +3,7 @@ use std::ops::Deref;
 use burn::module::{Module, Param, ParamId};
 use burn::tensor::{DType, Device, GradientCheckpointingStrategy, Shape, Tensor};
 
-use crate::{in_type, lift, moved, sent};
+use crate::{copy_to_device, in_type, lift, to_device};
 
 /// A float tensor of any rank, with the type of a tensor of rank 1. Burn stores the rank only in the type; neither the
 /// properties of a tensor nor element-wise operations use it. For other functions use [`of_rank`](Self::of_rank), with
@@ -28,7 +28,7 @@ impl AnyTensor {
 
     /// Returns `value`, which has no autodiff, on the device of this tensor; as a constant if this one is under autodiff.
     pub fn replaced_by(&self, value: Tensor<1>) -> Self {
-        let value = moved(value, &self.device().inner());
+        let value = copy_to_device(value, &self.device().inner());
         match self.gradient_checkpointing_strategy() {
             Some(strategy) => lift(value, strategy).into(),
             None => value.into(),
@@ -46,13 +46,13 @@ impl AnyTensor {
     }
 
     /// Copies the current value to `device`. The tensor must have no autodiff.
-    pub fn moved(self, device: &Device) -> Self {
-        Self(moved(self.0, device))
+    pub fn copy_to_device(self, device: &Device) -> Self {
+        Self(copy_to_device(self.0, device))
     }
 
     /// Transfers the tensor to `device`, in the order of the device's operations.
-    pub fn sent(self, device: &Device) -> Self {
-        Self(sent(self.0, device))
+    pub fn to_device(self, device: &Device) -> Self {
+        Self(to_device(self.0, device))
     }
 
     /// Adds `other`, in the type and the buffer of this tensor.

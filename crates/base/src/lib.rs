@@ -16,8 +16,8 @@ use burn::tensor::{Device, GradientCheckpointingStrategy, Tensor};
 pub use any::{AnyParam, AnyTensor, MAX_RANK};
 pub use key::ModelKey;
 pub use list::{Parameter, list, values, weight_of_codes, with_value};
-pub use read::{in_memory, moved, of_data, read};
-pub use servers::{answered, answers, forked, is_remote, sent};
+pub use read::{copy_to_device, in_memory, of_data, read};
+pub use servers::{forked, is_remote, read_with_timeout, sync_with_timeout, to_device};
 pub use transfer::{in_type, transferred};
 
 /// Returns `true` for a device of CubeCL. It computes asynchronously, so reading a result waits.

@@ -2,7 +2,7 @@ use burn::backend::Dispatch;
 use burn::backend::ops::{FloatTensorOps, QTensorOps};
 use burn::tensor::{Bytes, DType, Device, Tensor, TensorData};
 
-use crate::{is_cubecl, is_remote, sent};
+use crate::{is_cubecl, is_remote, to_device};
 
 /// Reads the current value of `tensor`, which has no autodiff.
 ///
@@ -33,13 +33,13 @@ pub fn in_memory<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
 }
 
 /// Copies the current value of `tensor`, which has no autodiff, to `device`. The rank in its type doesn't matter.
-pub fn moved<const D: usize>(tensor: Tensor<D>, device: &Device) -> Tensor<D> {
+pub fn copy_to_device<const D: usize>(tensor: Tensor<D>, device: &Device) -> Tensor<D> {
     let from = tensor.device();
     // Burn transfers quantized values in a buffer of twice their length.
     let is_quantized = matches!(tensor.dtype(), DType::QFloat(_));
     let is_long = is_quantized && !is_remote(&from) && !is_remote(device);
     if from == *device || !(is_cubecl(&from) || is_long) {
-        return sent(tensor, device);
+        return to_device(tensor, device);
     }
     of_data(read(tensor), device)
 }

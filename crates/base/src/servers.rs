@@ -3,9 +3,9 @@
 //! # Timeouts
 //!
 //! Burn's client waits for an answer until its connection breaks: forever if a server hangs, and about 15 minutes if a link
-//! breaks while data are in flight. So this crate waits on a separate thread with a timeout ([`answered`], [`answers`]). The
-//! device's own thread, which runs all operations, must not wait: its queue holds 32 operations, and dropping a tensor is one.
-//! So reads are used, not `sync`.
+//! breaks while data are in flight. So this crate waits on a separate thread with a timeout ([`read_with_timeout`],
+//! [`sync_with_timeout`]). The device's own thread, which runs all operations, must not wait: its queue holds 32 operations, and
+//! dropping a tensor is one. So reads are used, not `sync`.
 
 use std::sync::LazyLock;
 use std::sync::mpsc::channel;
@@ -36,7 +36,7 @@ static LOST: Mutex<Vec<Device>> = Mutex::new(Vec::new());
 /// # Panics
 ///
 /// If `device` is on a server that does not answer in time.
-pub fn answered<R: Send + 'static>(
+pub fn read_with_timeout<R: Send + 'static>(
     device: &Device,
     work: impl FnOnce() -> R + Send + 'static,
 ) -> R {
@@ -72,7 +72,7 @@ fn in_time<R: Send + 'static>(
 }
 
 /// Waits until the server of `device`, which has no autodiff, has run all operations.
-pub fn answers(device: &Device) -> Result<(), String> {
+pub fn sync_with_timeout(device: &Device) -> Result<(), String> {
     let asked = device.clone();
     let answer = in_time(device, move || {
         // After the read, `sync` only reports errors.
@@ -103,7 +103,7 @@ fn between_servers(from: &Device, to: &Device) -> bool {
 
 /// Like [`Tensor::to_device`], but transfers between servers go through this process. On the same device it returns the same
 /// tensor.
-pub fn sent<const D: usize, K: Basic + 'static>(
+pub fn to_device<const D: usize, K: Basic + 'static>(
     tensor: Tensor<D, K>,
     device: &Device,
 ) -> Tensor<D, K> {
@@ -116,7 +116,7 @@ pub fn sent<const D: usize, K: Basic + 'static>(
         false => device.clone(),
     };
     let read = match is_remote(&from) && !from.is_autodiff() {
-        true => answered(&from, move || tensor.to_device(&between)),
+        true => read_with_timeout(&from, move || tensor.to_device(&between)),
         // For a tracked tensor, another thread would wait for the graph.
         false => tensor.to_device(&between),
     };

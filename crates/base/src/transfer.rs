@@ -1,7 +1,7 @@
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 
 use crate::caught::caught;
-use crate::moved;
+use crate::copy_to_device;
 
 /// Transfers `tensor`, without autodiff, to `device` and `dtype`, or returns the error of a device. All weights and gradients
 /// move between storage and computation by this function.
@@ -23,8 +23,8 @@ pub fn transferred<const D: usize>(
                 false => !device.supports_dtype(of),
             };
         match cast_first {
-            true => moved(in_type(tensor, dtype), device),
-            false => in_type(moved(tensor, device), dtype),
+            true => copy_to_device(in_type(tensor, dtype), device),
+            false => in_type(copy_to_device(tensor, device), dtype),
         }
     })
 }

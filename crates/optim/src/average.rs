@@ -8,7 +8,7 @@ use super::averaging::WeightAveragingConfig;
 use super::format::{Weight, steps};
 use super::kernel;
 use super::rule::Rule;
-use backburn_base::{host, in_type, moved, of_data};
+use backburn_base::{copy_to_device, host, in_type, of_data};
 
 /// The average of a parameter over its updates.
 #[derive(Debug)]
@@ -52,7 +52,10 @@ impl Average {
         let loaded = values.mean.take();
         let loaded = loaded.filter(|mean| mean.shape() == value.shape());
         values.mean = Some(match loaded {
-            Some(mean) => in_type(moved(mean, &value.device()), type_of_average(value)),
+            Some(mean) => in_type(
+                copy_to_device(mean, &value.device()),
+                type_of_average(value),
+            ),
             None => copied(value),
         });
     }

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use burn::module::{Module, ParamId};
 
 use super::ranks::Ranks;
-use crate::device::{caught, moved};
+use crate::device::{caught, copy_to_device};
 use crate::error::FusedError;
 use crate::parameters::{AnyTensor, StatisticsGuard, map_params, merge_pending, values};
 use crate::tap::node;
@@ -48,7 +48,7 @@ impl<M: Module> Ranks<M> {
                 let value = value.untyped().inner();
                 let added = match sums.remove(&id) {
                     Some((sum, ranks)) => {
-                        let value = moved(value, &sum.device());
+                        let value = copy_to_device(value, &sum.device());
                         (sum.untyped().add(value).into(), ranks + 1)
                     }
                     None => (value.into(), 1),

@@ -2,7 +2,7 @@ use burn::tensor::{DType, Device, Int, Tensor, TensorData, bf16};
 
 use super::element_buffer::ElementEncoding;
 use super::weight::WeightFormat;
-use backburn_base::{of_data, sent};
+use backburn_base::{of_data, to_device};
 
 /// Encoding of weights with a residual.
 const ENCODING: ElementEncoding = ElementEncoding::Weights(WeightFormat::Split24);
@@ -69,7 +69,7 @@ impl Residual {
     /// Moves the residual to another device.
     pub(crate) fn on_device(self, device: &Device) -> Self {
         Self {
-            words: sent(self.words, device),
+            words: to_device(self.words, device),
             ..self
         }
     }

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::config_enum::config_enum;
 use super::element_buffer::ElementEncoding;
 use super::square_root_code::{CodeScheme, GROUP, SquareRootCode, Width};
-use backburn_base::sent;
+use backburn_base::to_device;
 
 /// Format of the states of an optimizer.
 ///
@@ -100,10 +100,10 @@ impl<const D: usize> StateTensor<D> {
     /// Moves the state to another device.
     pub(crate) fn on_device(self, device: &Device) -> Self {
         match self {
-            Self::Full(state) => Self::Full(sent(state, device)),
+            Self::Full(state) => Self::Full(to_device(state, device)),
             Self::Packed(packed) => Self::Packed(PackedState {
-                codes: sent(packed.codes, device),
-                scales: sent(packed.scales, device),
+                codes: to_device(packed.codes, device),
+                scales: to_device(packed.scales, device),
                 ..packed
             }),
         }
