@@ -216,10 +216,7 @@ impl Loop for Write<'_, '_> {
                     *float = nearest(*number);
                 }
             }
-            ElementEncoding::Floats(_) => {
-                let floats = cast_slice_mut(floats);
-                floats.copy_from_slice(&numbers[..floats.len()]);
-            }
+            ElementEncoding::Floats(dtype) => panic!("{dtype:?} is not computed in f32"),
             ElementEncoding::Weights(format) => {
                 let weights = cast_slice_mut(floats).chunks_mut(GROUP);
                 let mut low = words

@@ -3,7 +3,7 @@ use bytemuck::cast_slice;
 
 use super::super::vectorized::Loop;
 
-/// A loop that converts floats of a type to f32.
+/// A loop that converts floats of a half type to f32.
 pub(crate) struct Widen<'a>(
     pub(crate) DType,
     pub(crate) &'a [u8],
@@ -26,10 +26,6 @@ impl Loop for Widen<'_> {
                 for (number, float) in numbers.iter_mut().zip(cast_slice::<u8, bf16>(floats)) {
                     *number = float.to_f32();
                 }
-            }
-            DType::F32 => {
-                let floats = cast_slice(floats);
-                numbers[..floats.len()].copy_from_slice(floats);
             }
             dtype => panic!("{dtype:?} is not computed in f32"),
         }
