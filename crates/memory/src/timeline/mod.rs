@@ -5,7 +5,6 @@ mod block;
 mod bytes;
 mod phase;
 mod sample;
-mod save;
 mod summary;
 
 pub use block::RecomputedBlock;
@@ -13,10 +12,12 @@ pub use bytes::Bytes;
 pub use phase::{Mark, Phase};
 pub use sample::{CompletedGradient, Sample};
 
+use std::path::Path;
 use std::sync::LazyLock;
 
 use serde::{Deserialize, Serialize};
 
+use super::error::MemoryError;
 use backburn_base::ModelKey;
 
 /// Allocated memory over time, recorded by a [`MemoryRecorder`](super::MemoryRecorder).
@@ -44,6 +45,18 @@ pub struct MemoryTimeline {
 static NOTHING: LazyLock<Sample> = LazyLock::new(Sample::default);
 
 impl MemoryTimeline {
+    /// Writes everything as JSON.
+    ///
+    /// # Errors
+    ///
+    /// If the file can't be written.
+    pub fn save_json(&self, path: impl AsRef<Path>) -> Result<(), MemoryError> {
+        let path = path.as_ref();
+        let text =
+            serde_json::to_string(self).map_err(|error| MemoryError::unwritable(path, error))?;
+        std::fs::write(path, text).map_err(|error| MemoryError::unwritable(path, error))
+    }
+
     /// Returns the first moment with the most bytes in use; without samples an empty one.
     pub fn peak(&self) -> &Sample {
         let most = self.samples.iter().map(|sample| sample.bytes.total()).max();
