@@ -74,6 +74,7 @@
 //! | `quantized` | adapters on frozen quantized weights |
 //! | `parameters` | float parameters of a module: listing, mapping, loading |
 //! | `tap` | autodiff operation that delivers a finished gradient to a sink |
+//! | `observer` | events of a step, for the memory recorder and observers of the user |
 //!
 //! These crates are below all modules, and can be used without this one:
 //!
@@ -105,6 +106,7 @@ mod load;
 mod load_store;
 mod lock;
 mod loss;
+mod observer;
 mod offload;
 mod parameters;
 mod pass;
@@ -151,6 +153,7 @@ pub use load::load_record_in;
 #[cfg(feature = "store")]
 pub use load_store::{LoadError, load_from_store, load_quantized_from_store};
 pub use loss::Loss;
+pub use observer::{BlockMoment, StepEvent, StepObserver};
 pub use offload::{Offload, OffloadConfig, OffloadHost, OffloadedBlocks};
 pub use optim::WeightAveragingConfig;
 pub use parameters::ModelKey;

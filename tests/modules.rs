@@ -36,6 +36,7 @@ const ORDER: &[&str] = &[
     "tap",
     "squares",
     "report",
+    "observer",
     "lock",
     "host_memory",
     "error",

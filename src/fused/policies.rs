@@ -2,6 +2,7 @@ use burn::optim::ModuleOptimizer;
 
 use crate::config::FusedConfig;
 use crate::error::FusedError;
+use crate::observer::Observers;
 use crate::optim::{AccumulateInState, ElementWiseOptimizer};
 use crate::policy::{
     Accumulation, AverageExtraState, GlobalNormClippingConfig, GradientPipeline, GradientUse,
@@ -13,6 +14,7 @@ use crate::policy::{
 pub(crate) struct Policies {
     pub(crate) config: FusedConfig,
     pub(crate) hooks: Hooks,
+    pub(super) observers: Observers,
     /// `true` if accumulated gradients are added to the optimizer state.
     pub(crate) in_state: bool,
     /// The passes of a step, by the config.

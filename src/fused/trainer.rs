@@ -46,6 +46,15 @@ macro_rules! trainer {
                 self
             }
 
+            /// Reports the events of each step to `observer`, after earlier observers. With
+            /// [offload](crate::FusedConfig::offload), updates then run on the thread of the backward pass.
+            #[must_use]
+            pub fn with_observer(mut self, observer: impl crate::StepObserver) -> Self {
+                let observers = &mut self.core.policies.observers;
+                observers.0.push(std::sync::Arc::new(observer));
+                self
+            }
+
             /// Changes the model between two steps: freeze or unfreeze parameters, load other weights, remove a layer.
             /// `change` receives an ordinary [`model`](Self::model).
             ///

@@ -12,7 +12,7 @@ use super::saved_input::SavedInput;
 use crate::caught::catch;
 use crate::device::is_cubecl;
 use crate::error::FusedError;
-use crate::memory::{self, BlockRun};
+use crate::observer::{BlockMoment, StepEvent};
 use crate::parameters::Statistics;
 use crate::pass::{Drawn, FailedIn, Readers, Scope};
 use crate::random::Stream;
@@ -29,8 +29,6 @@ pub(super) struct CheckpointedBlock<B, X, F> {
     pub(super) readers: Arc<Readers>,
     /// Index of the block in the pass; `None` for a nested block.
     pub(super) index: Option<usize>,
-    /// For the memory recorder.
-    pub(super) run: Option<BlockRun>,
 }
 
 /// The call that is repeated by the recomputation.
@@ -104,15 +102,17 @@ where
         gradients: Vec<Option<DispatchTensor>>,
         signal: DispatchTensor,
     ) -> Vec<Option<DispatchTensor>> {
-        memory::end_beyond_limit();
         let pass = self.scope.pass.clone();
-        if let Some(run) = self.run {
-            memory::enter_recomputation(run, &self.name, self.first.outputs.bytes());
+        if let Some(observers) = &pass.observers {
+            let (index, name) = (self.index, &*self.name);
+            let outputs = self.first.outputs.bytes();
+            let moment = BlockMoment::Recompute { name, outputs };
+            observers.emit(StepEvent::Block { index, moment });
         }
         if let Some(index) = self.index {
             pass.blocks.enter(index);
         }
-        let (strategy, run) = (self.first.outputs.strategy, self.run);
+        let (strategy, index) = (self.first.outputs.strategy, self.index);
         let readers = self.readers.clone();
         let recorded = self.record();
         readers.resolve();
@@ -123,11 +123,12 @@ where
                 return Vec::new();
             }
         };
-        if let Some(run) = run {
-            memory::leave_recomputation(run);
+        if let Some(observers) = &pass.observers {
+            let moment = BlockMoment::Recomputed;
+            observers.emit(StepEvent::Block { index, moment });
         }
         let signal = Tensor::from_dispatch(signal);
-        let root = backward_root(&output, gradients, &signal, strategy, run);
+        let root = backward_root(&output, gradients, &signal, strategy, (&pass, index));
         drop(output);
         let root = root.expect("the gradient of an output triggers the recomputation");
         let gradients = root.backward();

@@ -40,7 +40,7 @@ pub use sequence::{Sequence, Whole};
 pub use sequential::gradient_checkpointing_sequential;
 pub use tiled::gradient_checkpointing_tiled;
 
-use crate::memory;
+use crate::observer::{BlockMoment, StepEvent};
 use crate::parameters::StatisticsGuard;
 use crate::pass::{BlockMode, RandomRun, Scope};
 use crate::tap::lift;
@@ -185,11 +185,18 @@ where
         );
         return forward(block, input);
     };
-    memory::end_beyond_limit();
     let mode = match scope.is_in_block() {
         true => BlockMode::Recompute { index: None },
         false => scope.pass.blocks.next(),
     };
+    if let Some(observers) = &scope.pass.observers {
+        let index = match mode {
+            BlockMode::KeepActivations => None,
+            BlockMode::Recompute { index } => index,
+        };
+        let moment = BlockMoment::Forward;
+        observers.emit(StepEvent::Block { index, moment });
+    }
     let random = scope
         .begin_random(devices)
         .unwrap_or_else(|error| panic!("{error}"));
@@ -221,7 +228,6 @@ where
     X: Activations,
     Y: Activations,
 {
-    let run = index.and_then(memory::enter_block);
     if let Some(index) = index {
         scope.pass.blocks.enter(index);
     }
@@ -302,7 +308,6 @@ where
         scope,
         readers,
         index,
-        run,
     };
     let recompute = Box::new(|gradients, signal| checkpointed.run(gradients, signal));
     let node = Arc::new(CheckpointNode::new(pass, node_name, recompute, outputs));

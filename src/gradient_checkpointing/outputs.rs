@@ -9,7 +9,8 @@ use parking_lot::Mutex;
 use super::activations::{Activations, each};
 use super::node::CheckpointNode;
 use crate::device::to_device;
-use crate::memory::{self, BlockRun};
+use crate::observer::{BlockMoment, StepEvent};
+use crate::pass::Pass;
 use crate::tap::{GradientSink, PassedGradients, join, lift};
 
 /// Specs of the float tensors that a block returns.
@@ -91,7 +92,7 @@ pub(super) fn backward_root<Y: Activations>(
     gradients: Vec<Option<DispatchTensor>>,
     signal: &Tensor<1>,
     strategy: GradientCheckpointingStrategy,
-    run: Option<BlockRun>,
+    (pass, index): (&Arc<Pass>, Option<usize>),
 ) -> Option<Tensor<1>> {
     let mut gradients = gradients.into_iter();
     let mut all: Option<Tensor<1>> = None;
@@ -99,7 +100,11 @@ pub(super) fn backward_root<Y: Activations>(
         if let Some(gradient) = gradients.next().flatten() {
             let value = to_device(signal.clone(), &tensor.device().inner());
             let gradient = Mutex::new(Some(gradient));
-            let given = OutputGradient { gradient, run };
+            let given = OutputGradient {
+                gradient,
+                pass: pass.clone(),
+                index,
+            };
             let anchor = tensor.clone().into_dispatch();
             let root = join(
                 lift(value, strategy).require_grad(),
@@ -119,14 +124,16 @@ pub(super) fn backward_root<Y: Activations>(
 /// The gradient sink at the root, which passes on a known gradient to the output.
 struct OutputGradient {
     gradient: Mutex<Option<DispatchTensor>>,
-    /// For the memory recorder.
-    run: Option<BlockRun>,
+    pass: Arc<Pass>,
+    /// Index of the block in the pass.
+    index: Option<usize>,
 }
 
 impl GradientSink for OutputGradient {
     fn receive(&self, _gradient: DispatchTensor) -> PassedGradients {
-        if let Some(run) = self.run {
-            memory::enter_block_backward(run);
+        if let Some(observers) = &self.pass.observers {
+            let (index, moment) = (self.index, BlockMoment::Backward);
+            observers.emit(StepEvent::Block { index, moment });
         }
         PassedGradients {
             value: None,

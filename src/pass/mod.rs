@@ -24,6 +24,7 @@ use parking_lot::Mutex;
 use crate::caught::catch;
 use crate::error::FusedError;
 use crate::lock;
+use crate::observer::Observers;
 use crate::policy::GradientPipeline;
 use crate::random::Stream;
 use crate::replica::Membership;
@@ -64,8 +65,8 @@ pub(crate) struct Pass {
     forward: Mutex<Option<Forward>>,
     /// The blocks under gradient checkpointing.
     pub(crate) blocks: Blocks,
-    /// `true` if a memory recorder is running.
-    pub(crate) is_recorded: bool,
+    /// The observers, if there are any. They receive the events of updates on the thread of the backward pass.
+    pub(crate) observers: Option<Arc<Observers>>,
 }
 
 impl Pass {

@@ -7,6 +7,7 @@ use super::{
     BlockPrefetch, Blocks, Closure, GradientCheckpointingConfig, Observations, Pass, Stage,
 };
 use crate::memory;
+use crate::observer::Observers;
 use crate::offload::{ActivationOffload, TransferWorkers};
 use crate::policy::{GradientPipeline, Update};
 use crate::random::{Seeds, StepSeeds, Stream, mix, of_rank};
@@ -19,6 +20,7 @@ pub(crate) struct Order {
     pub(crate) pipeline: GradientPipeline,
     /// The random numbers of both passes, if it is one of two.
     pub(crate) twice: Option<Stream>,
+    pub(crate) observers: Observers,
     pub(crate) checkpointing: Arc<GradientCheckpointingConfig>,
 }
 
@@ -71,6 +73,7 @@ impl Session {
         let Order {
             pipeline,
             twice,
+            observers,
             checkpointing,
         } = order.clone();
         let stage = match closure {
@@ -78,7 +81,11 @@ impl Session {
             Closure::Backward | Closure::Nothing => Stage::Backward,
         };
         let scales = closure == Closure::Backward && pipeline.scale.is_some();
-        let is_recorded = memory::is_recording();
+        let observers = match memory::is_recording() {
+            true => Some(Arc::new(observers.with_recorder())),
+            false if observers.0.is_empty() => None,
+            false => Some(Arc::new(observers)),
+        };
         let rank = self.among.as_ref().map_or(0, |member| member.rank);
         let seed = twice
             .as_ref()
@@ -86,7 +93,7 @@ impl Session {
         let blocks = Blocks {
             config: checkpointing,
             prefetcher,
-            saved: transfers.map(|it| Arc::new(ActivationOffload::new(it, is_recorded))),
+            saved: transfers.map(|it| Arc::new(ActivationOffload::new(it, observers.is_some()))),
             block_order: Mutex::default(),
             called: AtomicUsize::new(0),
             running: AtomicUsize::new(0),
@@ -107,7 +114,7 @@ impl Session {
             among: self.among.clone(),
             forward: Mutex::default(),
             blocks,
-            is_recorded,
+            observers,
         });
         *self.pass.lock() = Some(pass.clone());
         if let Some(offloaded) = &mut self.update.lock().offloaded {

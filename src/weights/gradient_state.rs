@@ -102,26 +102,15 @@ pub(super) enum Outcome {
     Vetoed,
 }
 
-/// The report of one parameter in a pass.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct ParameterReport {
-    /// A gradient arrived, or an accumulated one was applied.
-    pub(crate) received: bool,
-    /// The optimizer stepped the parameter.
-    pub(crate) updated: bool,
-    /// The value had another owner, so the update copied it. `None` if the backend does not detect that, or without an
-    /// update.
-    pub(crate) copied: Option<bool>,
+/// The report of one parameter in a pass. That of several ranks is the greatest of theirs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum ParameterReport {
+    #[default]
+    NoGradient,
+    /// A gradient arrived, and the optimizer did not step the parameter.
+    Received,
     /// A gradient arrived, and a hook vetoed it.
-    pub(crate) vetoed: bool,
-}
-
-impl ParameterReport {
-    /// Merges the report of another rank.
-    pub(crate) fn add(&mut self, other: &Self) {
-        self.received |= other.received;
-        self.updated |= other.updated;
-        self.copied = self.copied.or(other.copied);
-        self.vetoed |= other.vetoed;
-    }
+    Vetoed,
+    /// The optimizer stepped the parameter. `copied` is that of [`Outcome::Updated`].
+    Updated { copied: Option<bool> },
 }

@@ -140,7 +140,9 @@ impl LocalParams {
             }
             let stage = std::mem::take(&mut local_param.state.lock().stage);
             let mut report = local_param.master.end(committed);
-            report.received |= matches!(stage, GradientState::Done { received: true });
+            if let GradientState::Done { received: true } = stage {
+                report = report.max(ParameterReport::Received);
+            }
             if !shares {
                 local_param.refresh_copy();
             }

@@ -11,7 +11,6 @@ use burn::tensor::{DType, Device, GradientCheckpointingStrategy, Shape, Tensor};
 use super::gradient_state::{Accumulated, HeldGradient, Outcome, ParameterReport, RankGradients};
 use super::placeholder::unreadable;
 use crate::lock::{Level, Leveled};
-use crate::memory::{self, Category};
 use crate::offload::OffloadEngine;
 use crate::optim::{Average, WeightAveragingConfig};
 use crate::parameters::{AnyTensor, with_rank};
@@ -45,7 +44,7 @@ pub(super) struct MasterStorage {
     /// Background workers for offloaded optimizer states (single device only).
     pub(super) states: Option<Arc<OffloadEngine>>,
     /// `true` if the backend detects that a buffer has one owner.
-    detects_sole_owner: bool,
+    pub(super) detects_sole_owner: bool,
 }
 
 impl MasterStorage {
@@ -120,7 +119,7 @@ impl MasterParam {
     }
 
     /// Returns the value, if no optimizer has dropped it in a panic.
-    pub(super) fn find(&self) -> Option<AnyTensor> {
+    pub(crate) fn find(&self) -> Option<AnyTensor> {
         self.state.lock().value.clone()
     }
 
@@ -178,14 +177,10 @@ impl MasterParam {
         let Some(outcome) = state.outcome.take() else {
             return ParameterReport::default();
         };
-        let report = ParameterReport {
-            received: true,
-            updated: matches!(outcome, Outcome::Updated { .. }),
-            copied: match outcome {
-                Outcome::Updated { copied } => copied,
-                _ => None,
-            },
-            vetoed: matches!(outcome, Outcome::Vetoed),
+        let report = match outcome {
+            Outcome::Updated { copied } => ParameterReport::Updated { copied },
+            Outcome::Vetoed => ParameterReport::Vetoed,
+            Outcome::Added(_) | Outcome::Measured | Outcome::Began => ParameterReport::Received,
         };
         let before = std::mem::take(&mut state.accumulated);
         state.accumulated = match (outcome, before, committed) {
@@ -255,29 +250,6 @@ impl MasterParam {
             Accumulated::Sum(sum) => policy::is_finite(&**sum),
             _ => true,
         }
-    }
-
-    /// Reports the value to a memory recorder.
-    pub(crate) fn show(&self) {
-        if let Some(value) = &self.state.lock().value {
-            memory::report_use(Category::Parameter, &**value);
-        }
-    }
-
-    /// Records whether `value` has another owner: it is then copied instead of updated in place.
-    pub(super) fn note_copy(&self, value: AnyTensor) -> (AnyTensor, Option<bool>) {
-        if !self.storage.detects_sole_owner {
-            return (value, None);
-        }
-        let value = value.untyped().into_dispatch();
-        let copied = !value.can_mut();
-        if copied {
-            log::debug!(
-                "parameter `{}` is copied to be updated: something else holds its value",
-                self.path
-            );
-        }
-        (Tensor::<1>::from_dispatch(value).into(), Some(copied))
     }
 }
 

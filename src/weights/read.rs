@@ -7,7 +7,7 @@ use super::frozen::refuse_outside_of_a_block;
 use super::gradient_state::{Expecting, GradientState};
 use super::local_param::{LocalParam, State};
 use super::tap_sink::TapSink;
-use crate::memory;
+use crate::observer::StepEvent;
 use crate::parameters::AnyTensor;
 use crate::pass::{Graph, Pass, ReadMode, Readers, Scope, Stage};
 use crate::placement::Residency;
@@ -39,7 +39,6 @@ impl LocalParam {
     /// Returns the plain value, for code that does not train the parameter. A block that reads it reads it once more
     /// in its recomputation, and the parameter is not stepped before.
     pub(super) fn read_untrained(&self) -> AnyTensor {
-        memory::end_beyond_limit();
         if let Some(base) = &self.offloaded_base {
             refuse_outside_of_a_block(base);
         }
@@ -50,6 +49,10 @@ impl LocalParam {
         let Some(scope) = Scope::current().filter(in_pass) else {
             return self.plain(CacheUntil::GraphDropped);
         };
+        if let Some(observers) = &scope.pass.observers {
+            let path = &self.master.path;
+            observers.emit(StepEvent::Read { path });
+        }
         let mut state = self.state.lock();
         let is_done = state.is_done();
         if let Some(reads) = scope.recomputed_reads.as_ref().filter(|_| !is_done) {
@@ -80,8 +83,9 @@ impl LocalParam {
                 self.master.path
             )
         });
-        if pass.is_recorded {
-            memory::end_beyond_limit();
+        if let Some(observers) = &pass.observers {
+            let path = &self.master.path;
+            observers.emit(StepEvent::Read { path });
         }
         let place = match Scope::current() {
             Some(scope) if Arc::ptr_eq(&scope.pass, &pass) => {

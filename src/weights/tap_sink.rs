@@ -13,7 +13,8 @@ use super::gradient_state::{GradientState, HeldGradient};
 use super::local_param::LocalParam;
 use crate::device;
 use crate::error::FusedError;
-use crate::memory::{self, Category};
+use crate::memory::Category;
+use crate::observer::StepEvent;
 use crate::parameters::{AnyTensor, with_rank};
 use crate::pass::{self, Closure, FailedIn, Failure, Pass, PendingGradient};
 use crate::placement::Residency;
@@ -44,19 +45,16 @@ impl GradientSink for TapSink {
                  was carried out of its closure with its graph. Detach it"
             ),
         }
-        if self.pass.is_recorded {
-            self.pass
-                .guarded(FailedIn::Backward, memory::end_beyond_limit);
-        }
         if self.pass.closure == Closure::Backward {
             self.pass.end_forward();
         }
         let gradient = Tensor::<1>::from_dispatch(gradient);
-        if self.pass.is_recorded {
-            memory::report_use(Category::Gradient, &gradient);
-        }
         self.pending_gradient.resolve();
         self.pass.guarded(FailedIn::Backward, || {
+            if let Some(observers) = &self.pass.observers {
+                let (category, tensor) = (Category::Gradient, &gradient);
+                observers.emit(StepEvent::Tensor { category, tensor });
+            }
             self.local_param.add_gradient(&self.pass, gradient.into())
         });
         PassedGradients::default()
@@ -92,9 +90,9 @@ impl LocalParam {
         if !pass.admits() {
             return;
         }
-        // One queue keeps the order of arrival. A recording supports one thread at a time.
+        // One queue keeps the order of arrival.
         let engine = self.context.engine.as_ref();
-        let queue = engine.filter(|p| !p.config.offloads_states() && !pass.is_recorded);
+        let queue = engine.filter(|p| !p.config.offloads_states() && pass.observers.is_none());
         match queue {
             None => self.report_gradient(pass, Some(gradient)),
             Some(engine) => {
@@ -163,8 +161,10 @@ impl LocalParam {
     pub(super) fn report_gradient(&self, pass: &Arc<Pass>, gradient: Option<AnyTensor>) {
         let master = &self.master;
         if let Some(gradient) = &gradient {
-            if pass.is_recorded {
-                memory::note_gradient(gradient.shape().num_elements() * gradient.dtype().size());
+            if let Some(observers) = &pass.observers {
+                let bytes = gradient.shape().num_elements() * gradient.dtype().size();
+                let path = &master.path;
+                observers.emit(StepEvent::GradientReady { path, bytes });
             }
             let is_proven = self.state.lock().proven && self.context.engine.is_none();
             if !is_proven {

@@ -3,13 +3,17 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use burn::backend::TensorMetadata;
+use burn::tensor::Tensor;
+
 use super::gradient_state::{Accumulated, HeldGradient, Outcome};
 use super::master_param::MasterParam;
 use crate::caught::{Caught, catch};
-use crate::memory::{self, Category};
+use crate::memory::Category;
+use crate::observer::StepEvent;
 use crate::offload::OffloadEngine;
 use crate::parameters::AnyTensor;
-use crate::pass::{FailedIn, Pass};
+use crate::pass::{FailedIn, Pass, Session};
 use crate::policy::{Eviction, GradientUse};
 use crate::replica::Group;
 
@@ -121,39 +125,28 @@ impl MasterParam {
     /// Steps the parameter, or adds the gradient to the optimizer state before the last micro-batch.
     fn step(&self, pass: &Arc<Pass>, gradient: AnyTensor) {
         let session = self.session.get().expect("a master parameter has an owner");
-        // A recording supports one thread at a time.
-        let engine = self.storage.states.as_ref().filter(|_| !pass.is_recorded);
+        let engine = self.storage.states.as_ref();
+        let engine = engine.filter(|_| pass.observers.is_none());
         if let Some(engine) = engine {
-            let (limit, device) = (
-                engine.transfers.limit.prefetch(),
-                &self.storage.location.device,
-            );
-            let elements = self.elements();
-            let next = session
-                .update
-                .lock()
-                .prefetch_next(self.id, elements, limit, device);
-            next.into_iter().for_each(|next| engine.prefetch(next));
+            self.prefetch_next_state(session, engine);
+        }
+        let path = &*self.path;
+        if let Some(observers) = &pass.observers {
+            observers.emit(StepEvent::Updating { path });
         }
         let mut state = self.state.lock();
         let value = state.value.take();
         let value = value.unwrap_or_else(|| panic!("{}", self.missing_message()));
-        let (value, copied) = self.note_copy(value);
-        if pass.is_recorded {
-            memory::enter_update(&self.path);
-        }
+        let value = value.untyped().into_dispatch();
+        // With another owner the value is copied instead of updated in place.
+        let copied = (self.storage.detects_sole_owner).then(|| !value.can_mut());
+        let value = Tensor::<1>::from_dispatch(value).into();
         let is_last_micro_batch = pass.pipeline.gradient_use == GradientUse::Update;
         let stepped =
             session
                 .update
                 .lock()
-                .step(&self.path, self.id, value, gradient, is_last_micro_batch);
-        if pass.is_recorded {
-            if let Some(value) = &stepped.value {
-                memory::report_use(Category::Parameter, &**value);
-            }
-            memory::enter(memory::Phase::Backward);
-        }
+                .step(path, self.id, value, gradient, is_last_micro_batch);
         state.value = stepped.value;
         if stepped.result.is_ok() && !is_last_micro_batch {
             state.outcome = Some(Outcome::Began);
@@ -168,12 +161,34 @@ impl MasterParam {
             }
         }
         drop(state);
+        if copied == Some(true) {
+            log::debug!(
+                "parameter `{path}` is copied to be updated: something else holds its value"
+            );
+        }
+        if let Some(observers) = &pass.observers {
+            if let Some(value) = self.find() {
+                let (category, tensor) = (Category::Parameter, &*value);
+                observers.emit(StepEvent::Tensor { category, tensor });
+            }
+            observers.emit(StepEvent::Updated { path, copied });
+        }
         if let Err(panic) = stepped.result {
             self.resume_panic(panic);
         }
         if let Some(eviction) = stepped.eviction {
             self.evict_state(pass, eviction, engine);
         }
+    }
+
+    /// Prefetches the optimizer state of the parameter that was stepped next in the last pass.
+    fn prefetch_next_state(&self, session: &Session, engine: &OffloadEngine) {
+        let limit = engine.transfers.limit.prefetch();
+        let device = &self.storage.location.device;
+        let mut update = session.update.lock();
+        let next = update.prefetch_next(self.id, self.elements(), limit, device);
+        drop(update);
+        next.into_iter().for_each(|next| engine.prefetch(next));
     }
 
     /// Moves an optimizer state to the host, on a worker thread if possible.

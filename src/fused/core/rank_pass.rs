@@ -10,7 +10,7 @@ use crate::caught::{Caught, catch};
 use crate::device::check_async_errors;
 use crate::error::{FusedError, listed};
 use crate::loss::{Loss, OnBackward};
-use crate::memory;
+use crate::observer::StepEvent;
 use crate::offload::TransferWorkers;
 use crate::parameters::list;
 use crate::pass::{Closure, FailedIn, Failure, Pass, Scope, Stage};
@@ -148,9 +148,8 @@ impl RankPass {
                 group.flow.request_backward(rank);
                 Box::new(move || group.flow.begin_backward(rank)) as OnBackward
             });
-            if self.pass.is_recorded {
-                memory::enter(memory::Phase::Backward);
-                memory::end_beyond_limit();
+            if let Some(observers) = &self.pass.observers {
+                observers.emit(StepEvent::Backward);
             }
             let (loss, mut gradients) = loss.run_backward(self.pass.pipeline.scale, begins);
             let gradients =

@@ -9,12 +9,13 @@ use super::rank_pass::RankPass;
 use super::ranks::Ranks;
 use crate::device::{AsyncErrors, check_connected};
 use crate::error::FusedError;
-use crate::memory;
+use crate::memory::Category;
+use crate::observer::StepEvent;
 use crate::pass::{Closure, FailedIn, Order, PassGuard};
 use crate::policy::GradientUse;
 use crate::replica::Group;
 use crate::report::StepReport;
-use crate::weights::{AttachedModule, ParameterReport};
+use crate::weights::{AttachedModule, MasterParam, ParameterReport};
 
 impl<M: Module> Ranks<M> {
     /// Begins a pass; `closures` has the kind of closure of each rank.
@@ -49,14 +50,19 @@ impl<M: Module> Ranks<M> {
         let transaction = PassTransaction {
             ranks: ranks.collect(),
             attached_modules: &mut self.attached_modules,
-            is_recorded: running[0].pass.is_recorded,
             running,
             group: self.group.as_deref(),
         };
-        if transaction.is_recorded {
+        if let Some(observers) = &transaction.ranks[0].pass.observers {
             let masters = transaction.attached_modules[0].local_params.masters();
-            masters.for_each(|master| master.show());
-            memory::enter(memory::Phase::Forward);
+            for value in masters.filter_map(MasterParam::find) {
+                let category = Category::Parameter;
+                observers.emit(StepEvent::Tensor {
+                    category,
+                    tensor: &value,
+                });
+            }
+            observers.emit(StepEvent::Forward);
         }
         transaction
     }
@@ -85,7 +91,6 @@ pub(super) struct PassTransaction<'a, M: Module> {
     pub(super) ranks: Vec<RankPass>,
     running: Vec<PassGuard>,
     group: Option<&'a Group>,
-    is_recorded: bool,
 }
 
 impl<M: Module> PassTransaction<'_, M> {
@@ -168,15 +173,15 @@ impl<M: Module> PassTransaction<'_, M> {
         for rank in ranks {
             // Every rank has the same parameters in the same order.
             let both = reports.iter_mut().zip(rank);
-            both.for_each(|((_, sum), (_, report))| sum.add(&report));
+            both.for_each(|((_, greatest), (_, report))| *greatest = report.max(*greatest));
         }
         for attached in self.attached_modules.iter_mut() {
             if !attached.local_params.leaves.is_empty() {
                 attached.restore_leaf_values();
             }
         }
-        if self.is_recorded {
-            memory::enter(memory::Phase::Other);
+        if let Some(observers) = &self.ranks[0].pass.observers {
+            observers.emit(StepEvent::End);
         }
         reports
     }
@@ -209,20 +214,24 @@ impl Reports {
         self.parameters = ended.len();
         let mut report = StepReport {
             copied: Some(0),
-            without_gradient: ended.len(),
             ..StepReport::default()
         };
         for (id, of) in ended {
-            report.updated += usize::from(of.updated);
-            report.vetoed += usize::from(of.vetoed);
-            report.without_gradient -= usize::from(of.received);
-            if of.updated {
-                let copied = report.copied.zip(of.copied);
-                report.copied = copied.map(|(copied, this)| copied + usize::from(this));
-            }
-            if !of.received && self.reported.insert(id) {
-                let path = attached.path(id);
-                log::warn!("parameter `{path}` got no gradient in this pass");
+            match of {
+                ParameterReport::NoGradient => {
+                    report.without_gradient += 1;
+                    if self.reported.insert(id) {
+                        let path = attached.path(id);
+                        log::warn!("parameter `{path}` got no gradient in this pass");
+                    }
+                }
+                ParameterReport::Received => {}
+                ParameterReport::Vetoed => report.vetoed += 1,
+                ParameterReport::Updated { copied } => {
+                    report.updated += 1;
+                    let sum = report.copied.zip(copied);
+                    report.copied = sum.map(|(sum, copied)| sum + usize::from(copied));
+                }
             }
         }
         self.last = report;

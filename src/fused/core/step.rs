@@ -190,6 +190,7 @@ impl<M: Module> Core<M> {
         let order = Order {
             pipeline,
             twice,
+            observers: self.policies.observers.clone(),
             checkpointing: Arc::new(self.policies.config.gradient_checkpointing.clone()),
         };
         let statistics = match self.ranks.statistics.is_empty() {

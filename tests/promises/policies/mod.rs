@@ -6,6 +6,7 @@ mod hook_order;
 mod hooks;
 mod in_state;
 mod not_finite;
+mod observers;
 mod range;
 mod resume;
 mod scaling;

@@ -1,0 +1,186 @@
+//! The events of a step, for the memory recorder and for observers of the user.
+
+use std::collections::HashMap;
+use std::fmt::{Debug, Formatter};
+use std::sync::Arc;
+
+use burn::tensor::Tensor;
+use parking_lot::Mutex;
+
+use crate::lock;
+use crate::memory::{self, BlockRun, Category, Phase};
+
+/// An event of a step, in the order of time on each device.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub enum StepEvent<'a> {
+    /// A pass begins with its forward pass.
+    Forward,
+    /// A parameter is read.
+    Read {
+        /// Path in the module, its names joined by dots.
+        path: &'a str,
+    },
+    /// A run of a checkpointed block begins or ends.
+    Block {
+        /// Index of the block in the pass, in the order of the calls; `None` for a nested block, or one that keeps its
+        /// activations.
+        index: Option<usize>,
+        /// The moment.
+        moment: BlockMoment<'a>,
+    },
+    /// The backward pass begins. A closure that runs it itself emits no such event.
+    Backward,
+    /// The gradient of a parameter is complete on a device.
+    GradientReady {
+        /// Path of the parameter.
+        path: &'a str,
+        /// Bytes of the gradient.
+        bytes: usize,
+    },
+    /// The optimizer begins to step a parameter.
+    Updating {
+        /// Path of the parameter.
+        path: &'a str,
+    },
+    /// The optimizer has stepped a parameter, or has failed to.
+    Updated {
+        /// Path of the parameter.
+        path: &'a str,
+        /// `true` if the value had another owner and was copied; `None` if the backend does not detect that.
+        copied: Option<bool>,
+    },
+    /// The pass is over.
+    End,
+    /// A tensor has another use from now on.
+    #[doc(hidden)]
+    Tensor {
+        category: Category,
+        tensor: &'a Tensor<1>,
+    },
+}
+
+/// A moment of a checkpointed block.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub enum BlockMoment<'a> {
+    /// The first run begins.
+    Forward,
+    /// The recomputation begins.
+    #[non_exhaustive]
+    Recompute {
+        /// Type and path of the block.
+        name: &'a str,
+        /// Bytes of the outputs.
+        outputs: usize,
+    },
+    /// The backward pass begins, after the recomputation.
+    Recomputed,
+    /// The gradient of an output enters the block.
+    Backward,
+}
+
+/// An observer of the events of a step, on the threads on which they happen.
+///
+/// ```
+/// use backburn::{FusedOptimizer, StepEvent, StepObserver};
+/// # use burn::{nn::LinearConfig, optim::SgdConfig, tensor::{Device, Tensor}};
+///
+/// struct Log;
+///
+/// impl StepObserver for Log {
+///     fn observe(&self, event: StepEvent<'_>) {
+///         if let StepEvent::Updated { path, .. } = event {
+///             println!("{path} is updated");
+///         }
+///     }
+/// }
+///
+/// # let device = Device::flex().autodiff();
+/// # let model = LinearConfig::new(2, 1).init(&device);
+/// # let x = Tensor::<2>::ones([3, 2], &device);
+/// let mut fused = FusedOptimizer::new(model, SgdConfig::new().init())?.with_observer(Log);
+/// fused.step(0.1, |model| model.forward(x).mean())?;
+/// # Ok::<(), backburn::FusedError>(())
+/// ```
+pub trait StepObserver: Send + Sync + 'static {
+    /// Receives an event. A panic ends the pass. The model must not be read here.
+    fn observe(&self, event: StepEvent<'_>);
+}
+
+/// The observers of a training, or of one pass of a rank.
+#[derive(Clone, Default)]
+pub(crate) struct Observers(pub(crate) Vec<Arc<dyn StepObserver>>);
+
+impl Observers {
+    /// Adds the memory recorder for one pass of a rank.
+    pub(crate) fn with_recorder(mut self) -> Self {
+        self.0.push(Arc::new(Recorder::default()));
+        self
+    }
+
+    pub(crate) fn emit(&self, event: StepEvent<'_>) {
+        lock::check_none_held("an observer is called");
+        self.0.iter().for_each(|observer| observer.observe(event));
+    }
+}
+
+impl Debug for Observers {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Observers({})", self.0.len())
+    }
+}
+
+/// The observer that reports to the memory recorder.
+#[derive(Default)]
+struct Recorder {
+    blocks: Mutex<HashMap<usize, BlockRun>>,
+}
+
+impl StepObserver for Recorder {
+    fn observe(&self, event: StepEvent<'_>) {
+        match event {
+            StepEvent::Forward => memory::enter(Phase::Forward),
+            StepEvent::Read { .. } => memory::end_beyond_limit(),
+            StepEvent::Block { index, moment } => self.observe_block(index, moment),
+            StepEvent::Backward => {
+                memory::enter(Phase::Backward);
+                memory::end_beyond_limit();
+            }
+            StepEvent::Tensor { category, tensor } => {
+                if category == Category::Gradient {
+                    memory::end_beyond_limit();
+                }
+                memory::report_use(category, tensor);
+            }
+            StepEvent::GradientReady { bytes, .. } => memory::note_gradient(bytes),
+            StepEvent::Updating { path } => memory::enter_update(path),
+            StepEvent::Updated { .. } => memory::enter(Phase::Backward),
+            StepEvent::End => memory::enter(Phase::Other),
+        }
+    }
+}
+
+impl Recorder {
+    fn observe_block(&self, index: Option<usize>, moment: BlockMoment<'_>) {
+        if let BlockMoment::Forward | BlockMoment::Recompute { .. } = moment {
+            memory::end_beyond_limit();
+        }
+        let Some(index) = index else {
+            return;
+        };
+        let mut blocks = self.blocks.lock();
+        if let BlockMoment::Forward = moment {
+            blocks.extend(memory::enter_block(index).map(|run| (index, run)));
+        } else if let Some(run) = blocks.get(&index).copied() {
+            match moment {
+                BlockMoment::Forward => {}
+                BlockMoment::Recompute { name, outputs } => {
+                    memory::enter_recomputation(run, name, outputs);
+                }
+                BlockMoment::Recomputed => memory::leave_recomputation(run),
+                BlockMoment::Backward => memory::enter_block_backward(run),
+            }
+        }
+    }
+}
