@@ -391,13 +391,6 @@ pub enum FusedError {
         found: String,
     },
 
-    /// The recording has no recomputed block.
-    #[error(
-        "there is no recomputed block in the recording: record a step of a fused optimizer whose \
-         model calls `gradient_checkpointing`, without keeping activations"
-    )]
-    NoBlocks,
-
     /// The recording lost its last events.
     #[error(
         "the end of the recording is missing: {lost} events did not fit in its log. Record a single step, or a single \
@@ -413,18 +406,6 @@ pub enum FusedError {
     UnusableRecording {
         /// The cause, and what to do.
         reason: String,
-    },
-
-    /// The budget is too small even if all blocks are recomputed.
-    #[error(
-        "with all blocks recomputed a step takes {least} bytes, more than the budget of {budget}: \
-         make the batch or the blocks smaller"
-    )]
-    Budget {
-        /// The budget in bytes.
-        budget: usize,
-        /// The peak of the recording in bytes.
-        least: usize,
     },
 
     /// The training can't be offloaded with this config.

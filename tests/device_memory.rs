@@ -69,26 +69,6 @@ fn inputs_that_wait_on_the_host_leave_the_device() {
     );
 }
 
-#[test]
-fn blocks_are_chosen_for_a_budget_of_the_device() {
-    let _alone = ALONE.lock();
-    let peak = |timeline: &MemoryTimeline| {
-        let start = timeline.samples[0].bytes.total();
-        timeline.peak().bytes.total() - start
-    };
-    let (_, all) = train(GradientCheckpointingConfig::new());
-    assert_eq!(all.blocks.len(), DEPTH);
-    let extra = 6 * INPUT;
-    let budget = all.peak().bytes.total() + extra;
-    let some = GradientCheckpointingConfig::for_budget(&all, budget).unwrap();
-    let kept = some.keep_activations.iter().filter(|keep| **keep).count();
-    assert!(kept > 1 && kept < DEPTH, "{kept} of {DEPTH} keep theirs");
-    let (_, chosen) = train(some);
-    let (peak, least) = (peak(&chosen), peak(&all));
-    assert!(peak <= least + extra, "{peak} bytes, {least} at least");
-    assert_eq!(chosen.blocks.len(), DEPTH - kept);
-}
-
 /// Bytes that a weight and the states of AdamW take on the device after a step, in multiples of the weight's.
 fn at_rest(states: StateFormat) -> f64 {
     const WIDTH: usize = 1024;

@@ -12,7 +12,6 @@
 //! - Both runs draw the same random numbers and see the running statistics from before the first run.
 
 mod activations;
-mod budget;
 mod checkpointed_block;
 mod constant;
 mod fingerprint;
