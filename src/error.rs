@@ -391,23 +391,6 @@ pub enum FusedError {
         found: String,
     },
 
-    /// The recording lost its last events.
-    #[error(
-        "the end of the recording is missing: {lost} events did not fit in its log. Record a single step, or a single \
-         dry run"
-    )]
-    IncompleteRecording {
-        /// Number of lost events.
-        lost: usize,
-    },
-
-    /// The recording is not suitable.
-    #[error("{reason}")]
-    UnusableRecording {
-        /// The cause, and what to do.
-        reason: String,
-    },
-
     /// The training can't be offloaded with this config.
     #[error("the training can't be offloaded: {reason}")]
     Offload {

@@ -1,18 +1,14 @@
-//! The peaks that are estimated before the first step are those of training.
+//! Memory estimates, and the bytes that dry runs and loaded checkpoints leave behind.
 //!
 //! A process of its own: it installs the recording allocator.
 
 mod common;
-#[allow(dead_code)] // A part of an example.
-#[path = "../examples/text/model/mod.rs"]
-mod model;
 
 use std::sync::Mutex;
 
-use backburn::memory::{MemoryRecorder, RecordingAllocator};
+use backburn::memory::RecordingAllocator;
+use burn::optim::AdafactorConfig;
 use peak_alloc::PeakAlloc;
-
-use model::{LanguageModel, LanguageModelConfig, Preset};
 
 use crate::common::*;
 
@@ -23,106 +19,6 @@ static ALLOCATOR: RecordingAllocator<PeakAlloc> = RecordingAllocator::over(PeakA
 
 /// One test at a time: they share the counters.
 static ALONE: Mutex<()> = Mutex::new(());
-
-const BATCH: usize = 2;
-
-fn text(config: &LanguageModelConfig) -> Tensor<2, Int> {
-    let last = config.vocabulary as f64;
-    let shape = [BATCH, config.context + 1];
-    let device = Device::flex().autodiff();
-    Tensor::<2>::random(shape, Distribution::Uniform(0.0, last), &device).int()
-}
-
-fn loss(model: &LanguageModel, text: &Tensor<2, Int>) -> Tensor<1> {
-    model.losses(text.clone()).total
-}
-
-/// The most bytes during `train`, over those before.
-fn peak(train: impl FnOnce()) -> usize {
-    let before = BYTES.current_usage();
-    BYTES.reset_peak_usage();
-    train();
-    BYTES.peak_usage() - before
-}
-
-fn estimate(config: &LanguageModelConfig, text: &Tensor<2, Int>) -> MemoryEstimate {
-    let model = config.init(&Device::flex().autodiff());
-    let optimizer = AdamWConfig::new().init();
-    let estimate = MemoryEstimate::new(&model, &optimizer);
-    let mut fused = FusedOptimizer::new_ok(model, optimizer);
-    // The first pass starts the threads of the backend.
-    fused.dry_run_ok(|model| loss(model, text));
-    let recorder = MemoryRecorder::start().unwrap();
-    fused.dry_run_ok(|model| loss(model, text));
-    estimate.with_dry_run(&recorder.finish().unwrap()).unwrap()
-}
-
-fn fused(config: &LanguageModelConfig, text: &Tensor<2, Int>) -> usize {
-    peak(|| {
-        let model = config.init(&Device::flex().autodiff());
-        let mut fused = FusedOptimizer::new_ok(model, AdamWConfig::new().init());
-        (0..2).for_each(|_| drop(fused.step_ok(1e-3, |model| loss(model, text))));
-    })
-}
-
-fn stock(config: &LanguageModelConfig, text: &Tensor<2, Int>) -> usize {
-    peak(|| {
-        let mut model = config.init(&Device::flex().autodiff());
-        let mut optimizer = AdamWConfig::new().init();
-        for _ in 0..2 {
-            let gradients = loss(&model, text).backward();
-            let gradients = GradientsParams::from_grads(gradients, &model);
-            model = optimizer.step(1e-3, model, gradients);
-        }
-    })
-}
-
-#[test]
-fn peaks_of_the_presets_are_estimated_within_five_percent() {
-    let _alone = ALONE.lock();
-    for (preset, vocabulary) in [
-        (Preset::Small, 256),
-        (Preset::Small, 8192),
-        (Preset::Medium, 256),
-    ] {
-        let plain = preset.config(vocabulary);
-        let blocks = plain.clone().with_recompute_layers(true);
-        let loss = LinearCrossEntropyLossConfig::new().with_chunk_size(64);
-        let chunked = blocks.clone().with_loss(Some(loss));
-        let text = text(&plain);
-        let [of_blocks, of_chunked] = [&blocks, &chunked].map(|config| estimate(config, &text));
-        for (name, estimated, measured) in [
-            ("stock", of_blocks.stock, stock(&plain, &text)),
-            ("fused", of_blocks.fused, fused(&plain, &text)),
-            ("blocks", of_blocks.recomputed, fused(&blocks, &text)),
-            ("chunked", of_chunked.recomputed, fused(&chunked, &text)),
-        ] {
-            let ratio = estimated as f64 / measured as f64;
-            println!("{preset:?} {vocabulary} {name}: {estimated} of {measured}, {ratio:.3}");
-            assert!(
-                (0.95..=1.05).contains(&ratio),
-                "{preset:?} {vocabulary} {name}: {estimated} estimated, {measured} measured"
-            );
-        }
-    }
-}
-
-#[test]
-fn a_recording_without_its_end_is_refused() {
-    let _alone = ALONE.lock();
-    let device = Device::flex().autodiff();
-    let model = LinearConfig::new(4, 4).init(&device);
-    let optimizer = AdamWConfig::new().init();
-    let estimate = MemoryEstimate::new(&model, &optimizer);
-    let mut fused = FusedOptimizer::new_ok(model, optimizer);
-    let recorder = MemoryRecorder::start().unwrap();
-    fused.dry_run_ok(|model| model.forward(Tensor::<2>::ones([2, 4], &device)).mean());
-    let mut timeline = recorder.finish().unwrap();
-    assert!(estimate.with_dry_run(&timeline).is_ok());
-    timeline.lost = 7;
-    let error = estimate.with_dry_run(&timeline).unwrap_err().to_string();
-    assert_says(&error, "7 events");
-}
 
 #[derive(Module, Debug)]
 struct Normed {
@@ -207,4 +103,78 @@ fn a_checkpoint_that_is_loaded_again_and_again_leaves_nothing_behind() {
     println!("{first}, {second}, then {last} bytes");
     // A list may have grown; it was 4 KB a parameter each time.
     assert!(last <= second + 8 * 1024, "{second}, then {last} bytes");
+}
+
+fn device() -> Device {
+    Device::flex().autodiff()
+}
+
+#[test]
+fn estimate_takes_part_of_largest_parameter() {
+    let _alone = ALONE.lock();
+    let optimizers: [fn() -> ModuleOptimizer; 3] = [
+        || AdamConfig::new().init(),
+        || AdafactorConfig::new().init(),
+        || backburn::optim::AdamWConfig::new().init(),
+    ];
+    let model: Embedding = EmbeddingConfig::new(20_000, 64).init(&device());
+    let bytes = 4 * model.weight.val().shape().num_elements();
+    // The first estimate has the threads of the backend set up what they keep for good.
+    MemoryEstimate::new(&model, &SgdConfig::new().init());
+    for optimizer in optimizers {
+        let optimizer = optimizer();
+        let before = BYTES.current_usage();
+        BYTES.reset_peak_usage();
+        let estimate = MemoryEstimate::new(&model, &optimizer);
+        let taken = BYTES.peak_usage() - before;
+        assert_eq!(estimate.parameters, bytes);
+        println!("{} bytes of state, {taken} taken", estimate.optimizer_state);
+        assert!(taken < bytes / 2, "{taken} bytes for {bytes}");
+    }
+}
+
+/// A measurement of slices equals one of the whole.
+#[test]
+fn estimated_states_of_large_parameters_are_exact() {
+    let _alone = ALONE.lock();
+    for (shape, adam, rows_and_columns) in [
+        ([20_000, 64], 8 * 20_000 * 64, 4 * (20_000 + 64)),
+        ([64, 20_000], 8 * 20_000 * 64, 4 * (20_000 + 64)),
+        ([2_000, 500], 8 * 2_000 * 500, 4 * (2_000 + 500)),
+    ] {
+        let model = EmbeddingConfig::new(shape[0], shape[1]).init(&device());
+        let of = |optimizer: ModuleOptimizer| MemoryEstimate::new(&model, &optimizer);
+        assert_eq!(of(AdamConfig::new().init()).optimizer_state, adam);
+        let factored = of(AdafactorConfig::new().init()).optimizer_state;
+        assert_eq!(factored, rows_and_columns);
+    }
+}
+
+#[test]
+fn estimate_with_config_counts_averages_and_host() {
+    let _alone = ALONE.lock();
+    let model: Linear = LinearConfig::new(64, 64).init(&device());
+    let optimizer = AdamConfig::new().init();
+    let plain = MemoryEstimate::new(&model, &optimizer);
+    assert_eq!((plain.averages, plain.host), (0, 0));
+    assert_eq!(plain.device, plain.parameters + plain.optimizer_state);
+    let averaged = FusedConfig::averaging(WeightAveragingConfig::new());
+    let with_average = MemoryEstimate::new_with_config(&model, &optimizer, &averaged);
+    assert_eq!(with_average.averages, plain.parameters);
+    assert_eq!(with_average.device, plain.device + plain.parameters);
+    for (more, less) in [
+        (with_average.fused, plain.fused),
+        (with_average.stock, plain.stock),
+    ] {
+        assert_eq!(more - less, plain.parameters);
+    }
+    let in_bf16 = cast(model.clone(), FloatDType::BF16).unwrap();
+    let in_bf16 = MemoryEstimate::new_with_config(&in_bf16, &optimizer, &averaged);
+    assert_eq!(in_bf16.averages, plain.parameters);
+
+    let offload = OffloadConfig::new(Offload::Updates).with_min_elements(0);
+    let config = averaged.with_offload(Some(offload));
+    let offloaded = MemoryEstimate::new_with_config(&model, &optimizer, &config);
+    assert_eq!(offloaded.host, with_average.device);
+    assert_eq!(offloaded.device, plain.parameters);
 }

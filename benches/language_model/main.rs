@@ -3,7 +3,6 @@
 //! ```sh
 //! cargo bench --bench language_model                   # both vocabularies; hours on two cores
 //! cargo bench --bench language_model -- 50257 chunked  # the rows with all of these words
-//! cargo bench --bench language_model -- estimate 50257 # estimates of the peaks before the first step
 //! cargo bench --bench language_model -- context      # the longest context within 300 MB, whole and in tiles
 //! cargo bench --bench language_model -- pytorch      # a smaller model, compared with PyTorch
 //! cargo bench --bench language_model -- check          # accuracy of estimates from fewer layers, at a smaller size
@@ -36,7 +35,7 @@ use backburn::memory::RecordingAllocator;
 use peak_alloc::PeakAlloc;
 
 use model::Preset;
-use variant::{BLOCKS, FUSED, STOCK, VARIANTS, Variant};
+use variant::{FUSED, STOCK, VARIANTS, Variant};
 
 static BYTES: PeakAlloc = PeakAlloc;
 
@@ -58,21 +57,12 @@ fn main() {
         .collect::<Vec<_>>()
         .as_slice()
     {
-        [
-            task @ ("train" | "dry-run"),
-            preset,
-            vocabulary,
-            depth,
-            variant,
-        ] => {
+        ["train", preset, vocabulary, depth, variant] => {
             let number = |text: &str| text.parse::<usize>().expect("a number");
             let variant = Variant::named(variant);
             let config = preset_named(preset).config(number(vocabulary));
             let config = variant.config(config.with_depth(number(depth)));
-            match *task {
-                "train" => training::train(&variant, &config),
-                _ => training::dry_run(&variant, &config),
-            }
+            training::train(&variant, &config);
         }
         ["in-context", context, tile] => {
             let [context, tile] = [context, tile].map(|text| text.parse().expect("a number"));
@@ -82,7 +72,6 @@ fn main() {
         ["pytorch"] => pytorch::table(),
         ["check"] => check(),
         ["context"] => context::longest(),
-        ["estimate", words @ ..] => estimates(words),
         words => table(words),
     }
 }
@@ -185,22 +174,6 @@ fn table(words: &[&str]) {
             row.seconds,
             format!("{:.2} -> {:.2}", row.first, row.last)
         );
-    }
-}
-
-/// Prints the peaks of [`MemoryEstimate`](backburn::MemoryEstimate) before the first step. Those of stock and of plain fused
-/// training use the dry run of blocks.
-fn estimates(words: &[&str]) {
-    println!("{:<12}{:<24}{:>10}", "vocabulary", "", "GB");
-    let depth = Preset::Billion.config(1).depth;
-    for (vocabulary, variant) in rows(words).filter(|(_, variant)| variant.fits()) {
-        let [stock, fused, recomputed] = numbers("dry-run", "billion", vocabulary, depth, &variant);
-        let line = |name, bytes: f64| println!("{vocabulary:<12}{name:<24}{:>10.2}", bytes / 1e9);
-        if variant.name == BLOCKS.name {
-            line(STOCK.name, stock);
-            line(FUSED.name, fused);
-        }
-        line(variant.name, recomputed);
     }
 }
 

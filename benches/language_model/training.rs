@@ -2,8 +2,8 @@
 
 use std::time::Instant;
 
-use backburn::memory::{MemoryRecorder, keep_pages};
-use backburn::{FusedOptimizer, MemoryEstimate};
+use backburn::FusedOptimizer;
+use backburn::memory::keep_pages;
 use burn::optim::GradientsParams;
 use burn::prelude::*;
 use burn::tensor::TensorData;
@@ -61,25 +61,6 @@ pub fn steps(
         };
         fused.step(LEARNING_RATE, losses).unwrap().1
     })
-}
-
-/// Prints the peaks that are estimated before the first step: of stock Burn, fused, and fused with recomputed blocks.
-pub fn dry_run(variant: &Variant, config: &LanguageModelConfig) {
-    let device = Device::flex().autodiff();
-    let text = text(config, &device);
-    let model = variant.model(config, &device);
-    let optimizer = variant.optimizer();
-    let estimate = MemoryEstimate::new(&model, &optimizer);
-    let mut fused = FusedOptimizer::new(model, optimizer).unwrap();
-    let recorder = MemoryRecorder::start().expect("the allocator records");
-    fused
-        .dry_run(|model| model.losses(text.clone()).total)
-        .unwrap();
-    let timeline = recorder.finish().expect("a recording");
-    let peaks = estimate
-        .with_dry_run(&timeline)
-        .expect("one pass fits in the log");
-    println!("{} {} {}", peaks.stock, peaks.fused, peaks.recomputed);
 }
 
 /// Returns the first piece of the plays. Shape: `[1, context + 1]`.

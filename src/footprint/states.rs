@@ -38,17 +38,11 @@ pub(crate) struct States {
     pub(crate) bytes: Vec<usize>,
     /// Bytes that the process holds for one state in addition to its tensors.
     overhead: usize,
-    /// Peak bytes of the update of each parameter, in addition to parameter, gradient and state.
-    pub(crate) updates: Vec<usize>,
-    /// Maximum of `updates`.
+    /// Peak bytes of the update of any parameter, in addition to parameter, gradient and state.
     pub(crate) update: usize,
 }
 
 impl States {
-    pub(crate) fn sum(&self) -> usize {
-        self.bytes.iter().sum()
-    }
-
     /// Returns the bytes of the tensors alone, by parameter.
     pub(crate) fn tensors(&self) -> Vec<usize> {
         let bytes = self.bytes.iter();
@@ -78,7 +72,6 @@ pub(crate) fn measure(
     for parameter in parameters {
         if !parameter.is_trained() {
             states.bytes.push(0);
-            states.updates.push(0);
             continue;
         }
         let place = if by_shape { "" } else { &*parameter.path };
@@ -90,7 +83,6 @@ pub(crate) fn measure(
         // Where bytes are not counted, assume that an update allocates one tensor.
         let update = stepped.update.unwrap_or(parameter.bytes());
         states.bytes.push(stepped.state + overhead);
-        states.updates.push(update);
         states.update = states.update.max(update);
     }
     Ok(states)

@@ -1,8 +1,8 @@
 //! Memory of a pass in which some blocks keep their activations, computed from a recording in which all were recomputed.
 
-use crate::estimate::ConcurrentCalls;
 use crate::memory::{Phase, RecomputedBlock};
 
+use super::concurrent_calls::ConcurrentCalls;
 use super::probe::RecordedPass;
 
 /// Bytes in use over a pass whose blocks were all recomputed.

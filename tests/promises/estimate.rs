@@ -76,18 +76,8 @@ fn frozen_parameters_have_no_gradient(device: &Device) {
     assert_eq!(estimate.optimizer_state, 2 * 4 * 8);
 }
 
-fn what_is_saved_is_the_gradients_less_the_activations(device: &Device) {
-    let estimate = estimate(device, AdamConfig::new().init());
-    assert_eq!(estimate.saved(0), BYTES - WEIGHT);
-    assert_eq!(estimate.saved(1000), BYTES - WEIGHT - 1000);
-    assert_eq!(estimate.saved(BYTES), 0);
-    let told = estimate.to_string();
-    assert_says(&told, "optimizer state 0.0 MB");
-}
-
 on_every_backend!(
     the_state_is_that_of_the_optimizer,
     groups_have_the_state_of_their_optimizer,
     frozen_parameters_have_no_gradient,
-    what_is_saved_is_the_gradients_less_the_activations,
 );

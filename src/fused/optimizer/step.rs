@@ -171,8 +171,8 @@ impl<M: Module> FusedOptimizer<M> {
     /// called. Running statistics are restored. Random numbers are drawn as in a step, and
     /// [`last_step`](Self::last_step) returns the report of this pass.
     ///
-    /// With a memory recorder it measures the activations of a pass before the first step and without optimizer state:
-    /// [`MemoryEstimate::with_dry_run`](crate::MemoryEstimate::with_dry_run).
+    /// With a [memory recorder](crate::memory::MemoryRecorder) it measures the activations of a pass before the first step and
+    /// without optimizer state.
     ///
     /// # Errors
     ///

@@ -7,7 +7,7 @@ use crate::memory::{MemoryTimeline, RecomputedBlock};
 
 /// The backward passes of recomputed blocks.
 #[derive(Clone, Debug)]
-pub(crate) struct ConcurrentCalls(Vec<RecordedCall>);
+pub(super) struct ConcurrentCalls(Vec<RecordedCall>);
 
 #[derive(Clone, Debug)]
 struct RecordedCall {
@@ -21,7 +21,7 @@ struct RecordedCall {
 }
 
 impl ConcurrentCalls {
-    pub(crate) fn of(timeline: &MemoryTimeline) -> Self {
+    pub(super) fn of(timeline: &MemoryTimeline) -> Self {
         // Successive forward calls, before any of them is recomputed.
         let are_concurrent = |a: &RecomputedBlock, b: &RecomputedBlock| {
             a.name == b.name && a.index + 1 == b.index && b.forward < a.backward
@@ -42,7 +42,7 @@ impl ConcurrentCalls {
     }
 
     /// Returns the bytes of the backward passes of other calls at this moment, of blocks that are `kept`.
-    pub(crate) fn at(&self, seconds: f64, kept: impl Fn(usize) -> bool) -> usize {
+    pub(super) fn at(&self, seconds: f64, kept: impl Fn(usize) -> bool) -> usize {
         let mut calls = self.0.iter().filter(|call| kept(call.index));
         let now = calls.find(|call| call.backward.contains(&seconds));
         now.map_or(0, |now| {
@@ -54,7 +54,7 @@ impl ConcurrentCalls {
 }
 
 /// Returns the time range in which the block is recomputed and runs its backward pass.
-pub(super) fn backward_range(timeline: &MemoryTimeline, block: &RecomputedBlock) -> Range<f64> {
+fn backward_range(timeline: &MemoryTimeline, block: &RecomputedBlock) -> Range<f64> {
     let begins = timeline.blocks.iter().map(|block| block.backward);
     let end = begins.filter(|begin| *begin > block.backward);
     block.backward..end.fold(f64::INFINITY, f64::min)

@@ -1,7 +1,3 @@
-mod bookkeeping;
-mod concurrent_calls;
-mod dry_run;
-
 use std::fmt::{Display, Formatter};
 
 use burn::module::Module;
@@ -10,16 +6,11 @@ use burn::optim::ModuleOptimizer;
 use crate::config::FusedConfig;
 use crate::device::warm_threads;
 use crate::footprint::{Resident, measure, parameters};
-use crate::parameters::ModelKey;
 use crate::weights::Entry;
 
-use bookkeeping::Bookkeeping;
-
-pub(crate) use concurrent_calls::ConcurrentCalls;
-
-/// An estimate of the memory of a training, before its first step.
+/// An estimate of the memory of a training without its activations, before its first step.
 ///
-/// Without a [dry run](Self::with_dry_run) the peaks leave activations out.
+/// The [`Planner`](crate::Planner) measures activations, too.
 ///
 /// ```
 /// use backburn::MemoryEstimate;
@@ -33,8 +24,6 @@ pub(crate) use concurrent_calls::ConcurrentCalls;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MemoryEstimate {
-    /// The model that is estimated.
-    pub model: ModelKey,
     /// Bytes of all float parameters: P.
     pub parameters: usize,
     /// Bytes of the gradients of the trained parameters: G.
@@ -45,11 +34,6 @@ pub struct MemoryEstimate {
     pub averages: usize,
     /// Bytes of the largest gradient, which fused training holds too.
     pub largest_gradient: usize,
-    /// Peak bytes of the update of one parameter in addition to all these. Measured if the program runs on the
-    /// [`RecordingAllocator`](crate::memory::RecordingAllocator), otherwise one gradient.
-    pub update: usize,
-    /// Peak bytes of gradients and an update while stock Burn updates one parameter after the other.
-    pub gradients_and_update: usize,
     /// Bytes on the device between two steps. Under [`Offload::Weights`](crate::Offload::Weights) as if all larger
     /// parameters were read in blocks of one size: parameters that are read outside of blocks add to it.
     pub device: usize,
@@ -60,13 +44,8 @@ pub struct MemoryEstimate {
     pub host: usize,
     /// Bytes at the peak of stock Burn: the optimizer after the backward pass.
     pub stock: usize,
-    /// Bytes at the peak of fused training whose blocks keep their activations.
+    /// Bytes at the peak of fused training.
     pub fused: usize,
-    /// Bytes at the peak of fused training whose blocks are recomputed.
-    pub recomputed: usize,
-    /// Bytes that the process holds for the parameters in addition to their tensors.
-    bookkeeping: Bookkeeping,
-    has_dry_run: bool,
 }
 
 impl MemoryEstimate {
@@ -110,17 +89,6 @@ impl MemoryEstimate {
         let trained = || parameters.iter().filter(|it| it.is_trained());
         let gradients: usize = trained().map(Entry::bytes).sum();
         let largest_gradient = trained().map(Entry::bytes).max().unwrap_or(0);
-        let mut left = gradients;
-        let updates = parameters.iter().zip(&states.updates);
-        let updates = updates.filter(|(parameter, _)| parameter.is_trained());
-        // Each gradient is freed with its update.
-        let most = updates.map(|(parameter, update)| {
-            let most = left + update;
-            left -= parameter.bytes();
-            most
-        });
-        let gradients_and_update = most.max().unwrap_or(0);
-
         let tensors = states.tensors();
         let optimizer_state = tensors.iter().sum();
         let resident = Resident::of(&parameters, &tensors, config, false, 1);
@@ -128,38 +96,20 @@ impl MemoryEstimate {
         let copies = offload.map_or(0, |offload| offload.device_bytes_of(resident.copies));
         let device = resident.weights + resident.states + copies;
         let transfer = resident.gradients_in_flight.max(resident.states_in_flight);
-        let bookkeeping = Bookkeeping::of(&parameters, states.sum() - optimizer_state);
         let bytes: usize = parameters.iter().map(Entry::bytes).sum();
-        let fused = device + bookkeeping.fused + transfer.max(largest_gradient + states.update);
         let held = bytes + optimizer_state + resident.averages;
         Self {
-            model: ModelKey::of(model),
             parameters: bytes,
             gradients,
             optimizer_state,
             averages: resident.averages,
             largest_gradient,
-            update: states.update,
-            gradients_and_update,
             device,
             transfer,
             host: resident.host_weights + resident.host_states,
-            stock: held + bookkeeping.stock + gradients_and_update,
-            fused,
-            recomputed: fused,
-            bookkeeping,
-            has_dry_run: false,
+            stock: held + gradients + states.update,
+            fused: device + transfer.max(largest_gradient + states.update),
         }
-    }
-
-    /// Returns the bytes by which fusing lowers the peak, if the forward pass leaves `activations` bytes.
-    ///
-    /// Stock training peaks at the start of the backward pass (P + O + activations) or at its end
-    /// (P + O + G). Fused training peaks at the start, with one gradient. So fusing helps if the
-    /// gradients are larger than the activations.
-    pub fn saved(&self, activations: usize) -> usize {
-        let fused = activations + self.largest_gradient;
-        self.gradients.max(fused) - fused
     }
 }
 
@@ -185,17 +135,11 @@ impl Display for MemoryEstimate {
                 mega(self.host)
             )?;
         }
-        let activations = if self.has_dry_run {
-            ""
-        } else {
-            ", without activations"
-        };
         write!(
             f,
-            "\nat the peak{activations}: stock {:.1} MB, fused {:.1} MB, fused with recomputed blocks {:.1} MB",
+            "\nat the peak, without activations: stock {:.1} MB, fused {:.1} MB",
             mega(self.stock),
-            mega(self.fused),
-            mega(self.recomputed)
+            mega(self.fused)
         )
     }
 }
