@@ -91,7 +91,7 @@ impl MemoryEstimate {
         let largest_gradient = trained().map(Entry::bytes).max().unwrap_or(0);
         let tensors = states.tensors();
         let optimizer_state = tensors.iter().sum();
-        let resident = Resident::of(&parameters, &tensors, config, false, 1);
+        let resident = Resident::of(&parameters, &tensors, config, false);
         let offload = config.offload.as_ref();
         let copies = offload.map_or(0, |offload| offload.device_bytes_of(resident.copies));
         let device = resident.weights + resident.states + copies;

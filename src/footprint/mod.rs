@@ -26,6 +26,6 @@ pub(crate) fn host_allocation<M: Module>(
     let states = catch(|| measure(optimizer, &parameters, false)).ok();
     let states = states.and_then(Result::ok).map(|states| states.bytes);
     let states = states.unwrap_or_else(|| vec![0; parameters.len()]);
-    let resident = Resident::of(&parameters, &states, config, false, 1);
+    let resident = Resident::of(&parameters, &states, config, false);
     resident.host_states + 2 * resident.host_gradient
 }

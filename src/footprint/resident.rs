@@ -1,6 +1,5 @@
 use crate::config::FusedConfig;
 use crate::placement::StorageTier;
-use crate::replica::Ownership;
 use crate::weights::Entry;
 
 /// Bytes that a training holds between passes, and those that an update transfers.
@@ -10,7 +9,7 @@ pub(crate) struct Resident {
     pub(crate) weights: usize,
     /// Copies of weights in training that are stored on the host, in the type in which the device computes.
     pub(crate) copies: usize,
-    /// States, averages and accumulated gradients on the device of the rank that holds most.
+    /// States, averages and accumulated gradients on the device.
     pub(crate) states: usize,
     pub(crate) averages: usize,
     pub(crate) host_weights: usize,
@@ -25,20 +24,16 @@ pub(crate) struct Resident {
 }
 
 impl Resident {
-    /// Returns the bytes of `parameters`, with `states` bytes of optimizer state each, on `ranks` devices. With `accumulates`, gradients of
-    /// micro-batches are summed in a buffer.
+    /// Returns the bytes of `parameters`, with `states` bytes of optimizer state each. With `accumulates`, gradients of micro-batches
+    /// are summed in a buffer.
     pub(crate) fn of(
         parameters: &[Entry],
         states: &[usize],
         config: &FusedConfig,
         accumulates: bool,
-        ranks: usize,
     ) -> Self {
-        let trained = parameters.iter().filter(|it| it.is_trained());
-        let owners = Ownership::BySize.assign(trained.map(Entry::size).collect(), ranks);
         let request = config.placement_policy();
         let mut in_flight = StatesInFlight::within(config.max_bytes_in_flight);
-        let mut devices = vec![0; ranks];
         let mut resident = Self::default();
         for (parameter, state) in parameters.iter().zip(states) {
             let (bytes, tier) = (parameter.bytes(), parameter.tier(&request));
@@ -57,7 +52,7 @@ impl Resident {
                 false => bytes,
             };
             resident.averages += average;
-            let device = &mut devices[owners[&parameter.id]];
+            let device = &mut resident.states;
             match request.offload {
                 Some(_) => resident.host_states += sum,
                 None => *device += sum,
@@ -80,7 +75,6 @@ impl Resident {
                 StorageTier::Device => *device += state + average,
             }
         }
-        resident.states = devices.into_iter().max().unwrap_or(0);
         resident
     }
 }

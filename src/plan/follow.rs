@@ -1,11 +1,10 @@
 //! Construction of trainings from a plan.
 
 use burn::module::Module;
-use burn::optim::ModuleOptimizer;
 use burn::tensor::Device;
 
 use crate::cast::cast;
-use crate::fused::{FusedOptimizer, FusedReplicas, Policies};
+use crate::fused::FusedOptimizer;
 use crate::parameters::ModelKey;
 
 use super::error::PlanError;
@@ -26,7 +25,7 @@ impl<O: PlannedOptimizer> Plan<O> {
         Ok(self.fused(init)?.with_config(self.config.clone())?)
     }
 
-    /// Creates the planned training as [`fuse`](Self::fuse) does, for a plan [with a device](super::Planner::with_devices): the model
+    /// Creates the planned training as [`fuse`](Self::fuse) does, for a plan [with a device](super::Planner::with_device): the model
     /// computes on `device`.
     ///
     /// # Errors
@@ -41,27 +40,10 @@ impl<O: PlannedOptimizer> Plan<O> {
         Ok(fused.with_config_on(self.config.clone(), device)?)
     }
 
-    /// Creates the planned training on several devices.
-    ///
-    /// # Errors
-    ///
-    /// Returns the errors of [`fuse`](Self::fuse), and one if the number of devices is not [`ranks`](Self::ranks).
-    pub fn replicas<M: Module + 'static>(
-        &self,
-        init: impl FnOnce() -> M,
-        devices: &[Device],
-    ) -> Result<FusedReplicas<M>, PlanError> {
-        self.check_ranks(devices.len())?;
-        let (model, (optimizer, policies)) = (self.model(init)?, self.optimizer()?);
-        let (policies, optimizer) = policies.with_config(self.config.clone(), optimizer)?;
-        let fused = FusedReplicas::with_policies(model, optimizer, policies, devices.to_vec());
-        Ok(fused?)
-    }
-
     /// Creates a learner with the planned config for the model that `init` returns.
     ///
-    /// For several [`ranks`](Self::ranks), set the devices with `with_training_strategy`. Use batches of [`batch`](Self::batch) items in
-    /// the data loader, and set the builder's `grads_accumulation` to [`accumulation`](Self::accumulation).
+    /// Use batches of [`batch`](Self::batch) items in the data loader, and set the builder's `grads_accumulation` to
+    /// [`accumulation`](Self::accumulation).
     ///
     /// The bytes of the plan do not include the data loader (batches prepared by its workers), metrics, validation
     /// and display: leave a margin for them.
@@ -79,39 +61,21 @@ impl<O: PlannedOptimizer> Plan<O> {
         M: burn::train::LearnerModel,
         <M as burn::train::TrainStep>::Input: Clone,
     {
-        let (model, (optimizer, policies)) = (self.model(init)?, self.optimizer()?);
-        let learner =
-            crate::train::FusedLearner::with_policies(model, optimizer, lr_scheduler, policies);
+        let (model, optimizer) = (self.model(init)?, self.optimizer.build());
+        let learner = crate::train::FusedLearner::new(model, optimizer, lr_scheduler);
         Ok(learner.with_config(self.config.clone())?)
     }
 
     fn fused<M: Module>(&self, init: impl FnOnce() -> M) -> Result<FusedOptimizer<M>, PlanError> {
-        self.check_ranks(1)?;
-        let (optimizer, policies) = self.optimizer()?;
-        let fused = FusedOptimizer::with_policies(self.model(init)?, optimizer, policies, None);
-        Ok(fused?)
-    }
-
-    fn check_ranks(&self, devices: usize) -> Result<(), PlanError> {
-        self.check_numbers()?;
-        if devices == self.ranks {
-            return Ok(());
-        }
-        let ranks = self.ranks;
-        Err(PlanError::Unusable {
-            reason: format!(
-                "it is for {ranks} devices, not {devices}: use `replicas` for several devices, `fuse` for one"
-            ),
-        })
+        Ok(FusedOptimizer::new(
+            self.model(init)?,
+            self.optimizer.build(),
+        )?)
     }
 
     /// Returns an error if a number is zero.
     fn check_numbers(&self) -> Result<(), PlanError> {
-        for (name, number) in [
-            ("ranks", self.ranks),
-            ("batch", self.batch),
-            ("accumulation", self.accumulation),
-        ] {
+        for (name, number) in [("batch", self.batch), ("accumulation", self.accumulation)] {
             if number == 0 {
                 return Err(PlanError::Unusable {
                     reason: format!("its `{name}` is 0: set it to 1 or more, or plan again"),
@@ -119,15 +83,6 @@ impl<O: PlannedOptimizer> Plan<O> {
             }
         }
         Ok(())
-    }
-
-    /// Returns the optimizer, and the policies that it needs.
-    fn optimizer(&self) -> Result<(ModuleOptimizer, Policies), PlanError> {
-        if self.sums_in_state {
-            Ok(self.optimizer.in_state()?)
-        } else {
-            Ok((self.optimizer.build(), Policies::default()))
-        }
     }
 
     /// Creates the model in the planned type of its weights. Returns an error if it is not the planned model.

@@ -1,7 +1,5 @@
 use burn::optim::ModuleOptimizer;
 
-use crate::error::FusedError;
-use crate::fused::Policies;
 use crate::optim::{
     AdamConfig, AdamWConfig, LionConfig, MuonConfig, MuonWithAdamWConfig, SgdConfig, StateFormat,
     WeightFormat,
@@ -24,7 +22,6 @@ mod sealed {
     use super::*;
 
     /// The planner's private interface to an optimizer.
-    #[allow(private_interfaces)] // The trait is sealed.
     pub trait Planned: Sized {
         /// `true` if the state of a parameter depends only on its shape, not on its path.
         const DEPENDS_ON_SHAPE_ONLY: bool;
@@ -35,14 +32,11 @@ mod sealed {
             states: Option<StateFormat>,
             weights: Option<WeightFormat>,
         ) -> Option<Self>;
-
-        /// Returns an optimizer that accumulates the gradients of micro-batches in its state, and its policies.
-        fn in_state(&self) -> Result<(ModuleOptimizer, Policies), FusedError>;
     }
 }
 
 macro_rules! planned {
-    ($($by_shape:literal, $config:ty: |$it:ident| $in_state:expr;)*) => {
+    ($($by_shape:literal, $config:ty;)*) => {
         $(
             impl PlannedOptimizer for $config {
                 fn build(&self) -> ModuleOptimizer {
@@ -50,7 +44,6 @@ macro_rules! planned {
                 }
             }
 
-            #[allow(private_interfaces)]
             impl Planned for $config {
                 const DEPENDS_ON_SHAPE_ONLY: bool = $by_shape;
 
@@ -68,29 +61,18 @@ macro_rules! planned {
                     }
                     Some(formatted)
                 }
-
-                fn in_state(&self) -> Result<(ModuleOptimizer, Policies), FusedError> {
-                    let $it = self;
-                    $in_state
-                }
             }
         )*
     };
 }
 
 planned! {
-    true, AdamConfig: |it| Policies::in_state_of(it.build());
-    true, AdamWConfig: |it| Policies::in_state_of(it.build());
-    true, SgdConfig: |it| Policies::in_state_of(it.build());
-    true, LionConfig: |_it| whole_gradient();
-    false, MuonConfig: |_it| whole_gradient();
-    false, MuonWithAdamWConfig: |_it| whole_gradient();
-}
-
-fn whole_gradient() -> Result<(ModuleOptimizer, Policies), FusedError> {
-    Err(FusedError::NotInState {
-        reason: "it needs the whole gradient at once: use `AdamW`",
-    })
+    true, AdamConfig;
+    true, AdamWConfig;
+    true, SgdConfig;
+    true, LionConfig;
+    false, MuonConfig;
+    false, MuonWithAdamWConfig;
 }
 
 impl PlannedOptimizer for ModuleOptimizer {
@@ -99,7 +81,6 @@ impl PlannedOptimizer for ModuleOptimizer {
     }
 }
 
-#[allow(private_interfaces)]
 impl Planned for ModuleOptimizer {
     const DEPENDS_ON_SHAPE_ONLY: bool = false;
 
@@ -109,11 +90,5 @@ impl Planned for ModuleOptimizer {
         weights: Option<WeightFormat>,
     ) -> Option<Self> {
         (states.is_none() && weights.is_none()).then(|| self.clone())
-    }
-
-    fn in_state(&self) -> Result<(ModuleOptimizer, Policies), FusedError> {
-        Err(FusedError::NotInState {
-            reason: "the state of a `ModuleOptimizer` is unknown: plan with a config of `backburn::optim`",
-        })
     }
 }

@@ -7,7 +7,6 @@ use serde::{Deserialize, Serialize};
 use crate::config::FusedConfig;
 use crate::parameters::ModelKey;
 use crate::pass::GradientCheckpointingConfig;
-use crate::replica::Ownership;
 
 use super::candidate::Candidate;
 use super::named;
@@ -54,16 +53,10 @@ pub struct Plan<O> {
     pub optimizer: O,
     /// Float type of the weights; `None` for that of the model.
     pub weights: Option<FloatDType>,
-    /// Number of devices; if there are several, use [`replicas`](Self::replicas).
-    pub ranks: usize,
-    /// Number of items in a micro-batch, on each device.
+    /// Number of items in a micro-batch.
     pub batch: usize,
-    /// Number of micro-batches in a step, on each device. Their gradients are summed, so divide a mean loss by their number and by
-    /// that of the devices.
+    /// Number of micro-batches in a step. Their gradients are summed, so divide a mean loss by their number.
     pub accumulation: usize,
-    /// `true` if the gradients of micro-batches go [straight into the states](crate::FusedOptimizer::accumulating_in_state) of the optimizer.
-    #[serde(default)]
-    pub sums_in_state: bool,
     /// The budget in bytes.
     pub budget: usize,
     /// Approximate peak bytes on the device that computes; on a CPU, of the whole process. Margins are included.
@@ -90,7 +83,7 @@ impl<O: PlannedOptimizer> Plan<O> {
         model: ModelKey,
         has_statistics: bool,
     ) -> Self {
-        let (set, split, items) = (choice.set, choice.split, choice.items);
+        let (set, items) = (choice.set, choice.items);
         let (states, weights) = set.formats();
         let formatted = optimizer.formatted(states, weights);
         let keep = choice.kept.as_ref().map(|kept| kept.keep.clone());
@@ -98,11 +91,6 @@ impl<O: PlannedOptimizer> Plan<O> {
         let blocks = GradientCheckpointingConfig {
             keep_activations: keep.unwrap_or_default(),
             ..config.gradient_checkpointing.clone()
-        };
-        let config = config.with_gradient_checkpointing(blocks);
-        let ownership = match split.ranks {
-            1 => config.ownership,
-            _ => Ownership::BySize,
         };
         let (candidates, taken) = search.candidates();
         let mut notes = Vec::new();
@@ -113,13 +101,11 @@ impl<O: PlannedOptimizer> Plan<O> {
             ));
         }
         Self {
-            config: config.with_ownership(ownership),
+            config: config.with_gradient_checkpointing(blocks),
             optimizer: formatted.unwrap_or_else(|| optimizer.clone()),
             weights: choice.storage.dtype(),
-            ranks: split.ranks,
             batch: items,
-            accumulation: split.accumulation,
-            sums_in_state: set.sums_in_state(split),
+            accumulation: choice.accumulation,
             budget: search.budget,
             device_bytes: choice.device,
             host_bytes: choice.host,
@@ -134,8 +120,7 @@ impl<O: PlannedOptimizer> Plan<O> {
 impl<O> Display for Plan<O> {
     fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
         let mega = |bytes: usize| bytes as f64 / 1e6;
-        let items = self.ranks.saturating_mul(self.batch);
-        let items = items.saturating_mul(self.accumulation);
+        let items = self.batch.saturating_mul(self.accumulation);
         writeln!(
             f,
             "budget {:.2} MB, {items} items in a step; peaks are about:",

@@ -69,7 +69,7 @@ pub struct Planner<I, O> {
     batch: usize,
     order: Vec<Technique>,
     config: FusedConfig,
-    devices: Vec<Device>,
+    device: Option<Device>,
     progress: fn(&str),
 }
 
@@ -88,7 +88,7 @@ where
             batch: 1,
             order: Technique::LEAST_COST.to_vec(),
             config: FusedConfig::new(),
-            devices: Vec::new(),
+            device: None,
             progress: |_| {},
         }
     }
@@ -115,11 +115,10 @@ where
     }
 
     /// Sets the device that computes, if the model is created on another one: a device with its own memory, from which states and
-    /// updates can be offloaded to the host. Several devices must be of the same kind. The plan uses as many of them as necessary;
-    /// passes are measured on the first.
+    /// updates can be offloaded to the host.
     #[must_use]
-    pub fn with_devices(mut self, devices: &[Device]) -> Self {
-        self.devices = devices.to_vec();
+    pub fn with_device(mut self, device: &Device) -> Self {
+        self.device = Some(device.clone());
         self
     }
 
@@ -162,14 +161,11 @@ where
         let alone = MEASURING.try_lock();
         let _alone = alone.ok_or(MemoryError::AlreadyRecording)?;
         let model = (self.init)();
-        let devices = match &self.devices[..] {
-            [] => model.devices().into_iter().take(1).collect(),
-            devices => devices.to_vec(),
-        };
-        for device in &devices {
-            check_device(device, FloatDType::F32)?;
-        }
-        let device = devices.into_iter().next().unwrap_or_default().inner();
+        let device = self.device.clone();
+        let device = device.or_else(|| model.devices().into_iter().next());
+        let device = device.unwrap_or_default();
+        check_device(&device, FloatDType::F32)?;
+        let device = device.inner();
         let budget = budget.into().bytes(&device)?;
         warm_threads(&device);
         let before = held(&device)?;
@@ -178,12 +174,7 @@ where
             batch: self.batch,
             budget,
             config: self.config.clone().with_offload(None),
-            sets: TechniqueSet::all(
-                &self.order,
-                &self.optimizer,
-                has_own_memory,
-                self.devices.len(),
-            ),
+            sets: TechniqueSet::all(&self.order, &self.optimizer, has_own_memory),
             margin: if has_own_memory {
                 DEVICE_MARGIN
             } else {
@@ -202,7 +193,7 @@ where
         drop(model);
         for storage in search.storages() {
             // Offloaded weights are created on the host.
-            let are_elsewhere = storage.on_host && !self.devices.is_empty();
+            let are_elsewhere = storage.on_host && self.device.is_some();
             let weights = if are_elsewhere {
                 0
             } else {
@@ -259,7 +250,7 @@ where
         let fused = FusedOptimizer::new(model, SgdConfig::new().init())?;
         let config = search.config.clone().with_averaging(None);
         let config = config.with_offload(storage.offload());
-        let mut fused = match self.devices.first() {
+        let mut fused = match &self.device {
             Some(device) => fused.with_config_on(config, device)?,
             None => fused.with_config(config)?,
         };

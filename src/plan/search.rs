@@ -5,7 +5,7 @@ use crate::config::FusedConfig;
 use super::candidate::Candidate;
 use super::error::PlanError;
 use super::profile::Profile;
-use super::set::{Formats, Split, TechniqueSet};
+use super::set::{Formats, TechniqueSet};
 use super::set_profile::{Choice, SetProfile};
 use super::storage::WeightStorage;
 
@@ -76,11 +76,7 @@ impl Search {
     /// Returns the least bytes that a training with this storage holds outside of its passes.
     pub(super) fn least_resident(&self, storage: WeightStorage) -> usize {
         let sets = self.sets.iter().filter(|set| set.storage() == storage);
-        let whole = |ranks| Split {
-            ranks,
-            accumulation: 1,
-        };
-        let resident = sets.filter_map(|set| Some(self.known(set)?.resident(whole(set.ranks)).0));
+        let resident = sets.filter_map(|set| Some(self.known(set)?.resident(1).0));
         resident.min().unwrap_or(0)
     }
 
@@ -113,13 +109,13 @@ impl Search {
         }
         let device_bytes = match (self.profile(storage), known) {
             (Some(profile), Some(known)) if profile.passes.is_empty() => {
-                profile.least() + known.resident(Split::WHOLE).0
+                profile.least() + known.resident(1).0
             }
             (Some(_), _) => return None,
             (None, _) => self.too_large.iter().find(|(it, _)| *it == storage)?.1,
         };
         Some(Candidate {
-            name: set.name(Split::WHOLE, &[]),
+            name: set.name(1, &[]),
             device_bytes,
             host_bytes: 0,
             is_proved: false,

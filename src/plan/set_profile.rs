@@ -7,7 +7,7 @@ use super::candidate::Candidate;
 use super::pass_profile::{BlockChoice, PassProfile};
 use super::profile::Profile;
 use super::search::Search;
-use super::set::{Split, TechniqueSet};
+use super::set::TechniqueSet;
 use super::storage::WeightStorage;
 
 /// Bytes by which the buffers of threads differ from run to run.
@@ -18,7 +18,7 @@ const SLACK: usize = 1 << 17;
 pub(super) struct Choice<'a> {
     pub(super) set: &'a TechniqueSet,
     pub(super) storage: WeightStorage,
-    pub(super) split: Split,
+    pub(super) accumulation: usize,
     pub(super) items: usize,
     /// `None` if no pass over this number of items was measured.
     pub(super) kept: Option<BlockChoice>,
@@ -33,7 +33,7 @@ impl Choice<'_> {
         Candidate {
             name: self
                 .set
-                .name(self.split, kept.map_or(&[], |kept| &kept.keep)),
+                .name(self.accumulation, kept.map_or(&[], |kept| &kept.keep)),
             device_bytes: self.device,
             host_bytes: self.host,
             is_proved: kept.is_some_and(|kept| kept.is_proved),
@@ -56,21 +56,21 @@ impl<'a> SetProfile<'a> {
     pub(super) fn first_that_fits(&self) -> Option<Choice<'a>> {
         let first = |recompute| {
             let mut parts = self.parts();
-            parts.find_map(|(items, split)| self.fitting(items, split, recompute))
+            parts.find_map(|(items, accumulation)| self.fitting(items, accumulation, recompute))
         };
         let whole = self.set.split_first.then(|| first(false)).flatten();
         whole.or_else(|| first(self.set.blocks))
     }
 
-    /// Returns the parts into which the batch can be split, the largest first.
-    fn parts(&self) -> impl Iterator<Item = (usize, Split)> {
+    /// Returns the sizes into which the batch can be split, the largest first, with the number of micro-batches.
+    fn parts(&self) -> impl Iterator<Item = (usize, usize)> {
         let (batch, set) = (self.search.batch, self.set);
         let sizes = sizes(batch).into_iter();
-        sizes.filter_map(move |items| Some((items, set.split(batch, items)?)))
+        sizes.filter_map(move |items| Some((items, set.accumulation(batch, items)?)))
     }
 
-    fn fitting(&self, items: usize, split: Split, recompute: bool) -> Option<Choice<'a>> {
-        let part = self.without_pass(items, split);
+    fn fitting(&self, items: usize, accumulation: usize, recompute: bool) -> Option<Choice<'a>> {
+        let part = self.without_pass(items, accumulation);
         let fits = |in_pass| part.with(in_pass, None).device <= self.search.budget;
         if let Some(pass) = self.profile.pass_over(items) {
             let kept = pass.choose(recompute, fits)?;
@@ -90,8 +90,8 @@ impl<'a> SetProfile<'a> {
             false => pass.none_recomputed(),
         };
         let first = self.profile.passes.first()?.run.in_pass();
-        let all = self.parts().map(|(items, split)| {
-            let part = self.without_pass(items, split);
+        let all = self.parts().map(|(items, accumulation)| {
+            let part = self.without_pass(items, accumulation);
             if let Some(kept) = self.profile.pass_over(items).and_then(of_pass) {
                 return part.with(kept.in_pass, Some(kept));
             }
@@ -109,13 +109,13 @@ impl<'a> SetProfile<'a> {
     }
 
     /// Returns the choice without the bytes of its passes.
-    fn without_pass(&self, items: usize, split: Split) -> PartialChoice<'a> {
-        let (resident, host) = self.resident(split);
+    fn without_pass(&self, items: usize, accumulation: usize) -> PartialChoice<'a> {
+        let (resident, host) = self.resident(accumulation);
         PartialChoice(
             Choice {
                 set: self.set,
                 storage: self.profile.storage,
-                split,
+                accumulation,
                 items,
                 kept: None,
                 device: self.profile.before_pass() + SLACK + resident,
@@ -126,19 +126,12 @@ impl<'a> SetProfile<'a> {
     }
 
     /// Returns the bytes that a training holds outside of its passes, on the device and on the host.
-    pub(super) fn resident(&self, split: Split) -> (usize, usize) {
-        let accumulates = split.accumulation > 1 && !self.set.sums_in_state(split);
+    pub(super) fn resident(&self, accumulation: usize) -> (usize, usize) {
         let (profile, states) = (self.profile, self.states);
         let (parameters, bytes) = (&profile.parameters, &states.bytes);
-        let resident = Resident::of(parameters, bytes, &self.config, accumulates, split.ranks);
+        let resident = Resident::of(parameters, bytes, &self.config, accumulation > 1);
         let in_flight = states.update + resident.states_in_flight;
-        let mut device = resident.states + in_flight.max(resident.gradients_in_flight);
-        if split.ranks > 1 {
-            // Gradients of the other ranks are buffered for the slowest rank, and the new weight arrives.
-            let largest = profile.largest_gradient();
-            let each = self.config.max_bytes_in_flight.unwrap_or(largest / 4 * 5);
-            device += (split.ranks - 1) * each + 2 * largest;
-        }
+        let device = resident.states + in_flight.max(resident.gradients_in_flight);
         (device, resident.host_weights + resident.host_states)
     }
 }

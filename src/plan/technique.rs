@@ -21,9 +21,6 @@ pub enum Technique {
     /// Splits the batch into parts, whose gradients are [accumulated](crate::FusedOptimizer::accumulate) in a buffer. The result is equal
     /// up to rounding; batch normalization and dropout act on each part.
     MicroBatches,
-    /// Divides the batch among several of the [devices](super::Planner::with_devices), which also share the optimizer states:
-    /// [`FusedReplicas`](crate::FusedReplicas). The result is equal up to rounding, as with micro-batches.
-    Ranks,
     /// Optimizer states in [8 bits](StateFormat::Bits8).
     States8,
     /// Optimizer states in [4 bits](StateFormat::Bits4).
@@ -32,10 +29,6 @@ pub enum Technique {
     Split24,
     /// Weights in bf16, [rounded at random](WeightFormat::Stochastic).
     Stochastic,
-    /// Accumulates the gradients of micro-batches [in the states](crate::FusedOptimizer::accumulating_in_state), without a buffer. For
-    /// optimizers whose states can accumulate, in full precision and without offload. It is in none of the orders here, because Adam's
-    /// second moment becomes an approximation.
-    SumsInState,
     /// Optimizer states [on the host](crate::Offload::States). For a device with its own memory.
     HostStates,
     /// Updates [on the host](crate::Offload::Updates). For a device with its own memory.
@@ -48,7 +41,6 @@ impl Technique {
     /// The default order: techniques with the least cost first.
     pub const LEAST_COST: &'static [Self] = &[
         Self::Blocks,
-        Self::Ranks,
         Self::MicroBatches,
         Self::States8,
         Self::HostStates,
@@ -56,27 +48,12 @@ impl Technique {
         Self::Split24,
         Self::States4,
         Self::Stochastic,
-        Self::HostWeights,
-    ];
-
-    /// An order with the fastest techniques first, even if they change the result.
-    pub const FAST_FIRST: &'static [Self] = &[
-        Self::Ranks,
-        Self::States8,
-        Self::States4,
-        Self::Blocks,
-        Self::MicroBatches,
-        Self::Split24,
-        Self::Stochastic,
-        Self::HostStates,
-        Self::HostUpdates,
         Self::HostWeights,
     ];
 
     /// An order without formats: weights and states keep their precision.
     pub const SAME_PRECISION: &'static [Self] = &[
         Self::Blocks,
-        Self::Ranks,
         Self::MicroBatches,
         Self::HostStates,
         Self::HostUpdates,

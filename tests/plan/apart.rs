@@ -55,7 +55,7 @@ fn a_device_that_is_not_there_is_refused_by_its_number() {
         )
     };
     assert!(is_refused(refused));
-    let planner = Planner::new(|| Mlp::init(&device()), AdamWConfig::new()).with_devices(&[absent]);
+    let planner = Planner::new(|| Mlp::init(&device()), AdamWConfig::new()).with_device(&absent);
     assert!(is_refused(planner.plan(Mlp::loss, ENOUGH).map(drop)));
 }
 
@@ -83,36 +83,6 @@ fn what_waits_on_the_host_leaves_the_device_and_trains() {
         assert!(taken.name.contains("on the host"), "{plan}");
         assert!(plan.host_bytes > 0, "{plan}");
         let in_use = trained(&plan);
-        assert!(in_use <= plan.device_bytes, "{in_use} in use\n{plan}");
-    }
-}
-
-/// Two names of one software device, each with its own memory pools.
-#[test]
-fn ranks_are_a_candidate_and_each_device_holds_less() {
-    let _alone = alone();
-    let devices = [DeviceKind::DefaultDevice, DeviceKind::Cpu].map(Device::wgpu);
-    let planner = Planner::new(|| Mlp::init(&device()), AdamWConfig::new());
-    let planner = planner
-        .with_batch(Mlp::BATCH)
-        .with_devices(&devices)
-        .with_order(&[Technique::Ranks]);
-    let whole = planner.plan(Mlp::loss, ENOUGH).unwrap();
-    let names: Vec<_> = whole.candidates.iter().map(|it| it.name.as_str()).collect();
-    assert_eq!(names, ["fused", "2 ranks"]);
-    let [fused, ranks] = [0, 1].map(|place| whole.candidates[place].device_bytes);
-    assert!(ranks < fused, "{whole}");
-    let plan = planner.plan(Mlp::loss, fused - 1).unwrap();
-    assert_eq!((plan.ranks, plan.batch), (2, Mlp::BATCH / 2), "{plan}");
-    let mut fused = plan.replicas(|| Mlp::init(&device()), &devices).unwrap();
-    for _ in 0..2 {
-        fused.step_ok(1e-3, [plan.batch; 2], |model: &Mlp, items| {
-            model.loss(items) / 2.0
-        });
-    }
-    for device in &devices {
-        let usage = device.memory_pool_usage().unwrap();
-        let in_use = usage.bytes_in_use as usize;
         assert!(in_use <= plan.device_bytes, "{in_use} in use\n{plan}");
     }
 }

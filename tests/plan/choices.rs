@@ -2,7 +2,7 @@
 
 use std::sync::Mutex;
 
-use backburn::optim::{AdamWConfig, LionConfig, MuonWithAdamWConfig};
+use backburn::optim::{AdamWConfig, MuonWithAdamWConfig};
 use burn::config::Config;
 
 use crate::common::*;
@@ -76,8 +76,8 @@ fn order_is_followed() {
     let name = |plan: &Plan<AdamWConfig>| plan.candidates[plan.taken].name.clone();
     let least_cost = plan(Technique::LEAST_COST, budget);
     assert_eq!(name(&least_cost), "1 of 6 blocks recomputed");
-    let fast = plan(Technique::FAST_FIRST, budget);
-    assert_eq!(name(&fast), "states in Bits8");
+    let states_first = plan(&[Technique::States8, Technique::Blocks], budget);
+    assert_eq!(name(&states_first), "states in Bits8");
 
     // With SAME_PRECISION no bit is given up.
     let planner = planner::<Mlp>().with_order(Technique::SAME_PRECISION);
@@ -86,90 +86,6 @@ fn order_is_followed() {
     let only = plan(&[Technique::States4], ENOUGH);
     let names: Vec<_> = only.candidates.iter().map(|it| &*it.name).collect();
     assert_eq!(names, ["fused", "states in Bits4"]);
-}
-
-#[test]
-fn gradients_that_go_into_the_states_need_no_buffer() {
-    let _alone = alone();
-    let order = [Technique::MicroBatches, Technique::SumsInState];
-    let planner = planner::<Bag>().with_order(&order);
-    let whole = planner.plan(Bag::loss, ENOUGH).unwrap();
-    let names: Vec<_> = whole.candidates.iter().map(|it| it.name.as_str()).collect();
-    // A buffer would take more than smaller passes save. The smallest passes differ by less than a measurement does.
-    assert!(
-        matches!(names[..], ["fused", summed] if summed.ends_with(" micro-batches summed in states")),
-        "{names:?}"
-    );
-    assert!(bytes(&whole)[1] < bytes(&whole)[0], "{whole}");
-
-    // As the door for it trains by hand.
-    let plan = Plan {
-        accumulation: 2,
-        batch: Bag::BATCH / 2,
-        sums_in_state: true,
-        ..whole
-    };
-    let model = init::<Bag>();
-    let optimizer = AdamWConfig::new().build();
-    let mut by_hand = FusedOptimizer::accumulating_in_state_ok(model.clone(), optimizer);
-    let mut fused = plan.fuse(|| model).unwrap();
-    for training in [&mut by_hand, &mut fused] {
-        for _ in 0..2 {
-            training.accumulate_ok(|model| model.loss(plan.batch) / 2.0);
-            training.step_ok(1e-3, |model| model.loss(plan.batch) / 2.0);
-        }
-    }
-    assert_equal_weights(&by_hand.model(), &fused.model());
-
-    // An optimizer whose state can't take them is planned without.
-    let lion = Planner::new(init::<Bag>, LionConfig::new()).with_batch(Bag::BATCH);
-    let mut plan = lion.with_order(&order).plan(Bag::loss, ENOUGH).unwrap();
-    assert_eq!(plan.candidates.len(), 1, "{plan}");
-    plan.sums_in_state = true;
-    let refused = plan.fuse(init::<Bag>).map(drop);
-    assert_matches!(
-        refused,
-        Err(PlanError::Fused(FusedError::NotInState { .. }))
-    );
-}
-
-/// Ranks on the processor share its memory and save nothing: they are no candidate.
-#[test]
-fn a_plan_for_several_devices_is_followed_on_as_many() {
-    let _alone = alone();
-    let devices = vec![crate::device(); 2];
-    let planner = planner::<Bag>().with_devices(&devices);
-    let alone = planner.plan(Bag::loss, ENOUGH).unwrap();
-    assert!(
-        alone.candidates.iter().all(|it| !it.name.contains("ranks")),
-        "{alone}"
-    );
-    assert_eq!(alone.ranks, 1);
-    let refused = |plan: &Plan<AdamWConfig>, devices: &[Device]| {
-        let refused = plan.replicas(init::<Bag>, devices).map(drop);
-        assert_matches!(refused, Err(PlanError::Unusable { .. }));
-    };
-    refused(&alone, &devices);
-
-    let config = alone.config.clone().with_ownership(Ownership::BySize);
-    let plan = Plan {
-        ranks: 2,
-        batch: Bag::BATCH / 2,
-        config: config.clone(),
-        ..alone
-    };
-    refused(&plan, &devices[..1]);
-    let refused = plan.fuse(init::<Bag>).map(drop);
-    assert_matches!(refused, Err(PlanError::Unusable { .. }));
-    let model = init::<Bag>();
-    let optimizer = AdamWConfig::new().init();
-    let mut by_hand =
-        FusedReplicas::new_with_config(model.clone(), optimizer, devices.clone(), config).unwrap();
-    let mut fused = plan.replicas(|| model, &devices).unwrap();
-    for training in [&mut by_hand, &mut fused] {
-        training.step_ok(1e-3, [16, 16], |model: &Bag, items| model.loss(items) / 2.0);
-    }
-    assert_equal_weights(&by_hand.model(), &fused.model());
 }
 
 #[test]

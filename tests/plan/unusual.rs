@@ -168,7 +168,7 @@ fn numbers_that_are_none_in_a_plan_are_refused_by_where_they_are() {
     plan.save(&file).unwrap();
     let text = std::fs::read_to_string(&file).unwrap();
     for (from, to, words) in [
-        ("\"ranks\": 1", "\"ranks\": -1", "integer `-1`"),
+        ("\"batch\": 32", "\"batch\": -1", "integer `-1`"),
         ("\"batch\": 32", "\"batch\": 1.5", "floating point `1.5`"),
         ("\"weights\": null", "\"weights\": \"F7\"", "variant `F7`"),
         (
