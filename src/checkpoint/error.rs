@@ -2,7 +2,7 @@ use std::path::{Path, PathBuf};
 
 use burn::store::RecordError;
 
-use crate::error::{FusedError, listed};
+use crate::error::FusedError;
 
 /// An error in saving or loading a training.
 #[derive(Clone, PartialEq, thiserror::Error)]
@@ -15,83 +15,39 @@ pub enum CheckpointError {
         reason: &'static str,
     },
 
-    /// The folder has no complete checkpoint.
+    /// The folder has no complete checkpoint, or none of the step that [`at_step`](crate::Checkpoint::at_step) names.
     #[error(
-        "there is no complete checkpoint in {folder}: train from the start, or name another folder",
+        "there is no complete checkpoint{of_step} in {folder}: train from the start, name another folder, or load a step that \
+        `Checkpoint::steps` returns",
+        of_step = step.map_or(String::new(), |step| format!(" of step {step}")),
         folder = folder.display()
     )]
     NotFound {
         /// The folder.
         folder: PathBuf,
-    },
-
-    /// The folder has no complete checkpoint of the step that [`at_step`](crate::Checkpoint::at_step) names.
-    #[error(
-        "there is no complete checkpoint of step {step} in {folder}: load one of the steps {found}",
-        folder = folder.display(),
-        found = listed(found.iter().rev())
-    )]
-    NoSuchStep {
-        /// The folder.
-        folder: PathBuf,
         /// The step.
-        step: u64,
-        /// The steps of the complete checkpoints, in ascending order.
-        found: Vec<u64>,
+        step: Option<u64>,
     },
 
-    /// A file of the checkpoint is missing, damaged or truncated, or can't be read.
+    /// A file of the checkpoint is missing, damaged, truncated, or of a later version of this crate, or can't be read.
     #[error(
-        "{file} can't be read: {reason}. {advice}",
-        file = file.display(),
-        advice = match older {
-            Some(step) => format!("Restore the file, or load step {step} with `at_step({step})`"),
-            None => "Restore the file, or resume from another checkpoint".into(),
-        }
+        "{file} can't be read: {reason}. Restore the file, or load an earlier checkpoint with `Checkpoint::at_step`",
+        file = file.display()
     )]
     Unreadable {
         /// The file.
         file: PathBuf,
         /// The cause.
         reason: String,
-        /// The last earlier step in the same folder whose files are intact.
-        older: Option<u64>,
     },
 
-    /// The checkpoint was saved by a later version of this crate.
+    /// The saved model, or the trained parameters that were saved, do not fit the model in training.
     #[error(
-        "{file} has format {found}, and this version of backburn reads format {known}: load it with the version that saved it",
-        file = file.display()
-    )]
-    OtherFormat {
-        /// The file that names the format.
-        file: PathBuf,
-        /// Format of the file.
-        found: u32,
-        /// The format of this version.
-        known: u32,
-    },
-
-    /// The saved model does not fit the model in training.
-    #[error(
-        "the model in {file} does not fit the model in training: {reason}. Create the model with the structure and the types that it was \
-        saved with; `Checkpoint::model` reads it for another model",
+        "the parameters in {file} are not those of the model in training: {reason}. Create the model with the structure, the types, the \
+        adapters and the frozen parameters that it was saved with; `Checkpoint::model` reads it for another model",
         file = file.display()
     )]
     Model {
-        /// The file.
-        file: PathBuf,
-        /// The parameters that differ.
-        reason: String,
-    },
-
-    /// A checkpoint of the trained parameters has other parameters than are trained now.
-    #[error(
-        "the trained parameters in {file} are not those of the model: {reason}. Create the model with the same adapters, and freeze \
-         the same parameters, as when it was saved",
-        file = file.display()
-    )]
-    TrainedOnly {
         /// The file.
         file: PathBuf,
         /// The parameters that differ.
@@ -169,19 +125,16 @@ impl CheckpointError {
         Self::Unreadable {
             file: file.to_path_buf(),
             reason: reason.to_string(),
-            older: None,
         }
     }
 
-    pub(super) fn of_model(file: &Path, trained_only: bool, error: RecordError) -> Self {
-        let reason = match error {
-            RecordError::Io(reason) => return Self::unreadable(file, reason),
-            RecordError::Validation(reason) => reason,
-        };
-        let file = file.to_path_buf();
-        match trained_only {
-            true => Self::TrainedOnly { file, reason },
-            false => Self::Model { file, reason },
+    pub(super) fn of_model(file: &Path, error: RecordError) -> Self {
+        match error {
+            RecordError::Io(reason) => Self::unreadable(file, reason),
+            RecordError::Validation(reason) => Self::Model {
+                file: file.to_path_buf(),
+                reason,
+            },
         }
     }
 }

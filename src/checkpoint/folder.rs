@@ -2,10 +2,9 @@
 //!
 //! # Invariants
 //!
-//! - A save writes `.step-N.tmp-PID`, flushes it, and renames it to `step-N`.
-//! - A checkpoint that is replaced or removed is first renamed to `.step-N.old`. Readers use it while `step-N` does not exist, and
-//!   the next save restores it or completes its removal.
-//! - A folder without `training.json` is incomplete: that file is written last and removed first.
+//! - A save writes `.step-N.tmp`, flushes it, removes an existing `step-N`, and renames the temporary folder to it.
+//! - A folder without `training.json` is incomplete: that file is created last, by a rename, and removed first.
+//! - A complete `.step-N.tmp` is the checkpoint of step N if `step-N` is not complete. The next save renames it.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -13,14 +12,13 @@ use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
 use super::error::CheckpointError;
-use super::training::{ALL, TRAINING};
+use super::training::TRAINING;
 
 /// A folder created by a save.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Entry {
     Step(u64),
-    Temporary,
-    Replaced(u64),
+    Temporary(u64),
 }
 
 impl Entry {
@@ -30,121 +28,95 @@ impl Entry {
             let step = text.parse::<u64>().ok()?;
             (step.to_string() == text).then_some(step)
         };
-        if let Some(text) = name.strip_prefix("step-") {
-            return number(text).map(Self::Step);
-        }
-        let (text, kind) = name.strip_prefix(".step-")?.split_once('.')?;
-        let step = number(text)?;
-        match kind.strip_prefix("tmp-") {
-            Some(process) => process.parse::<u32>().ok().map(|_| Self::Temporary),
-            None => (kind == "old").then_some(Self::Replaced(step)),
+        match name.strip_prefix("step-") {
+            Some(text) => number(text).map(Self::Step),
+            None => {
+                let text = name.strip_prefix(".step-")?.strip_suffix(".tmp")?;
+                number(text).map(Self::Temporary)
+            }
         }
     }
 }
 
-pub(super) fn step_folder(folder: &Path, step: u64) -> PathBuf {
+fn step_folder(folder: &Path, step: u64) -> PathBuf {
     folder.join(format!("step-{step}"))
 }
 
-pub(super) fn temporary(folder: &Path, step: u64) -> PathBuf {
-    folder.join(format!(".step-{step}.tmp-{}", std::process::id()))
-}
-
-fn replaced(folder: &Path, step: u64) -> PathBuf {
-    folder.join(format!(".step-{step}.old"))
+fn temporary(folder: &Path, step: u64) -> PathBuf {
+    folder.join(format!(".step-{step}.tmp"))
 }
 
 /// Returns the complete checkpoints in `folder` by step, and skips the others.
 pub(super) fn complete(folder: &Path) -> Result<BTreeMap<u64, PathBuf>, CheckpointError> {
     let mut found = BTreeMap::new();
     for (entry, path) in entries(folder)? {
-        let step = match entry {
-            Entry::Step(step) => step,
-            Entry::Replaced(step) if !step_folder(folder, step).exists() => step,
-            Entry::Replaced(_) | Entry::Temporary => continue,
-        };
-        if is_complete(&path)? {
-            found.insert(step, path);
-        } else {
-            log::warn!("skipped {}: it has no `{TRAINING}`", path.display());
+        match (entry, is_complete(&path)?) {
+            (Entry::Step(step), true) => {
+                found.insert(step, path);
+            }
+            (Entry::Temporary(step), true) => {
+                found.entry(step).or_insert(path);
+            }
+            (Entry::Step(_), false) => {
+                log::warn!("skipped {}: it has no `{TRAINING}`", path.display());
+            }
+            (Entry::Temporary(_), false) => {}
         }
     }
     Ok(found)
 }
 
-/// Renames `temporary` to the folder of `step`, and replaces an existing checkpoint.
-pub(super) fn publish(folder: &Path, temporary: &Path, step: u64) -> Result<(), CheckpointError> {
-    let target = step_folder(folder, step);
-    let is_there = fs::symlink_metadata(&target).is_ok();
-    if is_there && !target.is_dir() {
+/// Creates the temporary folder of `step`.
+pub(super) fn begin(folder: &Path, step: u64) -> Result<PathBuf, CheckpointError> {
+    let (target, temporary) = (step_folder(folder, step), temporary(folder, step));
+    if target.exists() && !target.is_dir() {
         return Err(CheckpointError::cannot_write(&target, "it is not a folder"));
     }
-    if is_there {
-        rename(&target, &replaced(folder, step))?;
+    create(&temporary)?;
+    Ok(temporary)
+}
+
+/// Renames the temporary folder of `step`, and replaces an existing checkpoint.
+pub(super) fn publish(folder: &Path, step: u64) -> Result<(), CheckpointError> {
+    let target = step_folder(folder, step);
+    if fs::symlink_metadata(&target).is_ok() {
+        discard(&target)?;
     }
-    rename(temporary, &target)?;
-    flush_folder(folder)?;
-    if is_there && let Err(error) = discard(folder, step) {
-        log::warn!("the replaced checkpoint of step {step} was not removed: {error}");
-    }
-    Ok(())
+    rename(&temporary(folder, step), &target)?;
+    flush_folder(folder)
 }
 
 /// Removes the checkpoint of `step`.
 pub(super) fn remove(folder: &Path, step: u64) -> Result<(), CheckpointError> {
-    rename(&step_folder(folder, step), &replaced(folder, step))?;
-    discard(folder, step)
+    let temporary = temporary(folder, step);
+    rename(&step_folder(folder, step), &temporary)?;
+    discard(&temporary)
 }
 
-/// Removes the remains of failed saves, and restores a checkpoint whose replacement was not completed.
+/// Completes saves that were interrupted after they were written, and removes the remains of the others.
 pub(super) fn clean(folder: &Path) -> Result<(), CheckpointError> {
     for (entry, path) in entries(folder)? {
-        match entry {
-            Entry::Step(_) => {}
-            Entry::Temporary => fs::remove_dir_all(&path).map_err(cannot_write(&path))?,
-            Entry::Replaced(step) => {
-                let target = step_folder(folder, step);
-                if !is_complete(&path)? || is_complete(&target)? {
-                    discard(folder, step)?;
-                } else if !target.exists() {
-                    rename(&path, &target)?;
-                }
+        if let Entry::Temporary(step) = entry {
+            match is_complete(&path)? && !is_complete(&step_folder(folder, step))? {
+                true => publish(folder, step)?,
+                false => discard(&path)?,
             }
         }
     }
     Ok(())
 }
 
-/// Removes a renamed checkpoint. Other files in it move to the folder of `step`.
-fn discard(folder: &Path, step: u64) -> Result<(), CheckpointError> {
-    let (path, target) = (replaced(folder, step), step_folder(folder, step));
-    if path.is_symlink() {
-        // Windows removes a link to a folder as a folder.
-        let removed = fs::remove_file(&path).or_else(|_| fs::remove_dir(&path));
-        return removed.map_err(cannot_write(&path));
+/// Removes a folder, or a link to one without its target.
+fn discard(path: &Path) -> Result<(), CheckpointError> {
+    let removed = match path.is_symlink() {
+        true => Ok(()),
+        false => fs::remove_file(path.join(TRAINING)),
+    };
+    match removed {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
+        _ => fs::remove_dir_all(path),
     }
-    for file in [TRAINING].iter().chain(&ALL) {
-        let file = path.join(file);
-        match fs::remove_file(&file) {
-            Err(error) if error.kind() != ErrorKind::NotFound => {
-                return Err(CheckpointError::cannot_write(&file, error));
-            }
-            _ => {}
-        }
-    }
-    match fs::remove_dir(&path) {
-        Ok(()) => return Ok(()),
-        Err(error) if error.kind() == ErrorKind::DirectoryNotEmpty => {}
-        Err(error) => return Err(CheckpointError::cannot_write(&path, error)),
-    }
-    if !target.exists() {
-        return rename(&path, &target);
-    }
-    for entry in fs::read_dir(&path).map_err(cannot_write(&path))? {
-        let entry = entry.map_err(cannot_write(&path))?;
-        rename(&entry.path(), &target.join(entry.file_name()))?;
-    }
-    fs::remove_dir(&path).map_err(cannot_write(&path))
+    .map_err(cannot_write(path))
 }
 
 /// Returns the folders in `folder` that were created by saves.
@@ -171,7 +143,7 @@ fn is_complete(folder: &Path) -> Result<bool, CheckpointError> {
     exists.map_err(|error| CheckpointError::unreadable(&file, error))
 }
 
-fn rename(from: &Path, to: &Path) -> Result<(), CheckpointError> {
+pub(super) fn rename(from: &Path, to: &Path) -> Result<(), CheckpointError> {
     fs::rename(from, to).map_err(cannot_write(to))
 }
 
@@ -190,7 +162,7 @@ pub(super) fn create(folder: &Path) -> Result<(), CheckpointError> {
 
 /// Returns an error if nothing can be written to `folder`.
 pub(super) fn check_writable(folder: &Path) -> Result<(), CheckpointError> {
-    let probe = temporary(folder, 0);
+    let probe = folder.join(".writable");
     fs::create_dir(&probe).map_err(cannot_write(&probe))?;
     fs::remove_dir(&probe).map_err(cannot_write(&probe))
 }

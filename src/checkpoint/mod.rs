@@ -6,7 +6,6 @@ mod lock;
 mod progress;
 mod training;
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use burn::module::Module;
@@ -20,7 +19,6 @@ use crate::device::caught;
 use crate::error::FusedError;
 use crate::fused::{FusedOptimizer, FusedReplicas, ResumeError, Trainer};
 pub use error::CheckpointError;
-use lock::Lock;
 pub use progress::Progress;
 use training::{ALL, MODEL, OPTIMIZER, PLAN, SCHEDULER, Training};
 
@@ -82,8 +80,9 @@ impl<M: Module + 'static> Resumable for FusedReplicas<M> {}
 /// | `training.json` | the step, and length and CRC-32 of the other files |
 ///
 /// A save writes a temporary folder, flushes it to disk, and renames it. If the process is killed at any time, the last
-/// complete checkpoint is intact. A folder without `training.json` is incomplete and skipped. Other files in the folder are
-/// not removed. One process saves at a time: saves and loads wait for each other (`checkpoint.lock`).
+/// complete checkpoint is intact. A folder without `training.json` is incomplete and skipped. Step folders are replaced and
+/// removed with all that is in them; other files are not touched. One process saves at a time: saves and loads wait for each
+/// other (`checkpoint.lock`).
 ///
 /// Call `save` inside of [`compact_records`](crate::optim::compact_records) to write quantized optimizer states in their own format.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -144,7 +143,7 @@ impl Checkpoint {
     /// [`CheckpointError::Unreadable`] if the folder can't be read, and [`CheckpointError::Invalid`].
     pub fn steps(&self) -> Result<Vec<u64>, CheckpointError> {
         self.validate()?;
-        let _lock = Lock::shared(&self.folder);
+        let _lock = lock::shared(&self.folder);
         Ok(folder::complete(&self.folder)?.into_keys().collect())
     }
 
@@ -157,7 +156,7 @@ impl Checkpoint {
     pub fn check(&self) -> Result<(), CheckpointError> {
         self.validate()?;
         folder::create(&self.folder)?;
-        let _lock = Lock::exclusive(&self.folder)?;
+        let _lock = lock::exclusive(&self.folder)?;
         folder::check_writable(&self.folder)
     }
 
@@ -174,14 +173,14 @@ impl Checkpoint {
 
     /// Saves `training` and `progress` between two steps, in the folder `step-N` with N = `progress.step`.
     ///
-    /// A checkpoint of the same step is replaced: its folder is renamed first, and removed after the new one has been renamed.
+    /// A checkpoint of the same step is replaced: it is removed when the new one is complete.
     /// After the save, earlier checkpoints are removed according to [`keep_last`](Self::keep_last).
     ///
     /// # Errors
     ///
     /// [`CheckpointError::Accumulated`] if there are accumulated gradients, [`CheckpointError::Plan`] if the plan can't be
     /// read back, [`CheckpointError::Devices`] if the training can't be read, [`CheckpointError::Write`], and
-    /// [`CheckpointError::Invalid`]. On an error, earlier checkpoints are unchanged, and the new one is removed.
+    /// [`CheckpointError::Invalid`]. On an error, earlier checkpoints are unchanged.
     pub fn save<P>(
         &self,
         training: &impl Resumable,
@@ -201,12 +200,11 @@ impl Checkpoint {
         let step = progress.step;
         let progress = progress.to_bytes()?;
         folder::create(&self.folder)?;
-        let _lock = Lock::exclusive(&self.folder)?;
+        let _lock = lock::exclusive(&self.folder)?;
         folder::clean(&self.folder)?;
-        let temporary = folder::temporary(&self.folder, step);
         let saved = self
-            .write(training, progress, step, &temporary)
-            .and_then(|()| folder::publish(&self.folder, &temporary, step));
+            .write(training, progress, step)
+            .and_then(|()| folder::publish(&self.folder, step));
         if saved.is_err() {
             warn(folder::clean(&self.folder));
         } else {
@@ -215,15 +213,14 @@ impl Checkpoint {
         saved
     }
 
-    /// Writes all files to `temporary`.
+    /// Writes all files to a temporary folder.
     fn write(
         &self,
         training: &impl Resumable,
         (scheduler, plan): (Bytes, Vec<u8>),
         step: u64,
-        temporary: &Path,
     ) -> Result<(), CheckpointError> {
-        folder::create(temporary)?;
+        let temporary = &folder::begin(&self.folder, step)?;
         // Records are written one after the other, so that the host memory of one is freed before the next is read.
         let model = temporary.join(MODEL);
         read(|| training.core().model_record(self.trained_only).save(&model))?
@@ -263,12 +260,12 @@ impl Checkpoint {
     /// # Errors
     ///
     /// If there is no checkpoint, or the newest one is damaged, of a later version, or of another model, optimizer or plan. The
-    /// training is unchanged on an error. The error of a damaged checkpoint names a step that [`at_step`](Self::at_step) can load.
+    /// training is unchanged on an error. [`at_step`](Self::at_step) loads an earlier one.
     pub fn load<P>(&self, training: &mut impl Resumable) -> Result<Progress<P>, CheckpointError>
     where
         P: DeserializeOwned,
     {
-        let _lock = Lock::shared(&self.folder);
+        let _lock = lock::shared(&self.folder);
         let (folder, saved) = self.open(&ALL)?;
         let progress = read_progress(&folder, &saved)?;
         let (model, optimizer) = (folder.join(MODEL), folder.join(OPTIMIZER));
@@ -277,7 +274,7 @@ impl Checkpoint {
         let trained_only = saved.trained_only;
         let resumed = training.core_mut().resume(&model, trained_only, state);
         resumed.map_err(|error| match error {
-            ResumeError::Model(error) => CheckpointError::of_model(&model, trained_only, error),
+            ResumeError::Model(error) => CheckpointError::of_model(&model, error),
             ResumeError::Optimizer(error) => CheckpointError::Optimizer {
                 file: optimizer,
                 error,
@@ -293,7 +290,7 @@ impl Checkpoint {
     ///
     /// Returns the errors of [`load`](Self::load).
     pub fn progress<P: DeserializeOwned>(&self) -> Result<Progress<P>, CheckpointError> {
-        let _lock = Lock::shared(&self.folder);
+        let _lock = lock::shared(&self.folder);
         let (folder, saved) = self.open(&[SCHEDULER, PLAN])?;
         read_progress(&folder, &saved)
     }
@@ -306,7 +303,7 @@ impl Checkpoint {
     ///
     /// Returns the errors of [`load`](Self::load).
     pub fn model(&self) -> Result<ModuleRecord, CheckpointError> {
-        let _lock = Lock::shared(&self.folder);
+        let _lock = lock::shared(&self.folder);
         let file = self.open(&[MODEL])?.0.join(MODEL);
         // Burn reads the file lazily, and `keep_last` may remove it before.
         let bytes = std::fs::read(&file).map_err(|error| CheckpointError::unreadable(&file, error));
@@ -318,37 +315,15 @@ impl Checkpoint {
     fn open(&self, files: &[&str]) -> Result<(PathBuf, Training), CheckpointError> {
         self.validate()?;
         let steps = folder::complete(&self.folder)?;
-        let Some(newest) = steps.keys().next_back() else {
-            let folder = self.folder.clone();
-            return Err(CheckpointError::NotFound { folder });
-        };
-        let step = self.step.unwrap_or(*newest);
-        let Some(path) = steps.get(&step) else {
-            return Err(CheckpointError::NoSuchStep {
+        let step = self.step.or_else(|| steps.keys().next_back().copied());
+        match step.and_then(|step| Some((step, steps.get(&step)?))) {
+            Some((step, path)) => Ok((path.clone(), Training::read(path, step, files)?)),
+            None => Err(CheckpointError::NotFound {
                 folder: self.folder.clone(),
-                step,
-                found: steps.into_keys().collect(),
-            });
-        };
-        match Training::read(path, step, files) {
-            Ok(training) => Ok((path.clone(), training)),
-            Err(CheckpointError::Unreadable { file, reason, .. }) => {
-                Err(CheckpointError::Unreadable {
-                    file,
-                    reason,
-                    older: last_whole(&steps, step),
-                })
-            }
-            Err(error) => Err(error),
+                step: self.step,
+            }),
         }
     }
-}
-
-/// Returns the last step before `step` whose files are all intact.
-fn last_whole(steps: &BTreeMap<u64, PathBuf>, step: u64) -> Option<u64> {
-    let mut before = steps.range(..step).rev();
-    let is_whole = |(step, path): &(&u64, &PathBuf)| Training::read(path, **step, &ALL).is_ok();
-    before.find(is_whole).map(|(step, _)| *step)
 }
 
 fn read_progress<P>(folder: &Path, saved: &Training) -> Result<Progress<P>, CheckpointError>

@@ -60,7 +60,10 @@ impl Training {
             files,
         };
         let bytes = serde_json::to_vec_pretty(&training).expect("all keys are strings");
-        folder::write(&folder.join(TRAINING), &bytes)
+        // The file exists only as a whole.
+        let temporary = folder.join("training.tmp");
+        folder::write(&temporary, &bytes)?;
+        folder::rename(&temporary, &folder.join(TRAINING))
     }
 
     /// Reads the `training.json` of `step` in `folder`, and checks these files.
@@ -71,11 +74,9 @@ impl Training {
         let Head { format } =
             serde_json::from_slice(&bytes).map_err(|error| unreadable(error.to_string()))?;
         if format != FORMAT {
-            return Err(CheckpointError::OtherFormat {
-                file: path,
-                found: format,
-                known: FORMAT,
-            });
+            return Err(unreadable(format!(
+                "it has format {format}, and this version of backburn reads format {FORMAT}"
+            )));
         }
         let training: Self =
             serde_json::from_slice(&bytes).map_err(|error| unreadable(error.to_string()))?;

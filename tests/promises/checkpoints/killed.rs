@@ -17,26 +17,32 @@ enum Act {
 
 /// The acts of a save of step 5 that makes `new`, and removes the older step of the folder `older`.
 fn acts(new: &BTreeMap<PathBuf, Vec<u8>>, older: &'static str) -> Vec<Act> {
-    let temporary = ".step-5.tmp-4711";
-    let aside = match older {
-        "step-4" => ".step-4.old",
-        _ => ".step-5.old",
-    };
+    const TEMPORARY: &str = ".step-5.tmp";
+    const TRAINING: &str = ".step-5.tmp/training.tmp";
     let mut acts = Vec::new();
     for file in FILES {
         let bytes = &new[&Path::new("step-5").join(file)];
+        let path = match file {
+            "training.json" => PathBuf::from(TRAINING),
+            file => Path::new(TEMPORARY).join(file),
+        };
         for length in [0, bytes.len() / 2, bytes.len()] {
-            let path = Path::new(temporary).join(file);
-            acts.push(Act::Write(path, bytes[..length].to_vec()));
+            acts.push(Act::Write(path.clone(), bytes[..length].to_vec()));
         }
     }
-    let mut moves = [Act::Move(temporary, "step-5"), Act::Move(older, aside)];
+    acts.push(Act::Move(TRAINING, ".step-5.tmp/training.json"));
+    let removed = |folder| {
+        let files = FILES.iter().rev();
+        files.map(move |file| Act::Remove(Path::new(folder).join(file)))
+    };
     if older == "step-5" {
-        moves.reverse();
+        acts.extend(removed(older));
+        acts.push(Act::Move(TEMPORARY, "step-5"));
+    } else {
+        acts.push(Act::Move(TEMPORARY, "step-5"));
+        acts.push(Act::Move(older, ".step-4.tmp"));
+        acts.extend(removed(".step-4.tmp"));
     }
-    acts.extend(moves);
-    let old = FILES.iter().rev();
-    acts.extend(old.map(|file| Act::Remove(Path::new(aside).join(file))));
     acts
 }
 
@@ -44,6 +50,7 @@ fn rename(files: &mut BTreeMap<PathBuf, Vec<u8>>, from: &str, to: &str) {
     *files = std::mem::take(files)
         .into_iter()
         .map(|(path, bytes)| match path.strip_prefix(from) {
+            Ok(rest) if rest == Path::new("") => (to.into(), bytes),
             Ok(rest) => (Path::new(to).join(rest), bytes),
             Err(_) => (path, bytes),
         })
@@ -71,7 +78,13 @@ fn save_killed_at_any_point_leaves_a_checkpoint() {
                         (step, steps) = (5, 2);
                     }
                 }
-                Act::Remove(path) => drop(now.remove(&path).unwrap()),
+                Act::Remove(path) => {
+                    now.remove(&path).unwrap();
+                    if path == Path::new("step-5/training.json") {
+                        // The new one is complete in its temporary folder.
+                        steps = 2;
+                    }
+                }
             }
             let killed = folder_of(&now);
             assert_loads(&Checkpoint::at(killed.path()), step, steps);
@@ -95,7 +108,12 @@ fn save_killed_at_any_point_leaves_a_checkpoint() {
 #[test]
 fn first_save_killed_leaves_none_and_can_be_repeated() {
     let mut whole = saved(4);
-    rename(&mut whole, "step-4", ".step-4.tmp-4711");
+    rename(&mut whole, "step-4", ".step-4.tmp");
+    rename(
+        &mut whole,
+        ".step-4.tmp/training.json",
+        ".step-4.tmp/training.tmp",
+    );
     let mut now = BTreeMap::new();
     for (name, bytes) in &whole {
         now.insert(name.clone(), bytes[..bytes.len() / 2].to_vec());

@@ -110,7 +110,7 @@ fn another_trained_set_is_an_error_with_five_names() {
         let before = weights(&training.model());
         let refused = checkpoint.load::<()>(&mut training).unwrap_err();
         assert!(before == weights(&training.model()));
-        assert!(matches!(refused, CheckpointError::TrainedOnly { .. }));
+        assert!(matches!(refused, CheckpointError::Model { .. }));
         refused.to_string()
     };
     // No adapters: the weights of the layers are trained.
