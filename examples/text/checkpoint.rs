@@ -42,7 +42,7 @@ pub struct Training {
 /// Returns the plan of the training in `folder`, if it has one and that stays within `budget`.
 pub fn plan(folder: &Path, budget: Option<Budget>) -> Result<Option<Plan<AdamWConfig>>> {
     let saved: Progress<Training> = Checkpoint::at(folder).progress()?;
-    let plan = fit::resumed(saved.plan.plan, budget);
+    let plan = fit::resumed(saved.user_data.plan, budget);
     plan.with_context(|| of(folder))
 }
 
@@ -67,7 +67,7 @@ pub fn check(folder: &Path, stop: usize) -> Result<()> {
 
 /// Saves model, optimizer and identity of the training in `folder`, after `done` steps, and removes earlier checkpoints.
 pub fn save(folder: &Path, trainer: &Trainer, training: &Training, done: usize) -> Result<()> {
-    let progress = Progress::new(done as u64).with_plan(training.clone());
+    let progress = Progress::new(done as u64).with_user_data(training.clone());
     trainer.save(&Checkpoint::at(folder).keep_last(1), &progress)
 }
 
@@ -79,7 +79,10 @@ pub fn save(folder: &Path, trainer: &Trainer, training: &Training, done: usize) 
 pub fn resume(folder: &Path, trainer: Trainer, training: &Training) -> Result<(Trainer, usize)> {
     let checkpoint = Checkpoint::at(folder);
     let saved: Progress<Training> = checkpoint.progress()?;
-    saved.plan.check(training).with_context(|| of(folder))?;
+    saved
+        .user_data
+        .check(training)
+        .with_context(|| of(folder))?;
     ensure!(
         saved.step < training.steps as u64,
         "{} has made all of its {} steps",

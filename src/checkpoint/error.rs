@@ -63,15 +63,15 @@ pub enum CheckpointError {
         error: FusedError,
     },
 
-    /// The plan can't be written or read as its type.
+    /// The user data can't be written or read as its type.
     #[error(
-        "the plan of the training can't be {done} as {of}: {reason}. Its `serde::Serialize` and `serde::Deserialize` must match, \
+        "the user data of the checkpoint can't be {done} as {of}: {reason}. Its `serde::Serialize` and `serde::Deserialize` must match, \
         and the type must be the one that was saved"
     )]
-    Plan {
+    UserData {
         /// `written` or `read`.
         done: &'static str,
-        /// The type of the plan.
+        /// The type of the user data.
         of: &'static str,
         /// The cause.
         reason: String,

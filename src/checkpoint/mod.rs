@@ -20,7 +20,7 @@ use crate::error::FusedError;
 use crate::fused::{FusedOptimizer, FusedReplicas, ResumeError, Trainer};
 pub use error::CheckpointError;
 pub use progress::Progress;
-use training::{ALL, MODEL, OPTIMIZER, PLAN, SCHEDULER, Training};
+use training::{ALL, MODEL, OPTIMIZER, SCHEDULER, Training, USER_DATA};
 
 /// A training that a [`Checkpoint`] saves and loads: a [`FusedOptimizer`] or [`FusedReplicas`].
 pub trait Resumable: Trainer {}
@@ -29,8 +29,8 @@ impl<M: Module> Resumable for FusedOptimizer<M> {}
 
 impl<M: Module + 'static> Resumable for FusedReplicas<M> {}
 
-/// A folder of checkpoints of one training: model, optimizer, learning rate scheduler, number of steps, and a plan, which
-/// contains all other data that the program needs to resume.
+/// A folder of checkpoints of one training: model, optimizer, learning rate scheduler, number of steps, and user data, which is
+/// everything else that the program needs to resume.
 ///
 /// ```
 /// use backburn::{Checkpoint, FusedOptimizer, Progress};
@@ -76,7 +76,7 @@ impl<M: Module + 'static> Resumable for FusedReplicas<M> {}
 /// | `step-500/` | |
 /// |---|---|
 /// | `model.bpk`, `optimizer.bpk`, `scheduler.bpk` | Burn's records, which stock Burn loads |
-/// | `plan.cbor` | the plan |
+/// | `user-data.cbor` | the user data |
 /// | `training.json` | the step, and length and CRC-32 of the other files |
 ///
 /// A save writes a temporary folder, flushes it to disk, and renames it. If the process is killed at any time, the last
@@ -178,7 +178,7 @@ impl Checkpoint {
     ///
     /// # Errors
     ///
-    /// [`CheckpointError::Accumulated`] if there are accumulated gradients, [`CheckpointError::Plan`] if the plan can't be
+    /// [`CheckpointError::Accumulated`] if there are accumulated gradients, [`CheckpointError::UserData`] if the user data can't be
     /// read back, [`CheckpointError::Devices`] if the training can't be read, [`CheckpointError::Write`], and
     /// [`CheckpointError::Invalid`]. On an error, earlier checkpoints are unchanged.
     pub fn save<P>(
@@ -217,7 +217,7 @@ impl Checkpoint {
     fn write(
         &self,
         training: &impl Resumable,
-        (scheduler, plan): (Bytes, Vec<u8>),
+        (scheduler, user_data): (Bytes, Vec<u8>),
         step: u64,
     ) -> Result<(), CheckpointError> {
         let temporary = &folder::begin(&self.folder, step)?;
@@ -229,7 +229,7 @@ impl Checkpoint {
         read(|| training.core().optimizer_record().save(&optimizer))?
             .map_err(|error| CheckpointError::cannot_write(&optimizer, error))?;
         folder::write(&temporary.join(SCHEDULER), &scheduler)?;
-        folder::write(&temporary.join(PLAN), &plan)?;
+        folder::write(&temporary.join(USER_DATA), &user_data)?;
         Training::write(temporary, step, self.trained_only)?;
         folder::flush_folder(temporary)
     }
@@ -259,8 +259,8 @@ impl Checkpoint {
     ///
     /// # Errors
     ///
-    /// If there is no checkpoint, or the newest one is damaged, of a later version, or of another model, optimizer or plan. The
-    /// training is unchanged on an error. [`at_step`](Self::at_step) loads an earlier one.
+    /// If there is no checkpoint, or the newest one is damaged, of a later version, or of another model, optimizer or type of user data.
+    /// The training is unchanged on an error. [`at_step`](Self::at_step) loads an earlier one.
     pub fn load<P>(&self, training: &mut impl Resumable) -> Result<Progress<P>, CheckpointError>
     where
         P: DeserializeOwned,
@@ -284,14 +284,14 @@ impl Checkpoint {
         Ok(progress)
     }
 
-    /// Returns only the progress, to create model and optimizer according to the plan before loading them.
+    /// Returns only the progress, to create model and optimizer according to the user data before loading them.
     ///
     /// # Errors
     ///
     /// Returns the errors of [`load`](Self::load).
     pub fn progress<P: DeserializeOwned>(&self) -> Result<Progress<P>, CheckpointError> {
         let _lock = lock::shared(&self.folder);
-        let (folder, saved) = self.open(&[SCHEDULER, PLAN])?;
+        let (folder, saved) = self.open(&[SCHEDULER, USER_DATA])?;
         read_progress(&folder, &saved)
     }
 
@@ -330,7 +330,7 @@ fn read_progress<P>(folder: &Path, saved: &Training) -> Result<Progress<P>, Chec
 where
     P: DeserializeOwned,
 {
-    Progress::read(saved.step, &folder.join(SCHEDULER), &folder.join(PLAN))
+    Progress::read(saved.step, &folder.join(SCHEDULER), &folder.join(USER_DATA))
 }
 
 /// Logs that old files were not removed. The next save tries again.

@@ -19,11 +19,11 @@ pub struct Progress<P = ()> {
     pub scheduler: LrSchedulerRecord,
     /// Other data that the program needs to resume: its options, the seed of the batches, the best loss so far. Numbers are
     /// restored bit for bit, including infinity and NaN.
-    pub plan: P,
+    pub user_data: P,
 }
 
 impl Progress {
-    /// Creates the progress after `step` steps, without scheduler and plan.
+    /// Creates the progress after `step` steps, without scheduler and user data.
     pub fn new(step: u64) -> Self {
         Self {
             step,
@@ -39,23 +39,23 @@ impl<P> Progress<P> {
         Self { scheduler, ..self }
     }
 
-    /// Sets the plan.
+    /// Sets the user data.
     #[must_use]
-    pub fn with_plan<Q>(self, plan: Q) -> Progress<Q> {
+    pub fn with_user_data<Q>(self, user_data: Q) -> Progress<Q> {
         Progress {
             step: self.step,
             scheduler: self.scheduler,
-            plan,
+            user_data,
         }
     }
 }
 
 fn read<P: DeserializeOwned>(bytes: &[u8]) -> Result<P, CheckpointError> {
-    ciborium::from_reader(bytes).map_err(|error| plan_error::<P>("read", error))
+    ciborium::from_reader(bytes).map_err(|error| user_data_error::<P>("read", error))
 }
 
-fn plan_error<P>(done: &'static str, reason: impl ToString) -> CheckpointError {
-    CheckpointError::Plan {
+fn user_data_error<P>(done: &'static str, reason: impl ToString) -> CheckpointError {
+    CheckpointError::UserData {
         done,
         of: type_name::<P>(),
         reason: reason.to_string(),
@@ -63,20 +63,27 @@ fn plan_error<P>(done: &'static str, reason: impl ToString) -> CheckpointError {
 }
 
 impl<P: Serialize + DeserializeOwned> Progress<P> {
-    /// Returns the bytes of the scheduler and of the plan.
+    /// Returns the bytes of the scheduler and of the user data.
     pub(super) fn to_bytes(&self) -> Result<(Bytes, Vec<u8>), CheckpointError> {
-        let mut plan = Vec::new();
-        ciborium::into_writer(&self.plan, &mut plan)
-            .map_err(|error| plan_error::<P>("written", error))?;
-        // Read it back, so that an unreadable plan is an error now and not when the training is resumed.
-        read::<P>(&plan)?;
+        let mut user_data = Vec::new();
+        ciborium::into_writer(&self.user_data, &mut user_data)
+            .map_err(|error| user_data_error::<P>("written", error))?;
+        // Read it back, so that an unreadable value is an error now and not when the training is resumed.
+        read::<P>(&user_data)?;
         let scheduler = self.scheduler.clone().into_bytes();
-        Ok((scheduler.expect("Burn writes a record into memory"), plan))
+        Ok((
+            scheduler.expect("Burn writes a record into memory"),
+            user_data,
+        ))
     }
 }
 
 impl<P: DeserializeOwned> Progress<P> {
-    pub(super) fn read(step: u64, scheduler: &Path, plan: &Path) -> Result<Self, CheckpointError> {
+    pub(super) fn read(
+        step: u64,
+        scheduler: &Path,
+        user_data: &Path,
+    ) -> Result<Self, CheckpointError> {
         let bytes = |file| fs::read(file).map_err(|error| CheckpointError::unreadable(file, error));
         let record = Bytes::from_bytes_vec(bytes(scheduler)?);
         let record = LrSchedulerRecord::from_bytes(record)
@@ -84,7 +91,7 @@ impl<P: DeserializeOwned> Progress<P> {
         Ok(Progress {
             step,
             scheduler: record,
-            plan: read(&bytes(plan)?)?,
+            user_data: read(&bytes(user_data)?)?,
         })
     }
 }

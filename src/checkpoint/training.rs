@@ -14,11 +14,11 @@ use super::folder;
 pub(super) const MODEL: &str = "model.bpk";
 pub(super) const OPTIMIZER: &str = "optimizer.bpk";
 pub(super) const SCHEDULER: &str = "scheduler.bpk";
-pub(super) const PLAN: &str = "plan.cbor";
+pub(super) const USER_DATA: &str = "user-data.cbor";
 pub(super) const TRAINING: &str = "training.json";
 
 /// The files that `training.json` names.
-pub(super) const ALL: [&str; 4] = [MODEL, OPTIMIZER, SCHEDULER, PLAN];
+pub(super) const ALL: [&str; 4] = [MODEL, OPTIMIZER, SCHEDULER, USER_DATA];
 
 const FORMAT: u32 = 1;
 

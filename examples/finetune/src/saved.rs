@@ -106,7 +106,7 @@ impl Checkpoints {
             return Ok(None);
         }
         let progress: Progress<Saved> = self.checkpoint.progress()?;
-        Ok(Some(progress.plan))
+        Ok(Some(progress.user_data))
     }
 
     /// Loads the newest complete checkpoint into `fused`; returns the number of steps that it has made.
@@ -116,7 +116,7 @@ impl Checkpoints {
     }
 
     pub fn save(&self, fused: &FusedOptimizer<Decoder>, saved: &Saved, step: usize) -> Result<()> {
-        let progress = Progress::new(step as u64).with_plan(saved.clone());
+        let progress = Progress::new(step as u64).with_user_data(saved.clone());
         // States in few bits as they are.
         compact_records(|| self.checkpoint.save(fused, &progress))?;
         Ok(())

@@ -145,7 +145,7 @@ fn checkpoint_of_a_later_version_is_an_error() {
 }
 
 #[test]
-fn a_plan_of_another_type_is_refused() {
+fn user_data_of_another_type_is_an_error() {
     let folder = tempfile::tempdir().unwrap();
     save(folder.path(), 4);
     let mut training = after(2);
@@ -153,7 +153,7 @@ fn a_plan_of_another_type_is_refused() {
     let refused = Checkpoint::at(folder.path()).load::<String>(&mut training);
     assert!(contents(&training) == before);
     let refused = refused.unwrap_err();
-    assert_matches!(refused, CheckpointError::Plan { done: "read", .. });
+    assert_matches!(refused, CheckpointError::UserData { done: "read", .. });
     assert_says(&refused, "String");
 }
 
@@ -163,7 +163,7 @@ fn the_checkpoint_of_another_model_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let mut wide = FusedOptimizer::new_ok(Small::of([8, 10]), sgd());
     step(&mut wide);
-    let progress = Progress::new(1).with_plan(0.0);
+    let progress = Progress::new(1).with_user_data(0.0);
     Checkpoint::at(folder.path())
         .save(&wide, &progress)
         .unwrap();
@@ -228,7 +228,7 @@ proptest! {
         let mut training = after(2);
         match Checkpoint::at(folder.path()).load::<f64>(&mut training) {
             Ok(progress) => {
-                prop_assert_eq!((progress.step, progress.plan), (4, 4.0 / 3.0));
+                prop_assert_eq!((progress.step, progress.user_data), (4, 4.0 / 3.0));
                 prop_assert!(contents(&training) == contents(&after(4)));
             }
             Err(_) => prop_assert!(contents(&training) == contents(&after(2))),

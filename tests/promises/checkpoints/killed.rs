@@ -65,7 +65,7 @@ fn save_killed_at_any_point_leaves_a_checkpoint() {
         save_as(folder.path(), step, 1);
         let mut now = files(folder.path());
         let checkpoint = Checkpoint::at(folder.path()).keep_last(1);
-        let progress = Progress::new(5).with_plan(2.0 / 3.0);
+        let progress = Progress::new(5).with_user_data(2.0 / 3.0);
         checkpoint.save(&after(2), &progress).unwrap();
         let new = files(folder.path());
         let (mut step, mut steps) = (step, 1);
@@ -149,7 +149,7 @@ fn a_child_that_saves_on_and_on() {
     // Long enough to be killed, and not for ever if nobody does.
     for step in done..done + 20_000 {
         self::step(&mut training);
-        let progress = Progress::new(step + 1).with_plan((step + 1) * 3);
+        let progress = Progress::new(step + 1).with_user_data((step + 1) * 3);
         checkpoint.save(&training, &progress).unwrap();
     }
 }
@@ -182,7 +182,7 @@ fn a_process_that_is_killed_again_and_again_loses_no_checkpoint() {
         let mut resumed = large();
         let progress: Progress<u64> = checkpoint.load(&mut resumed).unwrap();
         assert!(progress.step > before);
-        assert_eq!(progress.plan, progress.step * 3);
+        assert_eq!(progress.user_data, progress.step * 3);
         (before..progress.step).for_each(|_| step(&mut through));
         assert!(contents(&through) == contents(&resumed));
         before = progress.step;
@@ -204,7 +204,7 @@ fn who_loads_while_another_saves_gets_a_whole_checkpoint() {
             let mut training = small();
             let checkpoint = Checkpoint::at(folder.path());
             let progress: Progress<f64> = checkpoint.load(&mut training).unwrap();
-            let steps = (progress.plan * 3.0).round() as u64;
+            let steps = (progress.user_data * 3.0).round() as u64;
             assert!(contents(&training) == contents(&after(steps)));
         }
     });

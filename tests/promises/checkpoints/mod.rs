@@ -62,7 +62,7 @@ fn save(folder: &Path, steps: u64) {
 
 /// Saves a training after `steps` steps as `step`.
 fn save_as(folder: &Path, step: u64, steps: u64) {
-    let progress = Progress::new(step).with_plan(steps as f64 / 3.0);
+    let progress = Progress::new(step).with_user_data(steps as f64 / 3.0);
     Checkpoint::at(folder)
         .save(&after(steps), &progress)
         .unwrap();
@@ -90,7 +90,7 @@ fn assert_loads(checkpoint: &Checkpoint, step: u64, steps: u64) {
     let mut training = small();
     let progress: Progress<f64> = checkpoint.load(&mut training).unwrap();
     assert_eq!(progress.step, step);
-    assert_eq!(progress.plan, steps as f64 / 3.0);
+    assert_eq!(progress.user_data, steps as f64 / 3.0);
     assert!(contents(&training) == contents(&after(steps)));
 }
 
@@ -135,7 +135,7 @@ const FILES: [&str; 5] = [
     "model.bpk",
     "optimizer.bpk",
     "scheduler.bpk",
-    "plan.cbor",
+    "user-data.cbor",
     "training.json",
 ];
 

@@ -14,7 +14,7 @@ use super::*;
 use crate::backends::on_every_backend;
 use crate::common::*;
 
-mod plans;
+mod user_data;
 
 /// A weight in columns, which is recorded the other way round, running statistics, and a frozen parameter.
 #[derive(Module, Debug)]

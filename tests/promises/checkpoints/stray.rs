@@ -28,7 +28,7 @@ fn foreign_files_stay_where_they_are() {
     let checkpoint = Checkpoint::at(folder.path()).keep_last(1);
     for step in 1..5 {
         for _ in 0..2 {
-            let progress = Progress::new(step).with_plan(step as f64 / 3.0);
+            let progress = Progress::new(step).with_user_data(step as f64 / 3.0);
             checkpoint.save(&after(step), &progress).unwrap();
             assert_is_after(folder.path(), step);
         }
@@ -105,7 +105,7 @@ fn links_are_followed_and_their_targets_are_not_removed() {
     assert_is_after(&other, 5);
     let before = files(&elsewhere);
     // One is replaced, and one removed.
-    let progress = Progress::new(5).with_plan(0.5);
+    let progress = Progress::new(5).with_user_data(0.5);
     let checkpoint = Checkpoint::at(&other).keep_last(1);
     checkpoint.save(&after(2), &progress).unwrap();
     assert_eq!(files(&other).len(), 6);
@@ -144,7 +144,7 @@ fn check_creates_the_folder_and_leaves_nothing_in_it() {
 #[track_caller]
 fn assert_not_written(folder: &Path, words: &str) {
     let checkpoint = Checkpoint::at(folder);
-    let progress = Progress::new(1).with_plan(0.5);
+    let progress = Progress::new(1).with_user_data(0.5);
     let refused = checkpoint.save(&after(1), &progress).unwrap_err();
     let CheckpointError::Write { file, .. } = &refused else {
         panic!("{refused}");

@@ -3,7 +3,7 @@
 use super::*;
 
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
-struct Plan {
+struct UserData {
     rates: Vec<f64>,
     best: Option<f32>,
     batches: HashMap<u64, String>,
@@ -19,7 +19,7 @@ enum Kind {
 }
 
 #[test]
-fn any_plan_comes_back_to_the_bit() {
+fn user_data_is_loaded_bit_for_bit() {
     let folder = tempfile::tempdir().unwrap();
     let checkpoint = Checkpoint::at(folder.path());
     let hard = [
@@ -36,7 +36,7 @@ fn any_plan_comes_back_to_the_bit() {
             folder: "a/b".into(),
         },
     ] {
-        let plan = Plan {
+        let user_data = UserData {
             rates: hard.to_vec(),
             best: None,
             batches: [(u64::MAX, "last".to_string())].into(),
@@ -51,31 +51,31 @@ fn any_plan_comes_back_to_the_bit() {
             .with_record("biases", LrSchedulerRecord::new().with_scalar("at", 3usize));
         let progress = Progress::new(u64::MAX)
             .with_scheduler(scheduler)
-            .with_plan(plan.clone());
+            .with_user_data(user_data.clone());
         checkpoint.save(&small(), &progress).unwrap();
-        let told: Progress<Plan> = checkpoint.progress().unwrap();
-        let loaded: Progress<Plan> = checkpoint.load(&mut small()).unwrap();
+        let told: Progress<UserData> = checkpoint.progress().unwrap();
+        let loaded: Progress<UserData> = checkpoint.load(&mut small()).unwrap();
         for progress in [told, loaded] {
             assert_eq!(progress.step, u64::MAX);
-            assert_eq!(progress.plan, plan);
-            let bits = |plan: &Plan| -> Vec<u64> {
-                plan.rates.iter().map(|rate| rate.to_bits()).collect()
+            assert_eq!(progress.user_data, user_data);
+            let bits = |user_data: &UserData| -> Vec<u64> {
+                user_data.rates.iter().map(|rate| rate.to_bits()).collect()
             };
-            assert_eq!(bits(&progress.plan), bits(&plan));
+            assert_eq!(bits(&progress.user_data), bits(&user_data));
             let weights = progress.scheduler.record("weights");
             assert_eq!(weights.scalar::<f64>("at"), Some(0.1 + 0.2));
             let biases = progress.scheduler.record("biases");
             assert_eq!(biases.scalar::<usize>("at"), Some(3));
         }
     }
-    let nan = Progress::new(1).with_plan(f64::NAN);
+    let nan = Progress::new(1).with_user_data(f64::NAN);
     checkpoint.save(&small(), &nan).unwrap();
     let checkpoint = checkpoint.at_step(1);
-    assert!(checkpoint.progress::<f64>().unwrap().plan.is_nan());
+    assert!(checkpoint.progress::<f64>().unwrap().user_data.is_nan());
 }
 
 #[test]
-fn a_plan_that_would_not_come_back_is_refused_before_anything_is_written() {
+fn unreadable_user_data_is_an_error_before_the_save() {
     /// Two types write it: `Serialize` of one and `Deserialize` of the other.
     #[derive(Serialize, Deserialize, Clone, Debug)]
     struct Lopsided {
@@ -86,7 +86,7 @@ fn a_plan_that_would_not_come_back_is_refused_before_anything_is_written() {
     save(folder.path(), 2);
     let before = files(folder.path());
     let checkpoint = Checkpoint::at(folder.path());
-    let progress = Progress::new(1).with_plan(Lopsided { _name: 1 });
+    let progress = Progress::new(1).with_user_data(Lopsided { _name: 1 });
     let refused = checkpoint.save(&small(), &progress).unwrap_err();
     assert_says(&refused, "Lopsided");
     assert_says(&refused, "after");
