@@ -1,6 +1,7 @@
 use std::sync::Arc;
 
 use burn::tensor::TensorReadError;
+use burn::train::metric::state::{FormatOptions, NumericMetricState};
 use burn::train::metric::{
     Metric, MetricAttributes, MetricMetadata, MetricName, Numeric, NumericAttributes, NumericEntry,
     SerializedEntry,
@@ -23,15 +24,13 @@ impl LastStep {
 ///
 /// Created by a [`FusedLearner`](super::FusedLearner), for
 /// `SupervisedTraining::metric_train_numeric`. Burn computes metrics concurrently with the training, so a number
-/// can appear one step early. A number that was not reported is displayed as `none`.
-#[derive(Clone, Debug)]
+/// can appear one step early. A number that was not reported has no weight in the mean.
+#[derive(Clone)]
 pub struct StepMetric {
     name: MetricName,
     last_step: LastStep,
     number: fn(&StepReport) -> Option<f64>,
-    current: Option<f64>,
-    sum: f64,
-    count: usize,
+    state: NumericMetricState,
 }
 
 impl StepMetric {
@@ -44,27 +43,12 @@ impl StepMetric {
             name: Arc::new(name.to_string()),
             last_step: last_step.clone(),
             number,
-            current: None,
-            sum: 0.0,
-            count: 0,
+            state: NumericMetricState::new(),
         }
     }
 
-    fn mean(&self) -> Option<f64> {
-        (self.count > 0).then(|| self.sum / self.count as f64)
-    }
-}
-
-fn entry(value: Option<f64>) -> SerializedEntry {
-    let formatted = value.map_or("none".to_string(), |value| format!("{value:.4e}"));
-    SerializedEntry::new(formatted, numeric(value).serialize())
-}
-
-/// Converts a value to an entry. A missing value has no weight in the mean of an epoch.
-fn numeric(value: Option<f64>) -> NumericEntry {
-    NumericEntry::Aggregated {
-        aggregated_value: value.unwrap_or_default(),
-        count: value.is_some().into(),
+    fn format(&self) -> FormatOptions {
+        FormatOptions::new(self.name.clone()).precision(4)
     }
 }
 
@@ -80,20 +64,18 @@ impl Metric for StepMetric {
         _input: &(),
         _metadata: &MetricMetadata,
     ) -> Result<SerializedEntry, TensorReadError> {
-        self.current = (self.number)(&self.last_step.0.lock());
-        if let Some(value) = self.current {
-            self.sum += value;
-            self.count += 1;
-        }
-        Ok(entry(self.current))
+        let number = (self.number)(&self.last_step.0.lock());
+        let count = number.is_some().into();
+        self.state.update(number.unwrap_or_default(), count);
+        Ok(self.state.compute_update(self.format()))
     }
 
     fn compute(&mut self) -> Result<SerializedEntry, TensorReadError> {
-        Ok(entry(self.mean()))
+        Ok(self.state.compute_final(self.format()))
     }
 
     fn clear(&mut self) {
-        (self.sum, self.count) = (0.0, 0);
+        self.state.reset();
     }
 
     fn attributes(&self) -> MetricAttributes {
@@ -107,14 +89,14 @@ impl Metric for StepMetric {
 
 impl Numeric for StepMetric {
     fn value(&self) -> Option<NumericEntry> {
-        self.current.map(|value| numeric(Some(value)))
+        Some(self.state.current_value())
     }
 
     fn running_value(&self) -> Option<NumericEntry> {
-        self.mean().map(|value| numeric(Some(value)))
+        Some(self.state.running_value())
     }
 
     fn final_value(&self) -> NumericEntry {
-        numeric(self.mean())
+        self.state.final_value()
     }
 }
