@@ -106,7 +106,8 @@ impl FusedConfig {
             scaling.check()?;
         }
         if let Some(reason) = self.conflict(in_state) {
-            return Err(FusedError::Combination { reason });
+            let reason = reason.to_string();
+            return Err(FusedError::Config { reason });
         }
         if let Some(averaging) = &self.averaging {
             averaging.check()?;

@@ -201,36 +201,11 @@ pub enum FusedError {
         parameters: usize,
     },
 
-    /// The maximum norm is not positive.
-    #[error(
-        "gradients can't be clipped to a global norm of {max_norm}: the norm in `GlobalNormClippingConfig` must be positive"
-    )]
-    MaxNorm {
-        /// The configured norm.
-        max_norm: f64,
-    },
-
-    /// The initial loss scale is out of range.
-    #[error(
-        "the loss can't be scaled by {scale:e}: `initial_scale` must be a positive finite f32 with a finite reciprocal"
-    )]
-    LossScale {
-        /// The configured scale.
-        scale: f64,
-    },
-
-    /// The growth interval of the loss scale is zero steps.
-    #[error(
-        "the loss scale can't grow after 0 good steps: set `growth_interval` to 1 or more, or to \
-         `None` for a static scale"
-    )]
-    GrowthInterval,
-
-    /// Two options of the config contradict each other.
-    #[error("these policies make no sense together: {reason}")]
-    Combination {
-        /// The cause, and what to do.
-        reason: &'static str,
+    /// An option of the config is invalid, or contradicts another one.
+    #[error("the config is invalid: {reason}")]
+    Config {
+        /// The option, and what to do.
+        reason: String,
     },
 
     /// The optimizer can't accumulate gradients of micro-batches in its state with these options.
@@ -265,16 +240,13 @@ pub enum FusedError {
 
     /// The recomputation of a block under gradient checkpointing read other parameters than its first run.
     #[error(
-    "{} run of the recomputed block {name}{} read parameter `{path}`, and the other run did not: its closure took \
+    "{} run of the recomputed block {name} read parameter `{path}`, and the other run did not: its closure took \
     another branch. Its parameters and those that only earlier blocks use were not updated; those of later blocks may \
     have been. A closure must read the same parameters in each run: decide outside of the block, and \
     capture the decision, or pass it as a `Constant`",
         ["the first", "the second"][usize::from(*is_second)],
-        numbered(*block)
     )]
     BlockReads {
-        /// Index of the block in the pass, in the order of the first runs; `None` for a nested block.
-        block: Option<usize>,
         /// Module and type of the block.
         name: String,
         /// Path of the first parameter that only one of the runs read.
@@ -394,13 +366,6 @@ pub enum FusedError {
     /// The training can't be offloaded with this config.
     #[error("the training can't be offloaded: {reason}")]
     Offload {
-        /// The cause, and what to do.
-        reason: String,
-    },
-
-    /// An option of the average of the weights is out of range.
-    #[error("the weights can't be averaged: {reason}")]
-    Averaging {
         /// The cause, and what to do.
         reason: String,
     },
@@ -559,14 +524,6 @@ impl FusedError {
     }
 }
 
-/// Formats the index of a block, to append to its name.
-fn numbered(block: Option<usize>) -> String {
-    match block {
-        Some(block) => format!(" (number {block}, counted from 0)"),
-        None => " (in another block)".to_string(),
-    }
-}
-
 /// Joins the first five of `names`, and counts the others.
 pub(crate) fn listed(names: impl ExactSizeIterator<Item: std::fmt::Display>) -> String {
     const SHOWN: usize = 5;
@@ -582,7 +539,7 @@ pub(crate) fn listed(names: impl ExactSizeIterator<Item: std::fmt::Display>) -> 
 impl From<OptimError> for FusedError {
     fn from(error: OptimError) -> Self {
         match error {
-            OptimError::Averaging { reason } => Self::Averaging { reason },
+            OptimError::Averaging { reason } => Self::Config { reason },
             OptimError::UnreadableRecord { reason } => Self::UnreadableRecord { reason },
         }
     }

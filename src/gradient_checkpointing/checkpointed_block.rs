@@ -143,7 +143,6 @@ where
             call,
             first,
             readers,
-            index,
             ..
         } = self;
         let (block, tracked, forward) = (call.block, call.tracked, call.forward);
@@ -207,7 +206,6 @@ where
             None if !outputs_differ => return Ok(Recomputation { output, leaves }),
             None => FusedError::recomputation_differs(&name),
             Some((path, is_second)) => FusedError::BlockReads {
-                block: index,
                 name,
                 path: path.to_string(),
                 is_second,

@@ -50,7 +50,11 @@ impl GlobalNormClippingConfig {
     pub(crate) fn check(self) -> Result<(), FusedError> {
         let max_norm = self.max_norm();
         match max_norm.is_nan() || max_norm <= 0.0 {
-            true => Err(FusedError::MaxNorm { max_norm }),
+            true => Err(FusedError::Config {
+                reason: format!(
+                    "the norm in `GlobalNormClippingConfig` is {max_norm}, and must be positive"
+                ),
+            }),
             false => Ok(()),
         }
     }

@@ -71,10 +71,17 @@ impl LossScalingConfig {
         // Gradients are multiplied by the reciprocal, in f32.
         let is_normal = |scale: f64| (scale as f32).is_normal();
         if scale <= 0.0 || !is_normal(scale) || !is_normal(1.0 / scale) {
-            return Err(FusedError::LossScale { scale });
+            let reason = format!(
+                "`initial_scale` is {scale:e}, and must be a positive finite f32 with a finite reciprocal"
+            );
+            return Err(FusedError::Config { reason });
         }
         if self.growth_interval == Some(0) {
-            return Err(FusedError::GrowthInterval);
+            let reason =
+                "`growth_interval` is 0: set it to 1 or more, or to `None` for a static scale";
+            return Err(FusedError::Config {
+                reason: reason.to_string(),
+            });
         }
         Ok(())
     }

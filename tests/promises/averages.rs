@@ -412,7 +412,7 @@ fn average_option_out_of_range_is_refused() {
     ] {
         let one = fused(&Stack::init(), FusedConfig::new());
         let error = one.with_config(averaging(config)).expect_err("refused");
-        assert_matches!(error, FusedError::Averaging { .. });
+        assert_matches!(error, FusedError::Config { .. });
         assert_says(&error, says);
     }
 }

@@ -83,7 +83,7 @@ fn what_lacks_the_type_at_rest_is_refused() {
     let error = fused
         .with_config(computed_in(FloatDType::Flex32))
         .unwrap_err();
-    assert_matches!(error, FusedError::Combination { .. });
+    assert_matches!(error, FusedError::Config { .. });
 }
 
 /// Where the scale is, and its gradient.

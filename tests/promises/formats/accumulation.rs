@@ -152,5 +152,5 @@ fn there_is_no_precision_to_choose_where_there_is_no_buffer() {
     let error = fused
         .with_config(FusedConfig::new().with_full_precision_accumulation(true))
         .unwrap_err();
-    assert_matches!(error, backburn::FusedError::Combination { .. });
+    assert_matches!(error, backburn::FusedError::Config { .. });
 }

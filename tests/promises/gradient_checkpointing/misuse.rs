@@ -163,7 +163,6 @@ fn block_runs_that_read_other_parameters_are_an_error() {
         let which = ["the second run", "the first run"][skips];
         let message = error.to_string();
         assert!(message.starts_with(which), "{message}");
-        assert_says(&message, "(number 1, counted from 0)");
         assert_says(&message, "`blocks.1.contract.weight`");
         assert_changed(&before, &fused.model(), |path| path.starts_with("output"));
         // Training goes on.
