@@ -387,9 +387,9 @@ pub enum FusedError {
 
     /// A weight or a gradient could not be transferred to another device.
     #[error(
-        "parameter `{path}` or its gradient could not be transferred to another device: {reason}. If a device is out of \
-        memory, offload more, or make the batch or the blocks smaller. With offload, its value and optimizer state are on \
-        the host, as of the last update"
+        "parameter `{path}` or its gradient could not be transferred to another device: {reason}. If a device does not \
+        answer, resume from the last checkpoint. If one is out of memory, offload more, or make the batch or the blocks smaller: \
+        with offload, its value and optimizer state are on the host, as of the last update"
     )]
     Transfer {
         /// Path of the parameter.
