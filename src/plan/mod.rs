@@ -11,7 +11,6 @@
 
 mod budget;
 mod candidate;
-mod concurrent_calls;
 mod curve;
 mod error;
 mod follow;
