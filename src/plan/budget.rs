@@ -43,8 +43,10 @@ impl FromStr for Budget {
     /// Parses a number with an optional unit, `B`, `kB`, `MB`, `GB`, `TB` (powers of 1000), `KiB`, `MiB`, `GiB`, `TiB` (of 1024); or
     /// `machine`.
     fn from_str(text: &str) -> Result<Self, PlanError> {
-        let unreadable = || PlanError::UnreadableBudget {
-            text: text.to_string(),
+        let unreadable = || {
+            PlanError::invalid(format!(
+                "`{text}` is not a number of bytes: write it as 6GB, 500MB, 1.5GiB or 6000000000"
+            ))
         };
         let lower = text.trim().to_lowercase();
         if lower == "machine" {
@@ -89,22 +91,25 @@ impl Budget {
     /// Returns the number of bytes for a training on `device`.
     pub(super) fn bytes(self, device: &Device) -> Result<usize, PlanError> {
         match self {
-            Self::Bytes(0) => Err(PlanError::NoBudget),
+            Self::Bytes(0) => Err(PlanError::invalid(
+                "the budget is 0 bytes: pass the number of bytes that the training may take",
+            )),
             Self::Bytes(bytes) => Ok(bytes),
-            Self::Machine if device.memory_pool_usage().is_some() => {
-                Err(PlanError::UnknownMachine {
-                    reason: format!("{device:?} reports the used memory, but not its size"),
-                })
-            }
+            Self::Machine if device.memory_pool_usage().is_some() => Err(unknown(&format!(
+                "{device:?} reports the used memory, but not its size"
+            ))),
             Self::Machine => machine(),
         }
     }
 }
 
+fn unknown(reason: &str) -> PlanError {
+    PlanError::invalid(format!(
+        "the size of the memory is unknown: {reason}. Pass the number with `Budget::Bytes`"
+    ))
+}
+
 fn machine() -> Result<usize, PlanError> {
-    let unknown = |reason: &str| PlanError::UnknownMachine {
-        reason: reason.to_string(),
-    };
     let memory = HostMemory::now().map_err(unknown)?;
     let available = memory.available.saturating_add(memory.held);
     let limit = memory.group.map_or(u64::MAX, |group| group.total_memory);

@@ -6,27 +6,12 @@ use crate::parameters::ModelKey;
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum PlanError {
-    /// The budget is zero.
-    #[error("the budget is 0 bytes: pass the number of bytes that the training may take")]
-    NoBudget,
-
-    /// The text of a budget can't be parsed.
-    #[error("`{text}` is not a number of bytes: write it as 6GB, 500MB, 1.5GiB or 6000000000")]
-    UnreadableBudget {
-        /// The text.
-        text: String,
-    },
-
-    /// The memory of the machine, or of a device, is unknown.
-    #[error("the size of the memory is unknown: {reason}. Pass the number with `Budget::Bytes`")]
-    UnknownMachine {
-        /// The cause.
+    /// The budget or the batch is invalid, or the plan was edited and is invalid.
+    #[error("{reason}")]
+    Invalid {
+        /// The cause, and what to do.
         reason: String,
     },
-
-    /// The batch is zero.
-    #[error("the batch has 0 items: set their number with `with_batch`")]
-    NoBatch,
 
     /// No candidate fits the budget.
     #[error(
@@ -53,13 +38,6 @@ pub enum PlanError {
         found: ModelKey,
     },
 
-    /// The plan was edited, and is invalid.
-    #[error("the plan can't be followed: {reason}")]
-    Unusable {
-        /// The cause, and what to do.
-        reason: String,
-    },
-
     /// Memory can't be measured.
     #[error(transparent)]
     Memory(#[from] MemoryError),
@@ -70,3 +48,11 @@ pub enum PlanError {
 }
 
 backburn_base::debug_prints_message!(PlanError);
+
+impl PlanError {
+    pub(super) fn invalid(reason: impl Into<String>) -> Self {
+        Self::Invalid {
+            reason: reason.into(),
+        }
+    }
+}

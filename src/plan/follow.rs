@@ -77,9 +77,9 @@ impl<O: PlannedOptimizer> Plan<O> {
     fn check_numbers(&self) -> Result<(), PlanError> {
         for (name, number) in [("batch", self.batch), ("accumulation", self.accumulation)] {
             if number == 0 {
-                return Err(PlanError::Unusable {
-                    reason: format!("its `{name}` is 0: set it to 1 or more, or plan again"),
-                });
+                return Err(PlanError::invalid(format!(
+                    "the `{name}` of the plan is 0: set it to 1 or more, or plan again"
+                )));
             }
         }
         Ok(())

@@ -156,7 +156,9 @@ where
         budget: impl Into<Budget>,
     ) -> Result<Plan<O>, PlanError> {
         if self.batch == 0 {
-            return Err(PlanError::NoBatch);
+            return Err(PlanError::invalid(
+                "the batch has 0 items: set their number with `with_batch`",
+            ));
         }
         let alone = MEASURING.try_lock();
         let _alone = alone.ok_or(MemoryError::AlreadyRecording)?;

@@ -14,10 +14,13 @@ use crate::common::*;
 #[test]
 fn a_budget_or_a_batch_of_zero_is_refused() {
     let _alone = alone();
-    assert!(matches!(plan::<Mlp>(0), Err(PlanError::NoBudget)));
+    let error = plan::<Mlp>(0).unwrap_err();
+    assert_matches!(error, PlanError::Invalid { .. });
+    assert_says(&error, "budget is 0");
     let planner = planner::<Mlp>().with_batch(0);
-    let refused = planner.plan(Mlp::loss, ENOUGH);
-    assert!(matches!(refused, Err(PlanError::NoBatch)));
+    let error = planner.plan(Mlp::loss, ENOUGH).unwrap_err();
+    assert_matches!(error, PlanError::Invalid { .. });
+    assert_says(&error, "batch has 0 items");
 }
 
 #[test]
@@ -95,7 +98,7 @@ fn an_edited_plan_that_cannot_be_is_refused() {
     let mut plan = whole.clone();
     plan.accumulation = 0;
     let error = plan.fuse(init::<Bag>).unwrap_err().to_string();
-    assert_says(&error, "`accumulation` is 0");
+    assert_says(&error, "`accumulation` of the plan is 0");
     plan.accumulation = usize::MAX;
     plan.batch = 2;
     assert!(plan.to_string().contains(&usize::MAX.to_string()));
