@@ -171,27 +171,23 @@ fn load_into<M: Module, S: ModuleStore>(
 
 /// Detects files that are often mistaken for weights. Returns the cause, and what to do.
 fn no_weights(path: &Path) -> Option<&'static str> {
-    let name = path.file_name()?.to_string_lossy();
-    if name.ends_with(".index.json") {
+    if path.to_string_lossy().ends_with(".index.json") {
         return Some(
-            "it is the index of a model in several files: load each file in its `weight_map`, with \
-            `allow_partial(true)`",
+            "it is the index of a model in several files: load each file in its `weight_map`, with `allow_partial(true)`",
         );
     }
-    let mut head = [0; 64];
-    let length = File::open(path).and_then(|mut file| file.read(&mut head));
-    let head = String::from_utf8_lossy(&head[..length.ok()?]).to_lowercase();
-    let head = head.trim_start();
-    if head.starts_with("version https://git-lfs") {
-        Some(
-            "it is a Git LFS pointer instead of the file: run `git lfs pull`, or download the file itself",
-        )
-    } else if head.starts_with("<!doctype html") || head.starts_with("<html") {
-        Some(
-            "it is an HTML page, not the file that it links to: download the file itself, with a login if the page requires it",
-        )
-    } else {
-        None
+    let mut head = [0; 19];
+    File::open(path)
+        .and_then(|mut file| file.read_exact(&mut head))
+        .ok()?;
+    match head.to_ascii_lowercase().trim_ascii_start() {
+        b"version https://git" => {
+            Some("it is a Git LFS pointer instead of the file: run `git lfs pull`")
+        }
+        head if head.starts_with(b"<!doctype html") || head.starts_with(b"<html") => {
+            Some("it is an HTML page, not the file that it links to: download the file itself")
+        }
+        _ => None,
     }
 }
 
