@@ -234,10 +234,12 @@ impl TakeOver for Cast {
                 return param;
             };
             // A panic here would abort the process.
-            return base.code(path, param).unwrap_or_else(|(param, reason)| {
-                self.quantization_errors.push(reason);
-                param
-            });
+            return base
+                .quantize(path, param)
+                .unwrap_or_else(|(param, reason)| {
+                    self.quantization_errors.push(reason);
+                    param
+                });
         }
         // The parameter may be in the next file.
         if !param.is_initialized() {

@@ -6,7 +6,7 @@ use burn::tensor::Shape;
 use crate::parameters::list;
 use crate::policy::Update;
 use crate::weights::Role;
-use backburn_base::weight_of_codes;
+use backburn_base::weight_of_quantized_values;
 
 /// The parameters of a model in its order: which are trained, and what the optimizer keeps for each.
 ///
@@ -29,8 +29,8 @@ impl ParameterList {
         update: Option<&Update>,
     ) -> Self {
         let parameters = list(model).into_iter();
-        // Codes are no parameters in addition to their weights.
-        let parameters = parameters.filter(|it| weight_of_codes(&it.path).is_none());
+        // Quantized values are no parameters in addition to their weights.
+        let parameters = parameters.filter(|it| weight_of_quantized_values(&it.path).is_none());
         let listed = |it: crate::parameters::Parameter| {
             let (id, shape) = (it.param.id(), it.param.shape());
             let role = role(id).unwrap_or(Role::Frozen);

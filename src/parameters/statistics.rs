@@ -13,7 +13,7 @@ use burn::module::{Module, ParamId};
 use super::AnyTensor;
 use super::map::map_params;
 use super::{list, values};
-use backburn_base::weight_of_codes;
+use backburn_base::weight_of_quantized_values;
 
 /// Returns the ids of the running statistics of `module`. It only reads: other threads may be computing with them.
 ///
@@ -21,11 +21,11 @@ use backburn_base::weight_of_codes;
 /// places in memory, as long as the parameters of the first visit are held.
 pub(crate) fn running_statistics<M: Module>(module: &M) -> HashSet<ParamId> {
     let (held, again) = (list(module), list(module));
-    // Codes of an adapter are shown as a parameter that is made for the visit, too.
+    // Quantized values of an adapter are shown as a parameter that is made for the visit, too.
     let of_both = held
         .iter()
         .zip(&again)
-        .filter(|(held, _)| weight_of_codes(&held.path).is_none())
+        .filter(|(held, _)| weight_of_quantized_values(&held.path).is_none())
         .map(|(held, again)| (&held.param, &again.param));
     // A parameter without a value yet is no statistic.
     let moved =

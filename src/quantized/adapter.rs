@@ -2,8 +2,8 @@ use burn::module::{LoraAdapter, Module, Param, Reparameterization};
 use burn::tensor::Tensor;
 
 use super::placeholder::is_placeholder;
-use super::remade::remade;
-use super::stored::StoredCodes;
+use super::rematerialized::rematerialized;
+use super::stored::QuantizedValues;
 use super::weight::ComposedWeight;
 
 /// An adapter on a frozen quantized weight, like Burn's [`LoraAdapter`](burn::module::LoraAdapter) on a frozen weight:
@@ -19,13 +19,18 @@ pub struct QuantizedAdapter {
     pub b: Param<Tensor<2>>,
     /// The factor of their product, `alpha / rank`.
     pub scale: f64,
-    codes: StoredCodes,
+    values: QuantizedValues,
 }
 
 impl QuantizedAdapter {
-    pub(super) fn new(adapter: LoraAdapter, codes: StoredCodes) -> Self {
+    pub(super) fn new(adapter: LoraAdapter, values: QuantizedValues) -> Self {
         let LoraAdapter { a, b, scale } = adapter;
-        Self { a, b, scale, codes }
+        Self {
+            a,
+            b,
+            scale,
+            values,
+        }
     }
 
     /// Returns `base` plus the adapter; `base` is a float weight that was loaded in place of the quantized one.
@@ -53,17 +58,17 @@ impl Reparameterization for QuantizedAdapter {
     fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
         assert!(
             !base.is_require_grad(),
-            "a quantized weight was thawed, and its codes can't be trained: thaw all but it"
+            "a quantized weight was thawed, and its quantized values can't be trained: thaw all but it"
         );
         if is_weight(&base) {
             let base = Tensor::from_dispatch(base.into_dispatch());
             return Tensor::from_dispatch(self.on_floats(base).into_dispatch());
         }
         let weight = ComposedWeight {
-            base: self.codes.rows(),
+            base: self.values.rows(),
             scale: self.scale,
         };
-        let weight = remade(weight, self.a.val(), self.b.val());
+        let weight = rematerialized(weight, self.a.val(), self.b.val());
         Tensor::from_dispatch(weight.into_dispatch())
     }
 }

@@ -5,7 +5,7 @@ use burn::tensor::{FloatDType, Tensor};
 
 use super::adapter::QuantizedAdapter;
 use super::lora::QuantizedLora;
-use super::stored::StoredCodes;
+use super::stored::QuantizedValues;
 use crate::parameters::Parameter;
 
 /// A mapper that quantizes the weights of a model one after the other, and adds adapters after all are loaded.
@@ -15,7 +15,7 @@ pub(crate) struct AdaptedBase {
     /// The type of the adapters.
     dtype: FloatDType,
     /// Shapes and quantized values of the weights.
-    coded: HashMap<ParamId, ([usize; 2], StoredCodes)>,
+    quantized: HashMap<ParamId, ([usize; 2], QuantizedValues)>,
 }
 
 impl AdaptedBase {
@@ -23,12 +23,12 @@ impl AdaptedBase {
         Self {
             lora,
             dtype,
-            coded: HashMap::new(),
+            quantized: HashMap::new(),
         }
     }
 
     /// Quantizes `param` if it is to be adapted, or returns why it can't.
-    pub(crate) fn code<const D: usize>(
+    pub(crate) fn quantize<const D: usize>(
         &mut self,
         path: &str,
         param: Param<Tensor<D>>,
@@ -41,16 +41,16 @@ impl AdaptedBase {
             return Ok(param);
         }
         let id = param.id;
-        let (param, codes) = self.lora.coded(path, param)?;
-        self.coded.insert(id, (shape, codes));
+        let (param, values) = self.lora.quantized(path, param)?;
+        self.quantized.insert(id, (shape, values));
         Ok(param)
     }
 
     /// Returns a parameter that is quantized now and had an adapter before.
     pub(crate) fn adapted_before<'a>(&self, parameters: &'a [Parameter]) -> Option<&'a Parameter> {
         parameters.iter().find(|parameter| {
-            let coded = self.coded.contains_key(&parameter.param.id());
-            coded && parameter.reparameterization.is_some()
+            let quantized = self.quantized.contains_key(&parameter.param.id());
+            quantized && parameter.reparameterization.is_some()
         })
     }
 }
@@ -63,12 +63,12 @@ impl Reparameterizer for AdaptedBase {
         path: &str,
         param: Param<Tensor<D>>,
     ) -> (Param<Tensor<D>>, Option<QuantizedAdapter>) {
-        let adapter = self.coded.remove(&param.id).map(|(shape, codes)| {
+        let adapter = self.quantized.remove(&param.id).map(|(shape, values)| {
             let device = param.lazy_device();
             let adapter = self
                 .lora
                 .adapter(param.id, path, shape, self.dtype, &device);
-            QuantizedAdapter::new(adapter, codes)
+            QuantizedAdapter::new(adapter, values)
         });
         (param.set_require_grad(false), adapter)
     }

@@ -4,8 +4,8 @@ use burn::tensor::{FloatDType, Tensor};
 
 use super::format::{BaseFormat, GROUP, LEVELS, SCALE};
 
-/// Returns the weights in `rows`, in order, in f32: the numbers that [`super::codes::add`] adds.
-pub(super) fn decoded(rows: Tensor<2>, format: BaseFormat) -> Tensor<1> {
+/// Returns the weights in `rows`, in order, in f32: the numbers that [`super::values::add`] adds.
+pub(super) fn dequantized(rows: Tensor<2>, format: BaseFormat) -> Tensor<1> {
     let [groups, row] = rows.dims();
     // The scale is one, so the values are the signed bytes.
     let bytes = rows.dequantize().cast(FloatDType::F32);

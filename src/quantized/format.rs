@@ -12,7 +12,7 @@ pub enum BaseFormat {
 
 /// The number of weights that share a scale.
 pub(super) const GROUP: usize = 64;
-/// Bytes of a scale, which come before the codes of its group.
+/// Bytes of a scale, which come before the quantized values of its group.
 pub(super) const SCALE: usize = size_of::<f32>();
 
 /// The levels of a 4-bit value, from -1 to 1: those of NF4, quantiles of the normal distribution including zero, and

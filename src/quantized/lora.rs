@@ -8,8 +8,8 @@ use burn::tensor::{Device, FloatDType};
 use super::adapter::QuantizedAdapter;
 use super::format::BaseFormat;
 use super::placeholder::{is_placeholder, placeholder_of};
-use super::stored::StoredCodes;
-use super::weight::{encoded, is_finite};
+use super::stored::QuantizedValues;
+use super::weight::{is_finite, quantized};
 
 /// A reparameterizer that freezes a model, quantizes its matrices to few bits, and adds an adapter to each, as Burn's
 /// [`QLora`](burn::module::QLora) does.
@@ -21,13 +21,13 @@ use super::weight::{encoded, is_finite};
 /// Differences to Burn's `QLora`:
 ///
 /// - 4 bits are 0.56 bytes a weight (Burn's take a byte on `flex` and `ndarray`). The weight shows its dense shape by a placeholder in addition to
-///   the codes: one byte on `flex`, a quarter of a byte a weight on CubeCL devices, a byte a weight on `ndarray` and in records.
+///   the quantized values: one byte on `flex`, a quarter of a byte a weight on CubeCL devices, a byte a weight on `ndarray` and in records.
 /// - The dense weight is rematerialized in the backward pass, so it exists for one layer at a time, also without
 ///   [gradient checkpointing](crate::gradient_checkpointing()). Its gradient exists until the gradients of the factors
 ///   are computed: immediately in fused training; in stock training at the end of the pass, since Burn runs the tape by
 ///   depth.
 ///
-/// It trains as Burn's LoRA would on the decoded weights, to the bit on CPU backends.
+/// It trains as Burn's LoRA would on the dequantized weights, to the bit on CPU backends.
 ///
 /// ```
 /// use backburn::{BaseFormat, FusedOptimizer, QuantizedLora};
@@ -72,11 +72,11 @@ impl QuantizedLora {
     }
 
     /// Returns a placeholder of `param` with its quantized values, or `param` with the reason why it has none.
-    pub(super) fn coded<const D: usize>(
+    pub(super) fn quantized<const D: usize>(
         &self,
         path: &str,
         param: Param<Tensor<D>>,
-    ) -> Result<(Param<Tensor<D>>, StoredCodes), (Param<Tensor<D>>, String)> {
+    ) -> Result<(Param<Tensor<D>>, QuantizedValues), (Param<Tensor<D>>, String)> {
         if is_quantized(&param.base()) {
             let reason = format!(
                 "parameter `{path}` is quantized already: `QuantizedLora` takes weights in a float type, so apply it once"
@@ -93,7 +93,7 @@ impl QuantizedLora {
         let (id, value, mapper) = param.consume();
         let placeholder = placeholder_of(&value);
         let value = Tensor::from_dispatch(value.into_dispatch());
-        let codes = StoredCodes::new(encoded(value, self.format));
+        let values = QuantizedValues::new(quantized(value, self.format));
         let [saved, loaded] = [mapper.clone(), mapper.clone()];
         let param = Param::from_mapped_value(id, placeholder, mapper)
             .save_mapper(move |value| match is_placeholder(value.dtype()) {
@@ -104,7 +104,7 @@ impl QuantizedLora {
                 true => placeholder_of(&value),
                 false => loaded.on_load(value),
             });
-        Ok((param, codes))
+        Ok((param, values))
     }
 }
 
@@ -158,9 +158,9 @@ impl Reparameterizer for QuantizedLora {
         let Some(adapter) = adapter else {
             return (base, None);
         };
-        let coded = self.coded(path, base);
-        let (param, codes) = coded.unwrap_or_else(|(_, reason)| panic!("{reason}"));
+        let quantized = self.quantized(path, base);
+        let (param, values) = quantized.unwrap_or_else(|(_, reason)| panic!("{reason}"));
         self.last = Some(path.to_string());
-        (param, Some(QuantizedAdapter::new(adapter, codes)))
+        (param, Some(QuantizedAdapter::new(adapter, values)))
     }
 }

@@ -1,8 +1,8 @@
 //! Adapters on a frozen weight that is stored in a few bits.
 //!
 //! The weight of a layer, the dequantized base plus the adapter, is an autodiff operation that the tape rematerializes
-//! where it needs it ([`remade`]). So the dense weight exists for one layer at a time, and its gradient until those of
-//! the factors are computed. Quantized values ([`codes`]) are rows of bytes, one for a group of 64 weights, in the
+//! where it needs it ([`rematerialized`]). So the dense weight exists for one layer at a time, and its gradient until those of
+//! the factors are computed. Quantized values ([`values`]) are rows of bytes, one for a group of 64 weights, in the
 //! tensor kind that Burn has for bytes among float parameters. So everything that moves or records quantized
 //! parameters works with them. They are a parameter of the adapter ([`stored`]); the parameter that carries the
 //! adapter is a [`placeholder`] of the weight's shape.
@@ -10,13 +10,13 @@
 mod adapter;
 #[cfg(feature = "store")]
 mod base;
-mod codes;
 mod device;
 mod format;
 mod lora;
 mod placeholder;
-mod remade;
+mod rematerialized;
 mod stored;
+mod values;
 mod weight;
 
 pub use adapter::QuantizedAdapter;

@@ -6,9 +6,9 @@ use crate::tap::lift;
 
 /// The quantized values of a weight, as rows of bytes: a frozen parameter of the adapter.
 #[derive(Clone, Debug)]
-pub(super) struct StoredCodes(Param<Tensor<2>>);
+pub(super) struct QuantizedValues(Param<Tensor<2>>);
 
-impl StoredCodes {
+impl QuantizedValues {
     pub(super) fn new(rows: Tensor<2>) -> Self {
         Self(Param::initialized(ParamId::new(), rows))
     }
@@ -20,24 +20,24 @@ impl StoredCodes {
 
     /// Returns the parameter as visitors see it: see [`with_value`](backburn_base::with_value).
     fn shown(&self) -> Param<Tensor<2>> {
-        let codes = self.0.base();
+        let values = self.0.base();
         let nothing = |device: &Device, _: bool| Tensor::zeros([0, 0], device);
         let shape = [0, 0].into();
-        Param::uninitialized(self.0.id, nothing, codes.device(), false, shape)
-            .save_mapper(move |_nothing| codes.clone())
+        Param::uninitialized(self.0.id, nothing, values.device(), false, shape)
+            .save_mapper(move |_nothing| values.clone())
     }
 }
 
-impl Module for StoredCodes {
+impl Module for QuantizedValues {
     fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
         self.shown().visit(visitor);
     }
 
     fn map<M: ModuleMapper>(self, mapper: &mut M) -> Self {
-        let codes = Module::map(self.0, mapper);
-        match codes.is_require_grad() {
-            true => Self(codes.set_require_grad(false)),
-            false => Self(codes),
+        let values = Module::map(self.0, mapper);
+        match values.is_require_grad() {
+            true => Self(values.set_require_grad(false)),
+            false => Self(values),
         }
     }
 
@@ -53,11 +53,11 @@ impl Module for StoredCodes {
     fn fork(self, device: &Device) -> Self {
         let strategy = self.0.gradient_checkpointing_strategy();
         let inner = device.clone().inner();
-        Self(self.0.map(|codes| {
-            let codes = codes.inner().to_device(&inner);
+        Self(self.0.map(|values| {
+            let values = values.inner().to_device(&inner);
             match strategy {
-                Some(strategy) => lift(codes, strategy),
-                None => codes,
+                Some(strategy) => lift(values, strategy),
+                None => values,
             }
         }))
     }
@@ -75,10 +75,10 @@ impl Module for StoredCodes {
     }
 }
 
-impl ModuleDisplayDefault for StoredCodes {
+impl ModuleDisplayDefault for QuantizedValues {
     fn content(&self, content: Content) -> Option<Content> {
         content.optional()
     }
 }
 
-impl ModuleDisplay for StoredCodes {}
+impl ModuleDisplay for QuantizedValues {}

@@ -3,7 +3,7 @@ use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 use burn_std::{QuantizedBytes, Shape};
 
 use super::format::BaseFormat;
-use super::{codes, device};
+use super::{device, values};
 use crate::device::{copy_to_device, is_cubecl, is_remote};
 
 /// A weight composed of a frozen quantized base and the factors of an adapter: `base + scale * (a @ b)`.
@@ -27,20 +27,20 @@ impl ComposedWeight {
             // In its place.
             let mut data = product.into_data();
             let values = data.as_mut_slice::<f32>().expect("it is in f32");
-            codes::add(&rows_of(base), format, self.scale as f32, values);
+            values::add(&rows_of(base), format, self.scale as f32, values);
             return Tensor::from_data(data, &device);
         }
         let shape = product.dims();
         let elements = shape.iter().product();
         let weights = if is_at_hand {
             let mut values = vec![0.0; elements];
-            codes::add(&rows_of(base), format, 1.0, &mut values);
+            values::add(&rows_of(base), format, 1.0, &mut values);
             Tensor::from_data(
                 TensorData::new(values, shape).convert_dtype(dtype),
                 (&device, dtype),
             )
         } else {
-            let weights = device::decoded(base, format).narrow(0, 0, elements);
+            let weights = device::dequantized(base, format).narrow(0, 0, elements);
             weights.reshape(shape).cast(FloatDType::from(dtype))
         };
         weights + product.mul_scalar(self.scale)
@@ -62,11 +62,11 @@ impl ComposedWeight {
 }
 
 /// Returns the quantized rows of `value`, which is finite.
-pub(super) fn encoded(value: Tensor<2>, format: BaseFormat) -> Tensor<2> {
+pub(super) fn quantized(value: Tensor<2>, format: BaseFormat) -> Tensor<2> {
     let device = value.device();
     let data = value.into_data().convert_dtype(DType::F32);
     let values = data.as_slice::<f32>().expect("it is in f32");
-    tensor(codes::encoded(values, format), format, &device)
+    tensor(values::quantized(values, format), format, &device)
 }
 
 /// Returns `true` if `value` is finite in f32, the type in which it is quantized.
@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn operations_of_tensors_decode_what_the_processor_does() {
+    fn tensor_operations_dequantize_as_processor() {
         let device = Device::flex();
         for (format, magnitude) in [
             (BaseFormat::Bits8, 0.02),
@@ -123,11 +123,11 @@ mod tests {
         ] {
             let normal = Distribution::Normal(0.0, magnitude);
             let value = Tensor::<2>::random([24, 17], normal, &device);
-            let rows = encoded(value, format);
+            let rows = quantized(value, format);
             let mut expected = vec![0.0; 24 * 17];
-            codes::add(&rows_of(rows.clone()), format, 1.0, &mut expected);
-            let decoded = device::decoded(rows, format).narrow(0, 0, 24 * 17);
-            decoded
+            values::add(&rows_of(rows.clone()), format, 1.0, &mut expected);
+            let dequantized = device::dequantized(rows, format).narrow(0, 0, 24 * 17);
+            dequantized
                 .into_data()
                 .assert_eq(&TensorData::from(&*expected), true);
         }

@@ -28,7 +28,7 @@ pub(super) fn offloaded<M: Module>(
     let is_offloaded = |id| {
         let entry = inventory.get(id).filter(|entry| !entry.is_trained());
         entry.is_some_and(|entry| {
-            // Its codes wait in its place.
+            // Its quantized values wait in its place.
             let is_placeholder = is_placeholder(entry.dtype);
             !is_placeholder && context.is_offloaded(false, entry.elements(), entry.dtype)
         }) && !statistics.contains(&id)

@@ -16,7 +16,7 @@ use crate::quantized::is_placeholder;
 use crate::random::GENERATORS;
 use crate::replica::Size;
 use crate::tap;
-use backburn_base::weight_of_codes;
+use backburn_base::weight_of_quantized_values;
 
 /// Returns `true` if `module` has a float parameter that is not yet initialized.
 fn is_lazy<M: Module>(module: &M) -> bool {
@@ -60,13 +60,15 @@ impl Inventory {
             let path = fused.path.clone();
             return Err(FusedError::AlreadyFused { path });
         }
-        let coded = parameters.iter().filter_map(|it| weight_of_codes(&it.path));
-        let coded: HashSet<_> = coded.collect();
+        let quantized = parameters
+            .iter()
+            .filter_map(|it| weight_of_quantized_values(&it.path));
+        let quantized: HashSet<_> = quantized.collect();
         let thawed = |parameter: &&Parameter| {
             // Burn's `fork` makes floats of a placeholder.
-            let is_in_codes = coded.contains(&*parameter.path)
+            let is_quantized = quantized.contains(&*parameter.path)
                 || matches!(parameter.param.value().dtype(), DType::QFloat(_));
-            parameter.reparameterization.is_some() && is_in_codes && parameter.param.is_active()
+            parameter.reparameterization.is_some() && is_quantized && parameter.param.is_active()
         };
         if let Some(thawed) = parameters.iter().find(thawed) {
             let path = thawed.path.clone();

@@ -15,7 +15,7 @@ use burn::tensor::{Device, GradientCheckpointingStrategy, Tensor};
 
 pub use any::{AnyParam, AnyTensor, MAX_RANK};
 pub use key::ModelKey;
-pub use list::{Parameter, list, values, weight_of_codes, with_value};
+pub use list::{Parameter, list, values, weight_of_quantized_values, with_value};
 pub use read::{copy_to_device, in_memory, of_data, read};
 pub use servers::{forked, is_remote, read_with_timeout, sync_with_timeout, to_device};
 pub use transfer::{in_type, transferred};

@@ -70,7 +70,7 @@ fn is_factor(path: &str) -> bool {
 /// The codes of all matrices.
 fn codes<M: Module>(model: &M) -> Vec<(String, TensorData)> {
     let mut codes = weights(model);
-    codes.retain(|(path, _)| path.ends_with("lora.codes"));
+    codes.retain(|(path, _)| path.ends_with("lora.values"));
     assert!(!codes.is_empty());
     codes
 }

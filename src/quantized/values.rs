@@ -14,7 +14,7 @@ const GRAIN: usize = 512;
 const ROOM: usize = 64;
 
 /// Quantizes `values`, which are finite, to rows; the last group is padded with zeros.
-pub(super) fn encoded(values: &[f32], format: BaseFormat) -> Vec<u8> {
+pub(super) fn quantized(values: &[f32], format: BaseFormat) -> Vec<u8> {
     let bytes = values.len().div_ceil(GROUP) * format.row();
     let mut rows = Vec::with_capacity(bytes + ROOM);
     rows.resize(bytes, 0);
@@ -155,17 +155,17 @@ mod tests {
 
     use super::*;
 
-    fn decoded(rows: &[u8], format: BaseFormat, elements: usize) -> Vec<f32> {
+    fn dequantized(rows: &[u8], format: BaseFormat, elements: usize) -> Vec<f32> {
         let mut values = vec![0.0; elements];
         add(rows, format, 1.0, &mut values);
         values
     }
 
     #[test]
-    fn the_largest_finite_weight_stays_finite() {
+    fn largest_finite_weight_stays_finite() {
         for format in [BaseFormat::Bits8, BaseFormat::Bits4] {
             for values in [[f32::MAX, 1.0], [f32::MIN, f32::MAX]] {
-                let back = decoded(&encoded(&values, format), format, 2);
+                let back = dequantized(&quantized(&values, format), format, 2);
                 assert!(
                     back.iter().all(|value| value.is_finite()),
                     "{format:?}: {back:?}"
@@ -176,18 +176,18 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_weight_is_off_by_half_the_widest_gap_between_two_levels_at_most(
+        fn error_of_weight_is_at_most_half_of_widest_gap(
             values in proptest::collection::vec(-3.0_f32..3.0, 1..200),
             exponent in -60..60,
         ) {
             let values: Vec<f32> = values.iter().map(|value| value * 2_f32.powi(exponent)).collect();
             for (format, gap) in [(BaseFormat::Bits8, 1.0 / 127.0), (BaseFormat::Bits4, 0.303_807_2)] {
-                let rows = encoded(&values, format);
+                let rows = quantized(&values, format);
                 prop_assert_eq!(rows.len(), values.len().div_ceil(GROUP) * format.row());
-                let decoded = decoded(&rows, format, values.len());
-                for (values, decoded) in values.chunks(GROUP).zip(decoded.chunks(GROUP)) {
+                let dequantized = dequantized(&rows, format, values.len());
+                for (values, dequantized) in values.chunks(GROUP).zip(dequantized.chunks(GROUP)) {
                     let largest = values.iter().fold(0.0_f32, |largest, value| largest.max(value.abs()));
-                    let errors = || values.iter().zip(decoded).map(|(value, decoded)| (value - decoded).abs());
+                    let errors = || values.iter().zip(dequantized).map(|(value, dequantized)| (value - dequantized).abs());
                     // A smaller scale is chosen only if it reduces the error of the whole group.
                     let bound = largest * gap * 0.500_01;
                     let sum: f32 = errors().map(|error| error * error).sum();
@@ -198,12 +198,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_decoded_is_coded_the_same_again() {
+    fn dequantized_values_are_quantized_equally() {
         let values: Vec<f32> = (0..640).map(|i| (i as f32 * 0.37).sin() * 0.02).collect();
         for format in [BaseFormat::Bits8, BaseFormat::Bits4] {
-            let rows = encoded(&values, format);
-            let once = decoded(&rows, format, values.len());
-            let twice = decoded(&encoded(&once, format), format, values.len());
+            let rows = quantized(&values, format);
+            let once = dequantized(&rows, format, values.len());
+            let twice = dequantized(&quantized(&once, format), format, values.len());
             for (once, twice) in once.iter().zip(twice) {
                 assert!((once - twice).abs() <= 1e-6 * once.abs(), "{once} {twice}");
             }
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_has_the_levels_that_fit_it() {
+    fn group_has_levels_with_smaller_error() {
         let even: Vec<f32> = LEVELS[1]
             .repeat(4)
             .iter()
@@ -223,16 +223,16 @@ mod tests {
             .map(|level| level * 0.3)
             .collect();
         for values in [even, normal] {
-            let rows = encoded(&values, BaseFormat::Bits4);
-            assert_eq!(decoded(&rows, BaseFormat::Bits4, GROUP), values);
+            let rows = quantized(&values, BaseFormat::Bits4);
+            assert_eq!(dequantized(&rows, BaseFormat::Bits4, GROUP), values);
         }
     }
 
     #[test]
     fn zeros_stay_zeros() {
         for format in [BaseFormat::Bits8, BaseFormat::Bits4] {
-            let rows = encoded(&[0.0; 70], format);
-            assert_eq!(decoded(&rows, format, 70), [0.0; 70]);
+            let rows = quantized(&[0.0; 70], format);
+            assert_eq!(dequantized(&rows, format, 70), [0.0; 70]);
         }
     }
 

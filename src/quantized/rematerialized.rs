@@ -26,7 +26,7 @@ use crate::tap::{lift, primitive};
 ///
 /// The backward pass rematerializes the weight, and the tape holds nothing of its size. Its gradient is dropped as
 /// soon as those of the factors are computed.
-pub(super) fn remade(weight: ComposedWeight, a: Tensor<2>, b: Tensor<2>) -> Tensor<2> {
+pub(super) fn rematerialized(weight: ComposedWeight, a: Tensor<2>, b: Tensor<2>) -> Tensor<2> {
     if !a.is_autodiff() {
         return weight.composed(a, b);
     }
@@ -37,7 +37,7 @@ pub(super) fn remade(weight: ComposedWeight, a: Tensor<2>, b: Tensor<2>) -> Tens
         return value;
     }
     let [value, a, b] = [value, a, b].map(Tensor::into_dispatch);
-    Tensor::from_dispatch(Dispatch::remade(value, a, b, Arc::new(weight)))
+    Tensor::from_dispatch(Dispatch::rematerialized(value, a, b, Arc::new(weight)))
 }
 
 /// The backend operation: returns `value`, and registers its rematerialization under autodiff.
@@ -48,9 +48,9 @@ pub(super) fn remade(weight: ComposedWeight, a: Tensor<2>, b: Tensor<2>) -> Tens
     Remote: cfg(feature = "remote"),
     Autodiff
 )]
-pub(crate) trait RemadeBackend: Backend {
+pub(crate) trait RematerializedBackend: Backend {
     /// Returns `value`, which `weight` has composed of `a` and `b`.
-    fn remade(
+    fn rematerialized(
         value: FloatTensor<Self>,
         a: FloatTensor<Self>,
         b: FloatTensor<Self>,
@@ -62,38 +62,38 @@ pub(crate) trait RemadeBackend: Backend {
 }
 
 #[cfg(feature = "cubecl")]
-impl RemadeBackend for burn::backend::Cube {}
+impl RematerializedBackend for burn::backend::Cube {}
 #[cfg(feature = "flex")]
-impl RemadeBackend for burn::backend::Flex {}
+impl RematerializedBackend for burn::backend::Flex {}
 #[cfg(feature = "ndarray")]
-impl RemadeBackend for burn::backend::NdArray {}
+impl RematerializedBackend for burn::backend::NdArray {}
 #[cfg(feature = "remote")]
-impl RemadeBackend for burn::backend::Remote {}
+impl RematerializedBackend for burn::backend::Remote {}
 
-impl<B, C> RemadeBackend for Autodiff<B, C>
+impl<B, C> RematerializedBackend for Autodiff<B, C>
 where
     B: Backend,
     C: CheckpointStrategy,
     DispatchTensor: DispatchKindConversion<B>,
 {
-    fn remade(
+    fn rematerialized(
         value: FloatTensor<Self>,
         a: FloatTensor<Self>,
         b: FloatTensor<Self>,
         weight: Arc<ComposedWeight>,
     ) -> FloatTensor<Self> {
         let (value, _) = value.into_parts();
-        let again = Again::<B> {
+        let rematerialization = Rematerialization::<B> {
             a: a.id(),
             b: b.id(),
             weight: weight.clone(),
             backend: PhantomData,
         };
         // This operation is rematerialized whatever the strategy of the graph is.
-        let prepared = Remade
+        let prepared = Rematerialized
             .prepare::<BalancedCheckpointing>([a.node(), b.node()])
             .memory_bound()
-            .retro_forward(again)
+            .retro_forward(rematerialization)
             .parents([&a, &b])
             .stateful();
         match prepared {
@@ -108,14 +108,14 @@ where
 
 /// The rematerialization of the weight.
 #[derive(Debug)]
-struct Again<B> {
+struct Rematerialization<B> {
     a: NodeId,
     b: NodeId,
     weight: Arc<ComposedWeight>,
     backend: PhantomData<B>,
 }
 
-impl<B> RetroForward for Again<B>
+impl<B> RetroForward for Rematerialization<B>
 where
     B: Backend,
     DispatchTensor: DispatchKindConversion<B>,
@@ -130,9 +130,9 @@ where
 }
 
 #[derive(Debug)]
-struct Remade;
+struct Rematerialized;
 
-impl<B> Backward<B, 2> for Remade
+impl<B> Backward<B, 2> for Rematerialized
 where
     B: Backend,
     DispatchTensor: DispatchKindConversion<B>,
