@@ -63,7 +63,7 @@
 //! | `linear_cross_entropy` | head and loss of a large vocabulary, as checkpointed blocks |
 //! | `gradient_checkpointing` | recomputes blocks, so that their activations are not kept |
 //! | `footprint` | bytes that parameters and optimizer states hold between steps, and that an update adds |
-//! | `cast`, `load`, `load_store` | casts a model, or loads a record or a file in the type of training |
+//! | `cast`, `load_store` | casts a model, or loads a file in the type of training |
 //! | `weights` | master and local parameters; attaches to a module, exports an ordinary one |
 //! | `pass` | shared state of one forward and backward pass |
 //! | `policy` | policies for finished gradients |
@@ -101,7 +101,6 @@ mod gradient_checkpointing;
 mod host_memory;
 mod in_flight;
 mod linear_cross_entropy;
-mod load;
 #[cfg(feature = "store")]
 mod load_store;
 mod lock;
@@ -149,7 +148,6 @@ pub use gradient_checkpointing::{
 pub use linear_cross_entropy::{
     Head, LinearCrossEntropyLoss, LinearCrossEntropyLossConfig, LossReduction,
 };
-pub use load::load_record_in;
 #[cfg(feature = "store")]
 pub use load_store::{LoadError, load_from_store, load_quantized_from_store};
 pub use loss::Loss;

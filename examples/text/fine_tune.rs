@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
 use backburn::{
-    BaseFormat, FusedConfig, GradientCheckpointingConfig, MemoryEstimate, QuantizedLora,
-    load_from_store, load_quantized_from_store, load_record_in,
+    BaseFormat, FusedConfig, GradientCheckpointingConfig, MemoryEstimate, QuantizedLora, cast,
+    load_from_store, load_quantized_from_store,
 };
 use burn::module::{Lora, ParamGroup};
 use burn::prelude::*;
@@ -222,7 +222,8 @@ fn load(model: LanguageModel, path: &Path, options: &Options) -> Result<Language
         Some("pt" | "pth" | "bin") => load_from_store(model, path, PytorchStore::from_file, dtype),
         Some("bpk") => {
             let record = ModuleRecord::load(path).with_context(|| format!("in {name}"))?;
-            return load_record_in(model, record, dtype).with_context(|| format!("in {name}"));
+            let loaded = cast(model, dtype)?.try_load_record(record.cast_to_module_dtype());
+            return loaded.with_context(|| format!("in {name}"));
         }
         _ => bail!(
             "{name} is not a file of safetensors (.safetensors), of PyTorch (.pt, .pth, .bin) or of Burn (.bpk)"

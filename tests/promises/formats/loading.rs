@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use burn::store::{ModuleSnapshot, RecordError, SafetensorsStore};
+use burn::store::{ModuleSnapshot, SafetensorsStore};
 
 use super::*;
 
@@ -75,46 +75,6 @@ fn adapters_and_frozen_weights_are_loaded_as_such() {
         )
     };
     assert_eq!(counts(loaded), counts(init()));
-}
-
-#[test]
-fn layers_in_columns_are_loaded() {
-    let device = Device::flex().autodiff();
-    let config = LinearConfig::new(6, 12).with_layout(LinearLayout::Col);
-    let saved = config.init(&device);
-    let record = saved.clone().into_record();
-    let loaded = load_record_in(config.init(&device), record, FloatDType::BF16).unwrap();
-    assert_eq!(
-        weights(&loaded),
-        weights(&cast(saved, FloatDType::BF16).unwrap())
-    );
-}
-
-/// Loads under every option of the record: a view of one element would be left in place.
-#[test]
-fn a_record_that_lacks_a_parameter_is_refused() {
-    let device = Device::flex().autodiff();
-    let part = || {
-        let mut model = Network::init(&device);
-        model.second.bias = None;
-        model.into_record()
-    };
-    for record in [part(), part().allow_partial(true).validate(false)] {
-        let refused = load_record_in(Network::init(&device), record, FloatDType::BF16);
-        let error = refused.map(drop).unwrap_err();
-        assert_matches!(error, RecordError::Validation(text) if text.contains("second.bias"));
-    }
-}
-
-#[test]
-fn a_record_of_other_shapes_is_refused() {
-    let device = Device::flex().autodiff();
-    let mut model = Network::init(&device);
-    model.first = LinearConfig::new(61, 70).init(&device);
-    let record = model.into_record().validate(false);
-    let refused = load_record_in(Network::init(&device), record, FloatDType::BF16);
-    let error = refused.map(drop).unwrap_err();
-    assert_matches!(error, RecordError::Validation(text) if text.contains("first.weight"));
 }
 
 /// Trains a stock model, whose clones share its running statistics, while `beside` is called with such clones over and
