@@ -12,7 +12,7 @@ pub(crate) struct Squares(Sum);
 #[derive(Clone, Debug)]
 enum Sum {
     Known(f64),
-    /// Still on a device: sums of the squares of large, ordinary and small elements in turn.
+    /// Still on a device: a [`squares::scaled_sum`].
     #[cfg_attr(not(feature = "cubecl"), allow(dead_code))]
     OnDevice(Box<Tensor<1>>),
 }
@@ -51,7 +51,7 @@ impl Sum {
         }
         #[cfg(feature = "cubecl")]
         if is_cubecl(&elements.device()) {
-            let sums = squares::sums_of(elements.clone());
+            let sums = squares::scaled_sum(elements.clone());
             return Self::OnDevice(Box::new(sums));
         }
         let elements = widened(elements);
