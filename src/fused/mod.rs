@@ -15,5 +15,6 @@ pub(crate) use core::Core;
 pub(crate) use core::{ResumeError, Trainer};
 pub use optimizer::FusedOptimizer;
 pub(crate) use parameter_list::ParameterList;
+#[cfg(feature = "train")]
 pub(crate) use policies::Policies;
 pub use replicas::{FusedReplicas, RankBytes};
