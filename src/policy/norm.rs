@@ -7,10 +7,7 @@ use crate::squares::{self, DOWN, LARGE, SMALL, UP};
 
 /// The sum of the squares of a tensor's elements.
 #[derive(Clone, Debug)]
-pub(crate) struct Squares(Sum);
-
-#[derive(Clone, Debug)]
-enum Sum {
+pub(crate) enum Squares {
     Known(f64),
     /// Still on a device: a [`squares::scaled_sum`].
     #[cfg_attr(not(feature = "cubecl"), allow(dead_code))]
@@ -31,21 +28,7 @@ const NOT_SMALL: f64 = 4.0 * SMALL * SMALL;
 
 impl Squares {
     /// Computes the sum of squares; half types in f32.
-    pub(crate) fn of<const D: usize>(tensor: &Tensor<D>) -> Self {
-        Self(Sum::of(tensor))
-    }
-
-    /// Returns the sum, if it is known without waiting for a device.
-    pub(super) fn value(&self) -> Option<f64> {
-        match self.0 {
-            Sum::Known(sum) => Some(sum),
-            Sum::OnDevice(_) => None,
-        }
-    }
-}
-
-impl Sum {
-    fn of<const D: usize>(elements: &Tensor<D>) -> Self {
+    pub(crate) fn of<const D: usize>(elements: &Tensor<D>) -> Self {
         if elements.shape().num_elements() == 0 {
             return Self::Known(0.0);
         }
@@ -58,6 +41,14 @@ impl Sum {
         Self::Known(read_with_timeout(&elements.device(), || {
             sum_of_squares(elements)
         }))
+    }
+
+    /// Returns the sum, if it is known without waiting for a device.
+    pub(super) fn value(&self) -> Option<f64> {
+        match self {
+            Self::Known(sum) => Some(*sum),
+            Self::OnDevice(_) => None,
+        }
     }
 }
 
@@ -84,9 +75,9 @@ pub(super) fn sums(squares: &[&Squares]) -> Result<Vec<f64>, Unread> {
     let mut sums = vec![0.0; squares.len()];
     let mut left = Vec::new();
     for (index, squares) in squares.iter().enumerate() {
-        match &squares.0 {
-            Sum::Known(sum) => sums[index] = *sum,
-            Sum::OnDevice(parts) => left.push((index, &**parts)),
+        match squares {
+            Squares::Known(sum) => sums[index] = *sum,
+            Squares::OnDevice(parts) => left.push((index, &**parts)),
         }
     }
     while let Some((_, first)) = left.first() {

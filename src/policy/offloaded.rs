@@ -119,7 +119,7 @@ impl OffloadedStates {
         optimizer: &ModuleOptimizer,
     ) -> Option<impl FnOnce() + Send + use<>> {
         self.next.insert(self.last.replace(id), id);
-        self.in_flight.retain(|coming, _| *coming == id);
+        self.in_flight.retain(|parameter, _| *parameter == id);
         let next = *self.next.get(&Some(id)).filter(|next| **next != id)?;
         let Some(OffloadedState::OnHost(record)) = self.get(next) else {
             return None;
@@ -129,14 +129,14 @@ impl OffloadedStates {
         }
         // Other states must keep a single owner.
         let fresh = optimizer.clone().load_record(OptimizerRecord::default());
-        let (here, coming) = sync_channel(1);
-        self.in_flight.insert(next, coming);
+        let (sender, receiver) = sync_channel(1);
+        self.in_flight.insert(next, receiver);
         let device = device.clone();
         Some(move || {
-            let come = catch(|| load_on(&device, || with_states(&fresh, [record])));
+            let loaded = catch(|| load_on(&device, || with_states(&fresh, [record])));
             flush(&device);
             // If the order has changed, nothing receives it.
-            let _ = here.send(come);
+            let _ = sender.send(loaded);
         })
     }
 
@@ -148,11 +148,11 @@ impl OffloadedStates {
         device: &Device,
         optimizer: &ModuleOptimizer,
     ) -> ModuleOptimizer {
-        let coming = self.in_flight.remove(&id);
+        let prefetched = self.in_flight.remove(&id);
         #[cfg(test)]
-        PREFETCHED.with_borrow_mut(|all| all.push(coming.is_some()));
-        match (coming.map(|coming| coming.recv()), self.get(id)) {
-            (Some(Ok(come)), _) => come.unwrap_or_else(|panic| panic.resume()),
+        PREFETCHED.with_borrow_mut(|all| all.push(prefetched.is_some()));
+        match (prefetched.map(|receiver| receiver.recv()), self.get(id)) {
+            (Some(Ok(loaded)), _) => loaded.unwrap_or_else(|panic| panic.resume()),
             (_, Some(OffloadedState::OnDevice(here, _))) => (*here).clone(),
             (_, Some(OffloadedState::OnHost(record))) => {
                 load_on(device, || with_states(optimizer, [record]))
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn every_state_but_the_first_is_sent_for_before_it_is_needed() {
+    fn offloaded_states_after_first_are_prefetched() {
         let mut fused = fused(None);
         assert_eq!(step(&mut fused, &[0, 1, 2]), [false; 6]);
         for _ in 0..2 {
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_comes_than_may_be_under_way() {
+    fn offloaded_state_beyond_limit_is_not_prefetched() {
         let mut fused = fused(Some(0));
         for _ in 0..3 {
             assert_eq!(step(&mut fused, &[0, 1, 2]), [false; 6]);

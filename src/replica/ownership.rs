@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_largest_parameter_has_a_rank_to_itself() {
+    fn ownership_by_size_isolates_largest_parameter() {
         let sizes = [900, 10, 10, 300, 290, 5, 280, 20];
         let parameters = sizes.iter().enumerate();
         let parameters = parameters.map(|(id, elements)| Size {

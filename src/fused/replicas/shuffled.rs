@@ -87,7 +87,7 @@ fn trained(model: Model, config: FusedConfig, schedule: Option<u64>) -> Vec<Tens
 }
 
 #[test]
-fn the_weights_are_the_same_in_whichever_order_the_threads_of_two_owners_run() {
+fn replicas_weights_are_equal_under_any_thread_schedule() {
     let base = FusedConfig::new()
         .with_ownership(Ownership::BySize)
         .with_max_bytes_in_flight(Some(0));
