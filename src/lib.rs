@@ -151,7 +151,7 @@ pub use linear_cross_entropy::{
 #[cfg(feature = "store")]
 pub use load_store::{LoadError, load_from_store, load_quantized_from_store};
 pub use loss::Loss;
-pub use observer::{BlockMoment, StepEvent, StepObserver};
+pub use observer::{StepEvent, StepObserver};
 pub use offload::{Offload, OffloadConfig, OffloadHost, OffloadedBlocks};
 pub use optim::WeightAveragingConfig;
 pub use parameters::ModelKey;

@@ -21,13 +21,30 @@ pub enum StepEvent<'a> {
         /// Path in the module, its names joined by dots.
         path: &'a str,
     },
-    /// A run of a checkpointed block begins or ends.
-    Block {
+    /// The first run of a checkpointed block begins.
+    BlockForward {
         /// Index of the block in the pass, in the order of the calls; `None` for a nested block, or one that keeps its
         /// activations.
         index: Option<usize>,
-        /// The moment.
-        moment: BlockMoment<'a>,
+    },
+    /// The recomputation of a block begins.
+    BlockRecompute {
+        /// Index of the block.
+        index: Option<usize>,
+        /// Type and path of the block.
+        name: &'a str,
+        /// Bytes of the outputs.
+        outputs: usize,
+    },
+    /// The backward pass of a block begins, after its recomputation.
+    BlockRecomputed {
+        /// Index of the block.
+        index: Option<usize>,
+    },
+    /// The gradient of an output enters a block.
+    BlockBackward {
+        /// Index of the block.
+        index: Option<usize>,
     },
     /// The backward pass begins. A closure that runs it itself emits no such event.
     Backward,
@@ -52,32 +69,9 @@ pub enum StepEvent<'a> {
     },
     /// The pass is over.
     End,
-    /// A tensor has another use from now on.
+    /// A tensor has this use from now on.
     #[doc(hidden)]
-    Tensor {
-        category: Category,
-        tensor: &'a Tensor<1>,
-    },
-}
-
-/// A moment of a checkpointed block.
-#[derive(Clone, Copy, Debug)]
-#[non_exhaustive]
-pub enum BlockMoment<'a> {
-    /// The first run begins.
-    Forward,
-    /// The recomputation begins.
-    #[non_exhaustive]
-    Recompute {
-        /// Type and path of the block.
-        name: &'a str,
-        /// Bytes of the outputs.
-        outputs: usize,
-    },
-    /// The backward pass begins, after the recomputation.
-    Recomputed,
-    /// The gradient of an output enters the block.
-    Backward,
+    Tensor(Category, &'a Tensor<1>),
 }
 
 /// An observer of the events of a step, on the threads on which they happen.
@@ -113,12 +107,6 @@ pub trait StepObserver: Send + Sync + 'static {
 pub(crate) struct Observers(pub(crate) Vec<Arc<dyn StepObserver>>);
 
 impl Observers {
-    /// Adds the memory recorder for one pass of a rank.
-    pub(crate) fn with_recorder(mut self) -> Self {
-        self.0.push(Arc::new(Recorder::default()));
-        self
-    }
-
     pub(crate) fn emit(&self, event: StepEvent<'_>) {
         lock::check_none_held("an observer is called");
         self.0.iter().for_each(|observer| observer.observe(event));
@@ -131,23 +119,46 @@ impl Debug for Observers {
     }
 }
 
-/// The observer that reports to the memory recorder.
+/// The observer of one pass of a rank that reports to the memory recorder.
 #[derive(Default)]
-struct Recorder {
+pub(crate) struct MemoryObserver {
     blocks: Mutex<HashMap<usize, BlockRun>>,
 }
 
-impl StepObserver for Recorder {
+impl StepObserver for MemoryObserver {
     fn observe(&self, event: StepEvent<'_>) {
         match event {
             StepEvent::Forward => memory::enter(Phase::Forward),
             StepEvent::Read { .. } => memory::end_beyond_limit(),
-            StepEvent::Block { index, moment } => self.observe_block(index, moment),
+            StepEvent::BlockForward { index } => {
+                memory::end_beyond_limit();
+                let run = index.and_then(memory::enter_block);
+                self.blocks.lock().extend(index.zip(run));
+            }
+            StepEvent::BlockRecompute {
+                index,
+                name,
+                outputs,
+            } => {
+                memory::end_beyond_limit();
+                let run = self.run(index).into_iter();
+                run.for_each(|run| memory::enter_recomputation(run, name, outputs));
+            }
+            StepEvent::BlockRecomputed { index } => {
+                self.run(index)
+                    .into_iter()
+                    .for_each(memory::leave_recomputation);
+            }
+            StepEvent::BlockBackward { index } => {
+                self.run(index)
+                    .into_iter()
+                    .for_each(memory::enter_block_backward);
+            }
             StepEvent::Backward => {
                 memory::enter(Phase::Backward);
                 memory::end_beyond_limit();
             }
-            StepEvent::Tensor { category, tensor } => {
+            StepEvent::Tensor(category, tensor) => {
                 if category == Category::Gradient {
                     memory::end_beyond_limit();
                 }
@@ -161,26 +172,9 @@ impl StepObserver for Recorder {
     }
 }
 
-impl Recorder {
-    fn observe_block(&self, index: Option<usize>, moment: BlockMoment<'_>) {
-        if let BlockMoment::Forward | BlockMoment::Recompute { .. } = moment {
-            memory::end_beyond_limit();
-        }
-        let Some(index) = index else {
-            return;
-        };
-        let mut blocks = self.blocks.lock();
-        if let BlockMoment::Forward = moment {
-            blocks.extend(memory::enter_block(index).map(|run| (index, run)));
-        } else if let Some(run) = blocks.get(&index).copied() {
-            match moment {
-                BlockMoment::Forward => {}
-                BlockMoment::Recompute { name, outputs } => {
-                    memory::enter_recomputation(run, name, outputs);
-                }
-                BlockMoment::Recomputed => memory::leave_recomputation(run),
-                BlockMoment::Backward => memory::enter_block_backward(run),
-            }
-        }
+impl MemoryObserver {
+    /// Returns the id of a block whose first run is recorded.
+    fn run(&self, index: Option<usize>) -> Option<BlockRun> {
+        self.blocks.lock().get(&index?).copied()
     }
 }

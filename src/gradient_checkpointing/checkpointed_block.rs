@@ -12,7 +12,7 @@ use super::saved_input::SavedInput;
 use crate::caught::catch;
 use crate::device::is_cubecl;
 use crate::error::FusedError;
-use crate::observer::{BlockMoment, StepEvent};
+use crate::observer::StepEvent;
 use crate::parameters::Statistics;
 use crate::pass::{Drawn, FailedIn, Readers, Scope};
 use crate::random::Stream;
@@ -106,8 +106,11 @@ where
         if let Some(observers) = &pass.observers {
             let (index, name) = (self.index, &*self.name);
             let outputs = self.first.outputs.bytes();
-            let moment = BlockMoment::Recompute { name, outputs };
-            observers.emit(StepEvent::Block { index, moment });
+            observers.emit(StepEvent::BlockRecompute {
+                index,
+                name,
+                outputs,
+            });
         }
         if let Some(index) = self.index {
             pass.blocks.enter(index);
@@ -124,8 +127,7 @@ where
             }
         };
         if let Some(observers) = &pass.observers {
-            let moment = BlockMoment::Recomputed;
-            observers.emit(StepEvent::Block { index, moment });
+            observers.emit(StepEvent::BlockRecomputed { index });
         }
         let signal = Tensor::from_dispatch(signal);
         let root = backward_root(&output, gradients, &signal, strategy, (&pass, index));

@@ -39,7 +39,7 @@ pub use sequence::{Sequence, Whole};
 pub use sequential::gradient_checkpointing_sequential;
 pub use tiled::gradient_checkpointing_tiled;
 
-use crate::observer::{BlockMoment, StepEvent};
+use crate::observer::StepEvent;
 use crate::parameters::StatisticsGuard;
 use crate::pass::{BlockMode, RandomRun, Scope};
 use crate::tap::lift;
@@ -193,8 +193,7 @@ where
             BlockMode::KeepActivations => None,
             BlockMode::Recompute { index } => index,
         };
-        let moment = BlockMoment::Forward;
-        observers.emit(StepEvent::Block { index, moment });
+        observers.emit(StepEvent::BlockForward { index });
     }
     let random = scope
         .begin_random(devices)

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use super::activations::{Activations, each};
 use super::node::CheckpointNode;
 use crate::device::to_device;
-use crate::observer::{BlockMoment, StepEvent};
+use crate::observer::StepEvent;
 use crate::pass::Pass;
 use crate::tap::{GradientSink, PassedGradients, join, lift};
 
@@ -132,8 +132,8 @@ struct OutputGradient {
 impl GradientSink for OutputGradient {
     fn receive(&self, _gradient: DispatchTensor) -> PassedGradients {
         if let Some(observers) = &self.pass.observers {
-            let (index, moment) = (self.index, BlockMoment::Backward);
-            observers.emit(StepEvent::Block { index, moment });
+            let index = self.index;
+            observers.emit(StepEvent::BlockBackward { index });
         }
         PassedGradients {
             value: None,

@@ -6,7 +6,6 @@ use parking_lot::Mutex;
 
 use super::block_order::{BlockOrder, BlockPrefetch};
 use super::config::GradientCheckpointingConfig;
-use super::count_guard::CountGuard;
 use super::observations::Observations;
 use super::pending::Readers;
 use crate::offload::{ActivationOffload, OffloadEngine};
@@ -25,8 +24,8 @@ pub(crate) struct Blocks {
     pub(crate) block_order: Mutex<BlockOrder>,
     /// The number of outermost blocks so far.
     pub(super) called: AtomicUsize,
-    /// The number of blocks in their first run.
-    pub(super) running: AtomicUsize,
+    /// Each block in its first run holds a clone.
+    pub(super) running: Arc<()>,
     /// Collects graph nodes of first runs.
     pub(super) graph_gc: OnceLock<GraphGc>,
     pub(crate) observations: Arc<Observations>,
@@ -82,7 +81,7 @@ impl Blocks {
 
     /// Runs `run` as the first run of a block.
     pub(crate) fn first_run<R>(&self, run: impl FnOnce() -> R) -> R {
-        let _counted = CountGuard::one_in(&self.running);
+        let _running = self.running.clone();
         run()
     }
 
@@ -95,7 +94,7 @@ impl Blocks {
 
     /// Returns `true` if a block runs without recording, on any thread.
     pub(crate) fn is_running(&self) -> bool {
-        self.running.load(Ordering::Relaxed) > 0
+        Arc::strong_count(&self.running) > 1
     }
 
     /// Warns that a block has not used `what`, a tracked input.

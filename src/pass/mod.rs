@@ -7,7 +7,6 @@ mod block_order;
 mod blocks;
 mod config;
 mod context;
-mod count_guard;
 mod drawing;
 mod observations;
 mod pending;
@@ -17,8 +16,9 @@ mod session;
 mod stage;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use burn::optim::GradientsParams;
 use parking_lot::Mutex;
 
 use crate::caught::catch;
@@ -28,7 +28,6 @@ use crate::observer::Observers;
 use crate::policy::GradientPipeline;
 use crate::random::Stream;
 use crate::replica::Membership;
-use count_guard::CountGuard;
 
 pub(crate) use block_order::{BlockOrder, BlockPrefetch};
 pub(crate) use blocks::{BlockMode, Blocks};
@@ -55,12 +54,14 @@ pub(crate) struct Pass {
     pub(crate) closure: Closure,
     /// `true` after the loss was scaled; `None` if the closure need not scale it.
     scaled: Option<AtomicBool>,
-    /// The number of running hooks.
-    hooks: AtomicUsize,
+    /// Each running hook holds a clone.
+    hooks: Arc<()>,
     /// The random numbers of both passes, if this is one of two passes of a step.
     pub(crate) twice: Option<Stream>,
     /// The rank and its group, if there are several ranks.
     pub(crate) among: Option<Membership>,
+    /// The gradients of the ordinary leaves, from the backward pass until they are applied.
+    pub(crate) leaf_gradients: Mutex<GradientsParams>,
     /// The lock of the random generators while the forward pass holds it.
     forward: Mutex<Option<Forward>>,
     /// The blocks under gradient checkpointing.
@@ -133,14 +134,14 @@ impl Pass {
     /// Calls the hooks for the parameter at `path`.
     pub(crate) fn call_hooks<R>(self: &Arc<Self>, path: &str, call: impl FnOnce() -> R) -> R {
         lock::check_none_held("a hook is called");
-        let _counted = CountGuard::one_in(&self.hooks);
+        let _running = self.hooks.clone();
         let _scope = Scope::hook(self, path).enter();
         call()
     }
 
     /// Returns `true` if a hook is running, on any thread.
     pub(crate) fn is_in_hook(&self) -> bool {
-        self.hooks.load(Ordering::Relaxed) > 0
+        Arc::strong_count(&self.hooks) > 1
     }
 
     /// Takes the loss scale, and marks the loss as scaled.

@@ -7,7 +7,7 @@ use super::{
     BlockPrefetch, Blocks, Closure, GradientCheckpointingConfig, Observations, Pass, Stage,
 };
 use crate::memory;
-use crate::observer::Observers;
+use crate::observer::{MemoryObserver, Observers};
 use crate::offload::{ActivationOffload, TransferWorkers};
 use crate::policy::{GradientPipeline, Update};
 use crate::random::{Seeds, StepSeeds, Stream, mix, of_rank};
@@ -73,7 +73,7 @@ impl Session {
         let Order {
             pipeline,
             twice,
-            observers,
+            mut observers,
             checkpointing,
         } = order.clone();
         let stage = match closure {
@@ -81,11 +81,10 @@ impl Session {
             Closure::Backward | Closure::Nothing => Stage::Backward,
         };
         let scales = closure == Closure::Backward && pipeline.scale.is_some();
-        let observers = match memory::is_recording() {
-            true => Some(Arc::new(observers.with_recorder())),
-            false if observers.0.is_empty() => None,
-            false => Some(Arc::new(observers)),
-        };
+        if memory::is_recording() {
+            observers.0.push(Arc::new(MemoryObserver::default()));
+        }
+        let observers = (!observers.0.is_empty()).then(|| Arc::new(observers));
         let rank = self.among.as_ref().map_or(0, |member| member.rank);
         let seed = twice
             .as_ref()
@@ -96,7 +95,7 @@ impl Session {
             saved: transfers.map(|it| Arc::new(ActivationOffload::new(it, observers.is_some()))),
             block_order: Mutex::default(),
             called: AtomicUsize::new(0),
-            running: AtomicUsize::new(0),
+            running: Arc::default(),
             graph_gc: OnceLock::new(),
             observations: self.observations.clone(),
             seeds: self.seeds.clone(),
@@ -109,9 +108,10 @@ impl Session {
             stage: Mutex::new(stage),
             closure,
             scaled: scales.then(AtomicBool::default),
-            hooks: AtomicUsize::new(0),
+            hooks: Arc::default(),
             twice,
             among: self.among.clone(),
+            leaf_gradients: Mutex::default(),
             forward: Mutex::default(),
             blocks,
             observers,

@@ -27,18 +27,11 @@ pub(super) struct Attach<'a> {
     pub(super) adapters: &'a HashMap<ParamId, Arc<str>>,
 }
 
-/// The result of attaching: the module, its skeleton and the parameters of the rank.
-pub(super) struct AttachedParts<M> {
-    pub(super) module: M,
-    /// The module with the same placeholders and without handles.
-    pub(super) skeleton: M,
-    pub(super) local_params: LocalParams,
-}
-
 impl Attach<'_> {
     /// Moves the value of every released parameter to its master. A retained parameter stays a leaf of the module and
-    /// shares its value with its master. All other parameters are unchanged.
-    pub(super) fn attach<M: Module>(&self, module: M) -> AttachedParts<M> {
+    /// shares its value with its master. All other parameters are unchanged. Returns the skeleton, whose placeholders
+    /// have no handles, and the parameters of the rank.
+    pub(super) fn attach<M: Module>(&self, module: M) -> (M, LocalParams) {
         let mut emptying = ValueExtractor {
             attach: self,
             reads: self.inventory.count(Role::Released).0,
@@ -47,15 +40,7 @@ impl Attach<'_> {
             devices: Vec::new(),
         };
         let skeleton = module.map(&mut emptying);
-        let local_params = emptying.local_params;
-        let module = skeleton
-            .clone()
-            .apply_reparameterization(HandleAttacher(&local_params));
-        AttachedParts {
-            module,
-            skeleton,
-            local_params,
-        }
+        (skeleton, emptying.local_params)
     }
 }
 
@@ -152,7 +137,7 @@ impl ModuleMapper for ValueExtractor<'_> {
 }
 
 /// A reparameterizer that gives each placeholder the handle of its local parameter.
-struct HandleAttacher<'a>(&'a LocalParams);
+pub(super) struct HandleAttacher<'a>(pub(super) &'a LocalParams);
 
 impl Reparameterizer for HandleAttacher<'_> {
     type Reparam = Handle;

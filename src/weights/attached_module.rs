@@ -2,9 +2,8 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use burn::module::{Module, ParamId};
-use burn::tensor::Device;
 
-use super::attach::{Attach, AttachedParts};
+use super::attach::{Attach, HandleAttacher};
 use super::entry::Role;
 use super::export::{ExportLocation, Value};
 use super::fetch_on_read::FetchOnRead;
@@ -82,11 +81,9 @@ impl<M: Module> AttachedModule<M> {
             beside: beside.map(|other| &*other.local_params),
             adapters: &adapters,
         };
-        let AttachedParts {
-            module,
-            skeleton,
-            local_params,
-        } = attach.attach(module);
+        let (skeleton, local_params) = attach.attach(module);
+        let handles = HandleAttacher(&local_params);
+        let module = skeleton.clone().apply_reparameterization(handles);
         let skeleton = without_leaves(skeleton, &local_params);
         adapters.retain(|id, _| inventory.role(*id) == Some(Role::Frozen));
         let module = match frozen.is_empty() {
@@ -113,32 +110,24 @@ impl<M: Module> AttachedModule<M> {
     /// Returns an ordinary module with these values and running statistics of its own, in host memory if anything is
     /// offloaded. Current values are shared with the masters.
     pub(crate) fn export(&self, value: Value) -> M {
-        let skeleton = self.skeleton_with_own_statistics();
+        let skeleton = with_own_statistics(self.skeleton.clone());
         let module = match &self.context.engine {
             None => skeleton,
-            Some(engine) => self.on_host(skeleton, &engine.host),
+            Some(engine) => {
+                let is_placeholder = |id| self.local_params.has(id);
+                let host = engine.host.clone().autodiff();
+                let module = move_except(skeleton, is_placeholder, &host);
+                force_reads(&module, &self.inventory);
+                module
+            }
         };
         self.filled(module, value, ExportLocation::Ordinary)
-    }
-
-    /// Returns the skeleton with running statistics that the training does not update.
-    fn skeleton_with_own_statistics(&self) -> M {
-        with_own_statistics(self.skeleton.clone())
-    }
-
-    /// Returns the skeleton on the host, except for its placeholders.
-    fn on_host(&self, skeleton: M, host: &Device) -> M {
-        let is_placeholder = |id| self.local_params.has(id);
-        let host = host.clone().autodiff();
-        let module = move_except(skeleton, is_placeholder, &host);
-        force_reads(&module, &self.inventory);
-        module
     }
 
     /// Returns an ordinary module in which every value stays at the location of its master, with running statistics of
     /// its own.
     pub(crate) fn export_in_place(&self) -> M {
-        let skeleton = self.skeleton_with_own_statistics();
+        let skeleton = with_own_statistics(self.skeleton.clone());
         self.filled(skeleton, Value::Current, ExportLocation::Stored)
     }
 
@@ -201,11 +190,8 @@ impl<M: Module> AttachedModule<M> {
     pub(crate) fn prefetcher(&self) -> Arc<dyn BlockPrefetch> {
         let engine = self.context.engine_of_blocks().cloned();
         let block_order = self.block_order.clone().unwrap_or_default();
-        Arc::new(Prefetcher::new(
-            self.local_params.clone(),
-            engine,
-            block_order,
-        ))
+        let local_params = self.local_params.clone();
+        Arc::new(Prefetcher::new(local_params, engine, block_order))
     }
 
     /// Records the block order of a pass. The first pass also decides which blocks stay on the device.

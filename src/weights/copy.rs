@@ -63,7 +63,7 @@ impl LocalParam {
     }
 
     /// Fetches a copy of the master's current value. If the master's device may be lost, the old copy is kept until
-    /// the new one has arrived.
+    /// the new one has arrived. If a prefetch fails, the read that needs the copy reports the error.
     pub(super) fn fetch_copy(&self) -> Result<(), FusedError> {
         let mut state = self.state.lock();
         if self.residency() == Residency::Aliased
@@ -99,11 +99,6 @@ impl LocalParam {
         !self.has_copy(&state) && !is_tapped
     }
 
-    /// Fetches a copy before it is read. If this fails, the read that needs the copy reports the error.
-    pub(super) fn prefetch(&self) {
-        let _ = self.fetch_copy();
-    }
-
     /// Drops a copy that was fetched for a read.
     pub(super) fn drop_fetched(&self) {
         // If another thread holds the lock, that thread drops the copy.
@@ -126,14 +121,14 @@ impl LocalParam {
 
     /// Replaces a cached copy at the end of the pass.
     pub(super) fn refresh_copy(&self) {
-        let keeps_all =
+        let is_kept_by_all_ranks =
             self.residency() == Residency::Cached && !self.master.storage.location.is_host;
-        let brought = match keeps_all {
+        let refreshed = match is_kept_by_all_ranks {
             true => self.fetch_copy(),
             false => self.update_cached_copy(),
         };
         // If the fetch fails, the old copy stays, or the next read reports the error.
-        if let Err(error) = brought {
+        if let Err(error) = refreshed {
             log::debug!("{error}");
         }
     }
@@ -145,7 +140,7 @@ impl LocalParam {
             && self.lacks_copy(graph)
         {
             let local_param = self.clone();
-            engine.prefetch(move || local_param.prefetch());
+            engine.prefetch(move || drop(local_param.fetch_copy()));
             engine.transfers.to_device.wait_idle();
         }
     }

@@ -4,6 +4,7 @@ use burn::tensor::Device;
 
 use super::copy::CacheUntil;
 use super::local_param::LocalParam;
+use super::master_param::missing_message;
 use crate::parameters::AnyTensor;
 
 /// The value of a parameter to export.
@@ -89,7 +90,7 @@ impl LocalParam {
                 let transfer = self.transfer(value, device, master.dtype);
                 transfer.map_err(|error| error.to_string())
             }
-            None => Err(master.missing_message()),
+            None => Err(missing_message(&master.path)),
         };
         value.or_else(|reason| copy.map(|copy| copy.value.clone()).ok_or(reason))
     }

@@ -82,7 +82,7 @@ impl RankGradients {
         self.gradients[member.rank] = gradient;
         self.given += 1;
         let all = (self.given == ranks).then(|| std::mem::take(self));
-        all.map(|answers| answers.gradients)
+        all.map(|rank_gradients| rank_gradients.gradients)
     }
 }
 

@@ -66,10 +66,10 @@ impl LocalParams {
 
     /// Returns the parameters that are fetched whenever they are read.
     pub(super) fn fetched_on_read(&self) -> impl Iterator<Item = ParamId> {
-        let coming = self
+        let fetched = self
             .iter()
             .filter(|local_param| local_param.is_fetched_on_read());
-        coming.map(|local_param| local_param.master.id)
+        fetched.map(|local_param| local_param.master.id)
     }
 
     /// Returns the bytes of all stored values.
@@ -91,8 +91,8 @@ impl LocalParams {
         let blocks = block_order.blocks();
         let bytes = blocks.iter().map(|reads| {
             let local_params = reads.iter().map(|id| self.get(*id));
-            let coming = local_params.filter(|local_param| local_param.is_fetched_from_host());
-            coming.map(|local_param| local_param.bytes()).sum()
+            let fetched = local_params.filter(|local_param| local_param.is_fetched_from_host());
+            fetched.map(|local_param| local_param.bytes()).sum()
         });
         let is_pinned = offloaded.resident_blocks(&bytes.collect::<Vec<_>>());
         let staying = blocks

@@ -73,7 +73,7 @@ pub(super) struct State {
     pub(super) average: Option<Average>,
     /// The outcome of the gradient in this pass.
     pub(super) outcome: Option<Outcome>,
-    answers: RankGradients,
+    rank_gradients: RankGradients,
 }
 
 impl MasterParam {
@@ -94,7 +94,7 @@ impl MasterParam {
             accumulated: Accumulated::Nothing,
             average: None,
             outcome: None,
-            answers: RankGradients::default(),
+            rank_gradients: RankGradients::default(),
         };
         Self {
             id,
@@ -130,12 +130,7 @@ impl MasterParam {
     /// Panics if an optimizer has dropped the value in a panic.
     pub(super) fn value(&self) -> AnyTensor {
         let value = self.state.lock().value.clone();
-        value.unwrap_or_else(|| panic!("{}", self.missing_message()))
-    }
-
-    /// Returns the message for a missing value.
-    pub(super) fn missing_message(&self) -> String {
-        missing_message(&self.path)
+        value.unwrap_or_else(|| panic!("{}", missing_message(&self.path)))
     }
 
     /// Returns a placeholder for a missing value.
@@ -158,7 +153,7 @@ impl MasterParam {
     ) -> Option<Vec<HeldGradient>> {
         let member = context.member.as_ref()?;
         let mut state = self.state.lock();
-        let all = state.answers.set(member, gradient)?;
+        let all = state.rank_gradients.set(member, gradient)?;
         Some(member.group.in_order(self.id, all))
     }
 
@@ -173,7 +168,7 @@ impl MasterParam {
     /// | measured | what was left | what was left |
     pub(super) fn end(&self, committed: bool) -> ParameterReport {
         let mut state = self.state.lock();
-        state.answers = RankGradients::default();
+        state.rank_gradients = RankGradients::default();
         let Some(outcome) = state.outcome.take() else {
             return ParameterReport::default();
         };
@@ -253,6 +248,7 @@ impl MasterParam {
     }
 }
 
-fn missing_message(path: &str) -> String {
+/// Returns the message for a missing value.
+pub(super) fn missing_message(path: &str) -> String {
     format!("the value of parameter `{path}` is gone: its optimizer panicked while it wrote it")
 }

@@ -43,16 +43,16 @@ impl Prefetcher {
             left = rest.unwrap_or(left);
             rest.is_some()
         };
-        let coming: Vec<_> = reads.iter().filter(&mut fits).copied().collect();
-        if !coming.is_empty() {
-            let (local_params, coming) = (self.local_params.clone(), coming.clone());
+        let fetched: Vec<_> = reads.iter().filter(&mut fits).copied().collect();
+        if !fetched.is_empty() {
+            let (local_params, fetched) = (self.local_params.clone(), fetched.clone());
             engine.prefetch(move || {
-                coming
+                fetched
                     .iter()
-                    .for_each(|id| local_params.get(*id).prefetch())
+                    .for_each(|id| drop(local_params.get(*id).fetch_copy()))
             });
         }
-        coming
+        fetched
     }
 }
 
@@ -81,8 +81,8 @@ impl BlockPrefetch for Prefetcher {
         // Otherwise the run could overtake the prefetch, and both would fetch the same weights.
         engine.transfers.to_device.wait_idle();
         // The previous run is over: a copy that was fetched for it and not read only takes memory.
-        let in_the_way = of_last.iter().filter(|id| !of_this.contains(id));
-        in_the_way.for_each(|id| self.local_params.get(*id).drop_fetched());
+        let unused = of_last.iter().filter(|id| !of_this.contains(id));
+        unused.for_each(|id| self.local_params.get(*id).drop_fetched());
         *fetched = [of_this, self.fetch_for(run + 1, engine)];
     }
 }

@@ -50,8 +50,9 @@ impl LocalParam {
             return self.plain(CacheUntil::GraphDropped);
         };
         if let Some(observers) = &scope.pass.observers {
-            let path = &self.master.path;
-            observers.emit(StepEvent::Read { path });
+            observers.emit(StepEvent::Read {
+                path: &self.master.path,
+            });
         }
         let mut state = self.state.lock();
         let is_done = state.is_done();
@@ -84,8 +85,9 @@ impl LocalParam {
             )
         });
         if let Some(observers) = &pass.observers {
-            let path = &self.master.path;
-            observers.emit(StepEvent::Read { path });
+            observers.emit(StepEvent::Read {
+                path: &self.master.path,
+            });
         }
         let place = match Scope::current() {
             Some(scope) if Arc::ptr_eq(&scope.pass, &pass) => {

@@ -52,8 +52,7 @@ impl GradientSink for TapSink {
         self.pending_gradient.resolve();
         self.pass.guarded(FailedIn::Backward, || {
             if let Some(observers) = &self.pass.observers {
-                let (category, tensor) = (Category::Gradient, &gradient);
-                observers.emit(StepEvent::Tensor { category, tensor });
+                observers.emit(StepEvent::Tensor(Category::Gradient, &gradient));
             }
             self.local_param.add_gradient(&self.pass, gradient.into())
         });

@@ -7,7 +7,7 @@ use burn::backend::TensorMetadata;
 use burn::tensor::Tensor;
 
 use super::gradient_state::{Accumulated, HeldGradient, Outcome};
-use super::master_param::MasterParam;
+use super::master_param::{MasterParam, missing_message};
 use crate::caught::{Caught, catch};
 use crate::memory::Category;
 use crate::observer::StepEvent;
@@ -136,7 +136,7 @@ impl MasterParam {
         }
         let mut state = self.state.lock();
         let value = state.value.take();
-        let value = value.unwrap_or_else(|| panic!("{}", self.missing_message()));
+        let value = value.unwrap_or_else(|| panic!("{}", missing_message(path)));
         let value = value.untyped().into_dispatch();
         // With another owner the value is copied instead of updated in place.
         let copied = (self.storage.detects_sole_owner).then(|| !value.can_mut());
@@ -168,8 +168,7 @@ impl MasterParam {
         }
         if let Some(observers) = &pass.observers {
             if let Some(value) = self.find() {
-                let (category, tensor) = (Category::Parameter, &*value);
-                observers.emit(StepEvent::Tensor { category, tensor });
+                observers.emit(StepEvent::Tensor(Category::Parameter, &value));
             }
             observers.emit(StepEvent::Updated { path, copied });
         }

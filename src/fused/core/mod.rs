@@ -34,7 +34,7 @@ use crate::report::StepReport;
 use crate::tap::collect_graph_if_due;
 use crate::weights::{Accumulated, Inventory, Role, Value, fork_quantized};
 pub(crate) use change::ResumeError;
-pub(in crate::fused) use rank_pass::{Executor, RankOutput, RankOutputs, RankPass};
+pub(in crate::fused) use rank_pass::{Executor, RankPass};
 pub(super) use ranks::Ranks;
 use run::Reports;
 
@@ -99,8 +99,7 @@ impl<M: Module> Core<M> {
             model = fork_quantized(model, &compute_device);
         }
         let ranks = Ranks::on_one_device(model, &session, Arc::new(context))?;
-        let core = Self::of(ranks, policies);
-        Ok(core)
+        Ok(Self::of(ranks, policies))
     }
 
     /// Creates a training of replicas of `model`, one on each device. `optimizer` is registered for the extra state of
@@ -115,8 +114,7 @@ impl<M: Module> Core<M> {
         merge_pending(&model);
         let session = Session::new(Update::new(optimizer, config.offloaded_state_elements()));
         let ranks = Ranks::on_devices(model, devices, &session, config)?;
-        let core = Self::of(ranks, policies);
-        Ok(core)
+        Ok(Self::of(ranks, policies))
     }
 
     fn of(ranks: Ranks<M>, policies: Policies) -> Self {
@@ -154,9 +152,7 @@ impl<M: Module> Core<M> {
             Some(devices) => Self::on_devices(model, optimizer, policies, &devices),
         }
     }
-}
 
-impl<M: Module> Core<M> {
     /// Returns an ordinary Burn model with the current values.
     pub(crate) fn model(&self) -> M {
         self.and_collect(self.ranks.attached().export(Value::Current))
@@ -340,9 +336,7 @@ impl<M: Module> Core<M> {
             optimizer
         });
     }
-}
 
-impl<M: Module> Core<M> {
     /// Returns the parameters of the model, with what the optimizer keeps for each if `with_states`.
     pub(super) fn parameter_list(&self, with_states: bool) -> ParameterList {
         let attached = self.ranks.attached();

@@ -19,19 +19,13 @@ use crate::random::Stream;
 use crate::replica::Membership;
 use crate::weights::{AttachedModule, LocalParams};
 
-/// The output of the closure of a rank, with the gradients of its ordinary leaves.
-pub(in crate::fused) type RankOutput<R> = Result<(R, GradientsParams), FusedError>;
-
-/// The outputs of all ranks, with the gradients of each.
-pub(in crate::fused) type RankOutputs<R> = Result<(R, Vec<GradientsParams>), FusedError>;
-
 /// The closures of all ranks, which run in every pass of a step.
 pub(in crate::fused) struct Executor<'a, M, R> {
     /// The kind of closure of each rank. If any rank has one, the first has one.
     pub(in crate::fused) closures: &'a [Closure],
     /// Runs the part of every rank in a pass, each with its attached module.
     pub(in crate::fused) run:
-        &'a mut dyn FnMut(&[RankPass], &[AttachedModule<M>]) -> RankOutputs<R>,
+        &'a mut dyn FnMut(&[RankPass], &[AttachedModule<M>]) -> Result<R, FusedError>,
 }
 
 /// The part of one rank in a pass that has begun, on any thread.
@@ -44,8 +38,8 @@ pub(in crate::fused) struct RankPass {
     pub(super) devices: Vec<Device>,
     /// `true` if a device reports that it has not computed a tensor.
     pub(super) read_late: bool,
-    /// `true` if one of the devices is remote.
-    pub(super) remote: bool,
+    /// The compute devices, if they compute what they are given later.
+    pub(super) late: Vec<Device>,
 }
 
 impl RankPass {
@@ -54,14 +48,11 @@ impl RankPass {
     pub(in crate::fused) fn run<R>(
         &self,
         numbers: Option<Stream>,
-        work: impl FnOnce() -> RankOutput<R>,
-    ) -> RankOutput<R> {
+        work: impl FnOnce() -> Result<(R, GradientsParams), FusedError>,
+    ) -> Result<R, FusedError> {
         let in_flight = self.context.transfers.as_ref().map(|all| InFlight(all));
-        let late = match self.read_late || self.remote {
-            true => &self.devices[..],
-            false => &[],
-        };
-        self.pass.begin_forward(numbers, &self.devices, late)?;
+        self.pass
+            .begin_forward(numbers, &self.devices, &self.late)?;
         let _scope = Scope::enter_step(&self.pass);
         let (output, gradients) = work()?;
         if !gradients.is_empty()
@@ -75,7 +66,8 @@ impl RankPass {
             transfers.wait();
         }
         self.local_params.report_remaining(&self.pass);
-        Ok((output, gradients))
+        *self.pass.leaf_gradients.lock() = gradients;
+        Ok(output)
     }
 
     /// Applies accumulated gradients, for a rank without a closure. A failure fails the pass.
@@ -126,7 +118,7 @@ impl RankPass {
         numbers: Option<Stream>,
         model: &M,
         forward: impl FnOnce(&M) -> L,
-    ) -> RankOutput<L> {
+    ) -> Result<L, FusedError> {
         self.run(numbers, || {
             let loss = forward(model);
             // A backward pass inside of the closure has failed in a block, and the closure has continued.

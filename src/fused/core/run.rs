@@ -3,7 +3,6 @@
 use std::collections::HashSet;
 
 use burn::module::{Module, ParamId};
-use burn::optim::GradientsParams;
 
 use super::rank_pass::RankPass;
 use super::ranks::Ranks;
@@ -20,35 +19,31 @@ use crate::weights::{AttachedModule, MasterParam, ParameterReport};
 impl<M: Module> Ranks<M> {
     /// Begins a pass; `closures` has the kind of closure of each rank.
     pub(super) fn begin(&mut self, order: &Order, closures: &[Closure]) -> PassTransaction<'_, M> {
-        let running = self
-            .attached_modules
-            .iter()
-            .zip(closures)
-            .map(|(attached, closure)| {
-                let transfers = attached.context.transfers.as_ref();
-                let transfers = transfers.filter(|_| order.checkpointing.offload_inputs);
-                let prefetcher = attached.fetches_blocks.then(|| attached.prefetcher());
-                let session = &attached.session;
-                session.begin(order, *closure, prefetcher, transfers.cloned())
-            });
-        let running: Vec<_> = running.collect();
-        let ranks = self
-            .attached_modules
-            .iter()
-            .zip(&running)
-            .map(|(attached, running)| RankPass {
+        let late = self.read_late || self.remote;
+        let begin = |(attached, closure): (&AttachedModule<M>, &Closure)| {
+            let transfers = attached.context.transfers.as_ref();
+            let transfers = transfers.filter(|_| order.checkpointing.offload_inputs);
+            let prefetcher = attached.fetches_blocks.then(|| attached.prefetcher());
+            let session = &attached.session;
+            let running = session.begin(order, *closure, prefetcher, transfers.cloned());
+            let devices = match &attached.context.member {
+                Some(member) => vec![member.device().clone()],
+                None => self.devices.clone(),
+            };
+            let rank = RankPass {
                 pass: running.pass.clone(),
                 local_params: attached.local_params.clone(),
                 context: attached.context.clone(),
-                devices: match &attached.context.member {
-                    Some(member) => vec![member.device().clone()],
-                    None => self.devices.clone(),
-                },
+                late: if late { devices.clone() } else { Vec::new() },
+                devices,
                 read_late: self.read_late,
-                remote: self.remote,
-            });
+            };
+            (running, rank)
+        };
+        let begun = self.attached_modules.iter().zip(closures).map(begin);
+        let (running, ranks) = begun.unzip();
         let transaction = PassTransaction {
-            ranks: ranks.collect(),
+            ranks,
             attached_modules: &mut self.attached_modules,
             running,
             group: self.group.as_deref(),
@@ -56,11 +51,7 @@ impl<M: Module> Ranks<M> {
         if let Some(observers) = &transaction.ranks[0].pass.observers {
             let masters = transaction.attached_modules[0].local_params.masters();
             for value in masters.filter_map(MasterParam::find) {
-                let category = Category::Parameter;
-                observers.emit(StepEvent::Tensor {
-                    category,
-                    tensor: &value,
-                });
+                observers.emit(StepEvent::Tensor(Category::Parameter, &value));
             }
             observers.emit(StepEvent::Forward);
         }
@@ -96,14 +87,10 @@ pub(super) struct PassTransaction<'a, M: Module> {
 impl<M: Module> PassTransaction<'_, M> {
     /// Returns the failure of the pass, if there is one; of several ranks, that of the first to fail.
     pub(super) fn check(&self) -> Result<(), FusedError> {
-        let failures = self
-            .running
-            .iter()
-            .enumerate()
-            .filter_map(|(rank, running)| {
-                let failure = running.pass.take_failure()?;
-                Some((rank, running.pass.twice.is_some(), failure))
-            });
+        let failures = self.ranks.iter().enumerate();
+        let failures = failures.filter_map(|(rank, RankPass { pass, .. })| {
+            Some((rank, pass.twice.is_some(), pass.take_failure()?))
+        });
         let first = self.group.and_then(|group| group.flow.failed());
         let first = failures.min_by_key(|(rank, ..)| (Some(*rank) != first, *rank));
         match (first, self.group) {
@@ -116,26 +103,21 @@ impl<M: Module> PassTransaction<'_, M> {
     }
 
     /// Applies the gradients of the ordinary leaves, of every rank in its pass.
-    pub(super) fn apply_after_backward(
-        &mut self,
-        gradient_use: GradientUse,
-        gradients: Vec<GradientsParams>,
-    ) -> Result<(), FusedError> {
+    pub(super) fn finish(&mut self, gradient_use: GradientUse) -> Result<(), FusedError> {
         if gradient_use.steps() {
             let attached_modules = self.attached_modules.iter_mut();
             attached_modules.for_each(AttachedModule::drop_leaf_values);
         }
-        for ((attached, running), gradients) in self
-            .attached_modules
-            .iter()
-            .zip(&self.running)
-            .zip(gradients)
+        for RankPass {
+            pass,
+            local_params,
+            context,
+            ..
+        } in &self.ranks
         {
-            let pass = &running.pass;
-            pass.guarded(FailedIn::Update, || {
-                attached.local_params.deliver(pass, gradients)
-            });
-            if let Some(transfers) = attached.context.transfers.as_ref() {
+            let gradients = std::mem::take(&mut *pass.leaf_gradients.lock());
+            pass.guarded(FailedIn::Update, || local_params.deliver(pass, gradients));
+            if let Some(transfers) = &context.transfers {
                 transfers.wait();
             }
         }
@@ -165,10 +147,8 @@ impl<M: Module> PassTransaction<'_, M> {
 
     /// Ends the pass on all ranks, and restores the values of the leaves.
     fn end(&mut self, committed: bool) -> Vec<(ParamId, ParameterReport)> {
-        let mut ranks = self
-            .attached_modules
-            .iter()
-            .map(|attached| attached.local_params.end(committed));
+        let ranks = self.ranks.iter();
+        let mut ranks = ranks.map(|rank| rank.local_params.end(committed));
         let mut reports = ranks.next().unwrap_or_default();
         for rank in ranks {
             // Every rank has the same parameters in the same order.
@@ -198,8 +178,6 @@ impl<M: Module> Drop for PassTransaction<'_, M> {
 pub(super) struct Reports {
     /// The report of the last pass.
     pub(super) last: StepReport,
-    /// The number of trained parameters.
-    pub(super) parameters: usize,
     /// The parameters that the log has reported as having no gradient.
     reported: HashSet<ParamId>,
 }
@@ -211,7 +189,6 @@ impl Reports {
         attached: &AttachedModule<M>,
         ended: Vec<(ParamId, ParameterReport)>,
     ) {
-        self.parameters = ended.len();
         let mut report = StepReport {
             copied: Some(0),
             ..StepReport::default()

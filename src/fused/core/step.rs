@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::Module;
-use burn::optim::GradientsParams;
 
 use super::Core;
 use super::rank_pass::{Executor, RankPass};
@@ -78,8 +77,7 @@ impl<M: Module> Core<M> {
                     member.group.begin(&vec![false; ranks.len()]);
                 }
                 ranks.iter().for_each(RankPass::apply_accumulated);
-                let gradients = ranks.iter().map(|_| GradientsParams::new());
-                Ok(((), gradients.collect()))
+                Ok(())
             },
         };
         self.step(Some(learning_rate), &mut executor)
@@ -105,7 +103,7 @@ impl<M: Module> Core<M> {
 
     /// Returns an error if the loss has reached no parameter and nothing else was applied.
     pub(in crate::fused) fn check_reached(&self) -> Result<(), FusedError> {
-        let parameters = self.reports.parameters;
+        let parameters = self.ranks.local_params().iter().count();
         match self.reports.last.without_gradient < parameters {
             true => Ok(()),
             false => Err(FusedError::LossWithoutParameters { parameters }),
@@ -130,11 +128,8 @@ impl<M: Module> Core<M> {
             Ok(ended) => ended.map_err(Failure::Error),
             Err(panic) => Err(self.panicked(panic)),
         };
-        let lost = self
-            .ranks
-            .local_params()
-            .lost_accumulated()
-            .map(str::to_string);
+        let lost = self.ranks.local_params().lost_accumulated();
+        let lost = lost.map(str::to_string);
         let Some(path) = lost else {
             return ended.or_else(Failure::go_on);
         };
@@ -198,14 +193,11 @@ impl<M: Module> Core<M> {
             false => self.ranks.guard_statistics(),
         };
         let mut transaction = self.ranks.begin(&order, executor.closures);
-        let (output, gradients) = (executor.run)(&transaction.ranks, transaction.attached_modules)?;
+        // Forward and backward on every rank, for a loss in `RankPass::forward_backward`.
+        let output = (executor.run)(&transaction.ranks, transaction.attached_modules)?;
         transaction.check()?;
-        if !transaction.attached_modules[0]
-            .local_params
-            .leaves
-            .is_empty()
-        {
-            transaction.apply_after_backward(gradient_use, gradients)?;
+        if !transaction.ranks[0].local_params.leaves.is_empty() {
+            transaction.finish(gradient_use)?;
         }
         let reports = transaction.commit();
         let attached = &self.ranks.attached_modules[0];

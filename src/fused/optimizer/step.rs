@@ -160,8 +160,7 @@ impl<M: Module> FusedOptimizer<M> {
             closures: &[Closure::Backward],
             run: &mut |ranks, modules| {
                 let (rank, model) = (&ranks[0], &modules[0].module);
-                let (output, gradients) = rank.run(rank.pass.twice.clone(), || Ok(train(model)))?;
-                Ok((output, vec![gradients]))
+                rank.run(rank.pass.twice.clone(), || Ok(train(model)))
             },
         };
         self.core.step(learning_rate, &mut executor)
@@ -183,9 +182,7 @@ impl<M: Module> FusedOptimizer<M> {
             closures: &[Closure::Loss],
             run: &mut |ranks, modules| {
                 let forward = forward.take().expect("a dry run is one pass");
-                let (loss, gradients) =
-                    ranks[0].forward_backward(None, &modules[0].module, forward)?;
-                Ok((loss, vec![gradients]))
+                ranks[0].forward_backward(None, &modules[0].module, forward)
             },
         };
         self.core.dry_run(&mut executor)
@@ -201,9 +198,7 @@ impl<M: Module> FusedOptimizer<M> {
             closures: &[Closure::Loss],
             run: &mut |ranks, modules| {
                 let (rank, model) = (&ranks[0], &modules[0].module);
-                let (loss, gradients) =
-                    rank.forward_backward(rank.pass.twice.clone(), model, &mut forward)?;
-                Ok((loss, vec![gradients]))
+                rank.forward_backward(rank.pass.twice.clone(), model, &mut forward)
             },
         };
         self.core.step(learning_rate, &mut executor)

@@ -4,12 +4,11 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 
 use burn::module::Module;
-use burn::optim::GradientsParams;
 
 use crate::caught::{Caught, catch};
 use crate::device::{caught, check_connected, flush};
 use crate::error::FusedError;
-use crate::fused::core::{RankOutput, RankOutputs, RankPass};
+use crate::fused::core::RankPass;
 use crate::pass::{FailedIn, Scope};
 use crate::random::{RngLock, Stream};
 use crate::replica::{Group, Membership};
@@ -18,7 +17,7 @@ use crate::worker::Worker;
 
 /// The forward and backward pass of a rank with its random numbers, if it has some of its own, and its batch.
 pub(super) type Work<M, B, R> =
-    Arc<dyn Fn(&M, &RankPass, Option<Stream>, B) -> RankOutput<R> + Send + Sync>;
+    Arc<dyn Fn(&M, &RankPass, Option<Stream>, B) -> Result<R, FusedError> + Send + Sync>;
 
 /// One thread per rank, for the whole training: CubeCL keeps a stream for each thread.
 pub(super) struct RankThreads(Vec<Worker>);
@@ -56,7 +55,7 @@ where
         &mut self,
         ranks: &[RankPass],
         attached_modules: &[AttachedModule<M>],
-    ) -> RankOutputs<Vec<R>> {
+    ) -> Result<Vec<R>, FusedError> {
         let batches = self.first.take().unwrap_or_else(&mut self.next);
         let first = &ranks[0];
         let group = first.member().group.clone();
@@ -103,20 +102,12 @@ where
                 numbers.end();
             }
         }
-        let by_rank = outputs.into_iter().map(|output| match output {
-            Some((output, gradients)) => (Some(output), gradients),
-            None => (None, GradientsParams::new()),
-        });
-        let (given, gradients): (Vec<_>, Vec<_>) = by_rank.unzip();
-        Ok((given.into_iter().flatten().collect(), gradients))
+        Ok(outputs.into_iter().flatten().collect())
     }
 }
 
 /// Runs the part of a rank on its thread; `None` if it has failed.
-fn run_rank<R>(
-    part: &RankPass,
-    work: impl FnOnce() -> RankOutput<R>,
-) -> Option<(R, GradientsParams)> {
+fn run_rank<R>(part: &RankPass, work: impl FnOnce() -> Result<R, FusedError>) -> Option<R> {
     let Membership { group, rank } = part.member();
     let guard = group.flow.enter(*rank);
     let done = catch(|| {
