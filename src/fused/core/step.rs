@@ -103,11 +103,11 @@ impl<M: Module> Core<M> {
 
     /// Returns an error if the loss has reached no parameter and nothing else was applied.
     pub(in crate::fused) fn check_reached(&self) -> Result<(), FusedError> {
-        let parameters = self.ranks.local_params().iter().count();
-        match self.reports.last.without_gradient < parameters {
-            true => Ok(()),
-            false => Err(FusedError::LossWithoutParameters { parameters }),
+        if self.reports.has_gradient {
+            return Ok(());
         }
+        let parameters = self.ranks.local_params().iter().count();
+        Err(FusedError::LossWithoutParameters { parameters })
     }
 
     /// Accumulates the gradients of one pass. If it fails after a sum was overwritten, all accumulated gradients are
