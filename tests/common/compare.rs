@@ -96,6 +96,16 @@ pub fn assert_changed<M: Module>(before: &M, after: &M, trained: impl Fn(&str) -
     }
 }
 
+/// Panics if training changed a parameter for which `kept` says so. Running statistics may have changed.
+#[track_caller]
+pub fn assert_kept<M: Module>(before: &M, after: &M, kept: impl Fn(&str) -> bool) {
+    for ((path, before), (_, after)) in weights(before).iter().zip(&weights(after)) {
+        let same = before.as_bytes() == after.as_bytes();
+        let may_change = path.contains("running") || !kept(path);
+        assert!(same || may_change, "`{path}` changed");
+    }
+}
+
 /// A copy that shares nothing with `model`, through its record.
 pub fn copy<M: Module>(model: &M, init: impl FnOnce() -> M) -> M {
     init().load_record(model.clone().into_record())

@@ -1,9 +1,6 @@
 //! A `TrainStep` that edits the gradients that it returns: a mask, noise, a removed gradient.
 
-use backburn::train::{FusedLearner, LaunchFused};
-
 use super::*;
-use crate::common::*;
 
 /// Edits its gradients after the backward pass.
 #[derive(Module, Debug)]
@@ -39,21 +36,19 @@ impl TrainStep for Edited {
 impl_inference_step!(Edited, Points, inner);
 
 fn edited(unwraps: bool) -> Edited {
-    let inner = copy(&Regression::init(), Regression::init);
+    let inner = Regression::init();
     Edited { inner, unwraps }
 }
 
 #[test]
 fn learner_gradient_registered_by_train_step_is_an_error() {
-    for strategy in [None, Some(ExecutionStrategy::single(Device::flex()))] {
-        let run = Run::new(1);
-        let folder = tempfile::tempdir().unwrap();
-        let mut learner =
-            FusedLearner::new(edited(false), run.optimizer.clone(), run.scheduler.clone());
-        if let Some(strategy) = strategy {
-            learner = learner.with_training_strategy_ok(strategy);
-        }
-        let result = run.training(folder.path()).launch_fused(learner);
+    let one: fn() -> ExecutionStrategy = || ExecutionStrategy::single(Device::flex());
+    for strategy in [None, Some(one)] {
+        let run = Run {
+            strategy,
+            ..Run::new(1)
+        };
+        let result = run.fused(edited(false), folder().path());
         let error = result.error.expect("the training failed").to_string();
         assert_says(&error, "`inner.output.weight`");
         assert_says(&error, "with_hook");
@@ -62,21 +57,14 @@ fn learner_gradient_registered_by_train_step_is_an_error() {
 
 #[test]
 fn learner_unwrapped_gradient_points_to_hooks() {
-    let run = Run::new(1);
-    let folder = tempfile::tempdir().unwrap();
-    let learner = FusedLearner::new(edited(true), run.optimizer.clone(), run.scheduler.clone());
-    let launch = || run.training(folder.path()).launch_fused(learner);
-    let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(launch)).err();
-    let panic = panic.expect("the training panicked");
-    let message = panic.downcast_ref::<String>().unwrap();
+    let message = panic_of(|| Run::new(1).fused(edited(true), folder().path()));
     assert_says(&message, "FusedLearner::with_hook");
 }
 
 #[test]
 fn returned_gradient_of_released_parameter_is_an_error() {
-    let model = edited(false);
     let batch = Points::ones(&Device::flex().autodiff());
-    let mut fused = FusedOptimizer::new_ok(model, AdamWConfig::new().init());
+    let mut fused = FusedOptimizer::new_ok(edited(false), AdamWConfig::new().init());
     let result = fused.step_with_backward(1e-3, |model| {
         let output = TrainStep::step(model, batch.clone());
         ((), output.grads)

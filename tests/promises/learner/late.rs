@@ -2,15 +2,12 @@
 
 use std::sync::{Arc, Mutex};
 
-use backburn::train::{FusedLearner, FusedModel, LaunchFused};
 use burn::lr_scheduler::LrSchedulerRecord;
 use burn::store::ModuleRecord;
 use burn::train::checkpoint::{Checkpoint, Checkpointer, CheckpointerError, KeepLastNCheckpoints};
-use burn_pack::Reader;
 
-use super::{Regression, Run};
+use super::*;
 use crate::backends::on_every_backend;
-use crate::common::*;
 
 /// Saves nothing before the training is over.
 struct Held<R>(Arc<Mutex<Vec<R>>>);
@@ -42,30 +39,28 @@ impl<R: Checkpoint> Checkpointer<R> for Held<R> {
     }
 
     fn restore(&self, _epoch: usize) -> Result<R, CheckpointerError> {
-        unreachable!("nobody resumes")
+        unreachable!("no training resumes")
     }
 }
 
-/// The records of all epochs, which nobody has looked at.
+/// The records of all epochs, which were not read.
 fn train(initial: &Regression, epochs: usize) -> (Vec<ModuleRecord>, Vec<OptimizerRecord>) {
     let device = &initial.devices()[0];
-    let folder = tempfile::tempdir().unwrap();
+    let (run, folder) = (Run::new(epochs), folder());
     let (models, optimizers) = (Held::default(), Held::default());
     let schedulers = Held::<LrSchedulerRecord>::default();
-    let run = Run::new(epochs);
     let training = run
-        .training::<FusedModel<Regression>>(folder.path())
+        .training(folder.path())
         .with_custom_checkpointers(models.again(), optimizers.again(), schedulers)
         .with_checkpointing_strategy(KeepLastNCheckpoints::new(epochs));
     let model = copy(initial, || Regression::init_on(device));
-    training.launch_fused(FusedLearner::new(model, run.optimizer, run.scheduler));
+    training.launch_fused(run.learner(model));
     (models.all(), optimizers.all())
 }
 
 /// The tensors of a record, one after the other.
 fn moments(record: OptimizerRecord) -> Vec<f32> {
-    let reader = Reader::from_bytes(record.into_bytes().unwrap()).unwrap();
-    let mut tensors = reader.into_tensors().unwrap();
+    let mut tensors = Contents::of(record).tensors;
     tensors.sort_by(|a, b| a.name.cmp(&b.name));
     let values = tensors.into_iter().flat_map(|tensor| {
         let bytes = tensor.into_parts().unwrap().4;
@@ -76,7 +71,7 @@ fn moments(record: OptimizerRecord) -> Vec<f32> {
     values.collect()
 }
 
-fn a_late_save_is_of_the_epoch_that_it_was_asked_for(device: &Device) {
+fn late_save_contains_values_of_requested_epoch(device: &Device) {
     let initial = Regression::init_on(device);
     let (models, optimizers) = train(&initial, 3);
     assert_eq!((models.len(), optimizers.len()), (3, 3));
@@ -95,4 +90,4 @@ fn a_late_save_is_of_the_epoch_that_it_was_asked_for(device: &Device) {
     }
 }
 
-on_every_backend!(a_late_save_is_of_the_epoch_that_it_was_asked_for);
+on_every_backend!(late_save_contains_values_of_requested_epoch);

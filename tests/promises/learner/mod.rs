@@ -3,7 +3,6 @@
 mod averages;
 mod edited;
 mod exchange;
-mod formats;
 mod gradient_checkpointing;
 mod late;
 mod launch;
@@ -33,6 +32,7 @@ use burn::train::{
     MetricEarlyStoppingStrategy, RegressionOutput, StoppingCondition, SupervisedTraining,
     TrainOutput, TrainStep,
 };
+use tempfile::TempDir;
 
 use crate::common::*;
 
@@ -121,14 +121,30 @@ impl Batcher<[f32; 3], Points> for PointBatcher {
     }
 }
 
+/// A model that learns from points.
+trait OnPoints:
+    LearnerModel
+    + TrainStep<Input = Points, Output = RegressionOutput>
+    + InferenceStep<Input = Points, Output = RegressionOutput>
+{
+}
+
+impl<M> OnPoints for M where
+    M: LearnerModel
+        + TrainStep<Input = Points, Output = RegressionOutput>
+        + InferenceStep<Input = Points, Output = RegressionOutput>
+{
+}
+
 /// The options of a run.
+#[derive(Clone)]
 struct Run {
     epochs: usize,
     resume: Option<usize>,
     accumulation: Option<usize>,
     early_stopping: bool,
     strategy: Option<fn() -> ExecutionStrategy>,
-    sharding: Sharding,
+    config: FusedConfig,
     interrupter: Interrupter,
     data: Curve,
     optimizer: ModuleOptimizer,
@@ -143,7 +159,7 @@ impl Run {
             accumulation: None,
             early_stopping: false,
             strategy: None,
-            sharding: Sharding::State,
+            config: FusedConfig::new(),
             interrupter: Interrupter::new(),
             data: Curve {
                 on_item: Arc::new(|_| Ok(())),
@@ -153,12 +169,7 @@ impl Run {
         }
     }
 
-    fn training<M>(&self, folder: &Path) -> SupervisedTraining<M>
-    where
-        M: LearnerModel,
-        M: TrainStep<Input = Points, Output = RegressionOutput>,
-        M: InferenceStep<Input = Points, Output = RegressionOutput>,
-    {
+    fn training<M: OnPoints>(&self, folder: &Path) -> SupervisedTraining<M> {
         let loader = || DataLoaderBuilder::new(PointBatcher).batch_size(BATCH);
         let valid = Run::new(0).data;
         let mut training = SupervisedTraining::new(
@@ -190,34 +201,81 @@ impl Run {
         training
     }
 
-    fn stock(self, model: Regression, folder: &Path) -> LearningResult<Regression> {
+    fn stock<M: OnPoints>(&self, model: M, folder: &Path) -> LearningResult<M> {
         let mut training = self.training(folder);
         if let Some(strategy) = self.strategy {
             training = training.with_training_strategy(strategy().into());
         }
-        training.launch(Learner::new(model, self.optimizer, self.scheduler))
+        let (optimizer, scheduler) = (self.optimizer.clone(), self.scheduler.clone());
+        training.launch(Learner::new(model, optimizer, scheduler))
     }
 
-    /// A fused training of any model with this config, on one device.
-    fn launch<M>(&self, model: M, config: FusedConfig, folder: &Path) -> LearningResult<M>
-    where
-        M: LearnerModel,
-        M: TrainStep<Input = Points, Output = RegressionOutput>,
-        M: InferenceStep<Input = Points, Output = RegressionOutput>,
-    {
+    fn learner<M: OnPoints>(&self, model: M) -> FusedLearner<M> {
         let learner = FusedLearner::new(model, self.optimizer.clone(), self.scheduler.clone());
-        let training = self.training(folder);
-        training.launch_fused(learner.with_config_ok(config))
+        let learner = match self.strategy {
+            None => learner,
+            Some(strategy) => learner.with_training_strategy_ok(strategy()),
+        };
+        learner.with_config_ok(self.config.clone())
     }
 
-    fn fused(self, model: Regression, folder: &Path) -> LearningResult<Regression> {
-        let training = self.training(folder);
-        let mut learner = FusedLearner::new(model, self.optimizer, self.scheduler);
-        if let Some(strategy) = self.strategy {
-            learner = learner.with_training_strategy_ok(strategy());
-        }
-        training.launch_fused(learner.with_config_ok(FusedConfig::sharded(self.sharding)))
+    fn fused<M: OnPoints>(&self, model: M, folder: &Path) -> LearningResult<M> {
+        self.training(folder).launch_fused(self.learner(model))
     }
+
+    /// A fused training, if `is_fused`, or one in stock Burn.
+    fn in_way<M: OnPoints>(&self, is_fused: bool, model: M, folder: &Path) -> M {
+        let result = match is_fused {
+            true => self.fused(model, folder),
+            false => self.stock(model, folder),
+        };
+        assert!(result.error.is_none(), "{:?}", result.error);
+        result.model
+    }
+
+    /// The model after three epochs, the last of which is launched from the checkpoint of the second. `launch` trains an
+    /// epoch with or without a checkpoint before it, in a folder.
+    fn resumed<M>(&self, launch: impl Fn(Run, &Path) -> M) -> M {
+        let folder = folder();
+        let first = Run {
+            epochs: 2,
+            ..self.clone()
+        };
+        launch(first, folder.path());
+        let then = Run {
+            epochs: 3,
+            resume: Some(2),
+            ..self.clone()
+        };
+        launch(then, folder.path())
+    }
+}
+
+/// Trains stock and fused from the same record, each in a folder of its own. Panics unless weights and files are the same.
+#[track_caller]
+fn assert_same_training<M: OnPoints>(
+    init: impl Fn() -> M,
+    run: impl Fn() -> Run,
+) -> [LearningResult<M>; 2] {
+    let [of_stock, of_fused] = [folder(), folder()];
+    let initial = init();
+    let stock = run().stock(copy(&initial, &init), of_stock.path());
+    let fused = run().fused(copy(&initial, &init), of_fused.path());
+    assert_equal_weights(&stock.model, &fused.model);
+    assert_changed(&initial, &fused.model, |_| true);
+    assert_eq!(files(of_stock.path()), files(of_fused.path()));
+    [stock, fused]
+}
+
+fn folder() -> TempDir {
+    tempfile::tempdir().unwrap()
+}
+
+/// The values in the log of a metric in the training of the first epoch.
+fn logged(folder: &Path, metric: &str) -> Vec<f64> {
+    let log = std::fs::read_to_string(folder.join("train/epoch-1").join(metric)).unwrap();
+    let values = log.lines().map(|line| line.split(',').next().unwrap());
+    values.map(|value| value.parse().unwrap()).collect()
 }
 
 fn warm_up_then_cosine() -> ModuleLrScheduler {

@@ -4,16 +4,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use backburn::train::{FusedLearner, FusedModel, LaunchFused};
+use backburn::train::FusedModel;
+use burn::train::EarlyStoppingStrategy;
 use burn::train::checkpoint::{CheckpointingAction, CheckpointingStrategy};
 use burn::train::metric::store::EventStoreClient;
-use burn::train::{
-    EarlyStoppingStrategy, InferenceStep, RegressionOutput, SupervisedTraining, TrainOutput,
-    TrainStep,
-};
 
-use super::{Points, Regression, Run};
-use crate::common::*;
+use super::*;
 
 /// A model that leaves its weights to the witness when it is dropped.
 #[derive(Clone, Debug)]
@@ -130,62 +126,7 @@ impl InferenceStep for Watched {
 }
 
 type Training = SupervisedTraining<FusedModel<Watched>>;
-
-/// Launches a training that `hinder` makes panic after `epochs` of training, and asserts that the
-/// last model there was is the one so far.
-#[track_caller]
-fn assert_whole_after(
-    epochs: usize,
-    witness: Witness,
-    message: &str,
-    hinder: impl FnOnce(Training) -> Training,
-) {
-    let initial = Regression::init();
-    let train = |epochs, witness: Arc<Witness>, hinder: &mut dyn FnMut(Training) -> Training| {
-        let folder = tempfile::tempdir().unwrap();
-        let run = Run {
-            optimizer: SgdConfig::new().init(),
-            ..Run::new(epochs)
-        };
-        let model = Watched {
-            inner: copy(&initial, Regression::init),
-            witness,
-        };
-        let learner = FusedLearner::new(model, run.optimizer.clone(), run.scheduler.clone());
-        let training = hinder(run.training(folder.path()));
-        catch_unwind(AssertUnwindSafe(|| training.launch_fused(learner).model))
-    };
-    let finished = train(epochs, Arc::new(Witness::new()), &mut |training| training);
-    let mut expected = weights(&finished.unwrap().inner);
-    expected.retain(|(path, _)| !path.contains("running"));
-
-    let witness = Arc::new(witness);
-    let mut hinder = Some(hinder);
-    let hindered = train(9, witness.clone(), &mut |training| {
-        hinder.take().unwrap()(training)
-    });
-    let panic = hindered.expect_err("the panic passes on");
-    assert_eq!(panic.downcast_ref::<&str>(), Some(&message));
-    assert_eq!(*witness.last.lock().unwrap(), expected);
-}
-
-#[test]
-fn a_panic_in_a_training_step() {
-    let witness = Witness {
-        training: 5.into(), // The first of the second epoch.
-        ..Witness::new()
-    };
-    assert_whole_after(1, witness, "the step has had enough", |training| training);
-}
-
-#[test]
-fn a_panic_in_a_validation_step() {
-    let witness = Witness {
-        validation: 7.into(), // In the second epoch.
-        ..Witness::new()
-    };
-    assert_whole_after(2, witness, "the step has had enough", |training| training);
-}
+type Hinder = fn(Training) -> Training;
 
 #[derive(Clone)]
 struct InTheSecondEpoch;
@@ -208,16 +149,45 @@ impl CheckpointingStrategy for InTheSecondEpoch {
     }
 }
 
+/// The last model is the one of the epochs that were completed.
 #[test]
-fn a_panic_in_early_stopping() {
-    assert_whole_after(2, Witness::new(), "no stopping it", |training| {
-        training.early_stopping(InTheSecondEpoch)
-    });
-}
+fn panic_in_user_code_passes_on_and_keeps_trained_values() {
+    let initial = Regression::init();
+    let train = |epochs, witness: Arc<Witness>, hinder: Hinder| {
+        let run = Run {
+            optimizer: SgdConfig::new().init(),
+            ..Run::new(epochs)
+        };
+        let inner = copy(&initial, Regression::init);
+        let (model, folder) = (Watched { inner, witness }, folder());
+        let launch = || hinder(run.training(folder.path())).launch_fused(run.learner(model));
+        catch_unwind(AssertUnwindSafe(launch)).map(|result| result.model)
+    };
+    let in_training = Witness {
+        training: 5.into(), // The first step of the second epoch.
+        ..Witness::new()
+    };
+    let in_validation = Witness {
+        validation: 7.into(), // In the second epoch.
+        ..Witness::new()
+    };
+    let plainly = |training| training;
+    let stopping = |training: Training| training.early_stopping(InTheSecondEpoch);
+    let saving = |training: Training| training.with_checkpointing_strategy(InTheSecondEpoch);
+    let cases: [(_, _, _, Hinder); 4] = [
+        (1, in_training, "the step has had enough", plainly),
+        (2, in_validation, "the step has had enough", plainly),
+        (2, Witness::new(), "no stopping it", stopping),
+        (2, Witness::new(), "no room left", saving),
+    ];
+    for (epochs, witness, message, hinder) in cases {
+        let finished = train(epochs, Arc::new(Witness::new()), plainly);
+        let mut expected = weights(&finished.unwrap().inner);
+        expected.retain(|(path, _)| !path.contains("running"));
 
-#[test]
-fn a_panic_in_a_checkpointing_strategy() {
-    assert_whole_after(2, Witness::new(), "no room left", |training| {
-        training.with_checkpointing_strategy(InTheSecondEpoch)
-    });
+        let witness = Arc::new(witness);
+        let panic = train(9, witness.clone(), hinder).expect_err("the panic passes on");
+        assert_eq!(panic.downcast_ref::<&str>(), Some(&message));
+        assert_eq!(*witness.last.lock().unwrap(), expected, "{message}");
+    }
 }
