@@ -4,29 +4,25 @@ use super::*;
 
 type Pair = (Tensor<2>, Tensor<2>);
 
-/// Trains plain and in blocks with AdamW, on what `loss` computes of a step's number and batch, and calls `check` after each
-/// step. Panics unless the weights are the same in the end.
+/// Trains plainly and in blocks on what `loss` computes of a step's number and batch, and calls `check` after each step.
 fn assert_same_in_blocks(
     device: &Device,
     loss: impl Fn(&Stack, usize, Tensor<2>, bool) -> Tensor<1>,
     check: impl Fn(&StepReport, usize),
 ) {
-    let initial = Stack::init(device);
     let xs = xs(device);
-    let train = |recompute: bool| {
-        let model = copy(&initial, || Stack::init(device));
-        let mut fused = FusedOptimizer::new_ok(model, AdamWConfig::new().init());
+    let init = || Stack::init(device);
+    assert_equal_in(&[false, true], init, |mut fused, in_blocks| {
         for (step, x) in xs.iter().enumerate() {
-            fused.step_ok(RATE, |model| loss(model, step, x.clone(), recompute));
+            fused.step_ok(RATE, |model| loss(model, step, x.clone(), in_blocks));
             check(fused.last_step(), step);
         }
-        fused.valid()
-    };
-    assert_equal_weights(&train(false), &train(true));
+        fused
+    });
 }
 
 /// With Adam, a zero gradient moves a parameter that has a momentum, and none does not.
-fn an_output_that_is_not_used_gives_no_gradient(device: &Device) {
+fn block_output_without_use_gives_no_gradient(device: &Device) {
     // Two blocks, each with an output of its own.
     let both = |blocks: &Vec<Block>, (a, b): Pair| {
         let [a, b] = [(0, a), (1, b)].map(|(index, x)| {
@@ -54,7 +50,7 @@ fn an_output_that_is_not_used_gives_no_gradient(device: &Device) {
 }
 
 /// Weight normalization: the weight of the block is computed from two parameters outside of it.
-fn a_weight_computed_outside_of_the_block_gets_its_gradient(device: &Device) {
+fn block_weight_computed_outside_gets_its_gradient(device: &Device) {
     let loss = |model: &Stack, _, x: Tensor<2>, recompute: bool| {
         let mut layer = model.blocks[0].expand.clone();
         let direction = model.blocks[1].expand.weight.val();
@@ -72,7 +68,7 @@ fn a_weight_computed_outside_of_the_block_gets_its_gradient(device: &Device) {
 }
 
 /// One weight, under one id, in both layers of the block.
-fn a_computed_weight_in_two_layers_gets_both_gradients(device: &Device) {
+fn block_weight_computed_for_two_layers_gets_both_gradients(device: &Device) {
     let loss = |model: &Stack, _, x: Tensor<2>, recompute: bool| {
         let weight = model.input.weight.val().tanh();
         let weight = Param::initialized(model.blocks[0].expand.weight.id, weight);
@@ -92,7 +88,7 @@ fn a_computed_weight_in_two_layers_gets_both_gradients(device: &Device) {
 }
 
 /// An input that the block leaves unused gets zeros: as one that counts for nothing in a plain block.
-fn an_input_that_is_not_used_gets_a_gradient_of_zeros(device: &Device) {
+fn block_input_without_use_gets_gradient_of_zeros(device: &Device) {
     let loss = |model: &Stack, step: usize, x: Tensor<2>, recompute: bool| {
         let a = model.input.forward(x.clone());
         let b = model.blocks[1]
@@ -115,7 +111,7 @@ fn an_input_that_is_not_used_gets_a_gradient_of_zeros(device: &Device) {
 }
 
 /// A gate that closes, with momentum, beside a block that leaves an input unused.
-fn a_true_zero_is_a_gradient(device: &Device) {
+fn block_gradient_of_zero_moves_momentum(device: &Device) {
     let initial = Stack::init(device);
     let xs = xs(device);
     let momentum = || SgdConfig::new().with_momentum(Some(MomentumConfig::new()));
@@ -143,7 +139,7 @@ fn a_true_zero_is_a_gradient(device: &Device) {
 }
 
 /// Momentum moves on without a gradient in no optimizer of Burn: what a block reads and does not use stays.
-fn a_parameter_that_a_block_reads_and_does_not_use_gets_no_gradient(device: &Device) {
+fn block_parameter_read_without_use_gets_no_gradient(device: &Device) {
     let loss = |model: &Stack, step: usize, x: Tensor<2>, recompute: bool| {
         let both = move |layers: &Vec<Block>, x: Tensor<2>| {
             let used = layers[0]
@@ -161,39 +157,53 @@ fn a_parameter_that_a_block_reads_and_does_not_use_gets_no_gradient(device: &Dev
     });
 }
 
-fn outputs_without_elements_and_blocks_without_parameters_work(device: &Device) {
-    let initial = Stack::init(device);
-    let x = &xs(device)[0];
-    let train = |recompute: bool| {
-        let model = copy(&initial, || Stack::init(device));
-        let mut fused = FusedOptimizer::new_ok(model, AdamWConfig::new().init());
-        fused.step_ok(RATE, |model| {
-            let x = model.input.forward(x.clone());
-            let run = |block: &Block, x: Tensor<2>| {
-                let x = block.forward(x);
-                (x.clone().slice([0..0, 0..6]), vec![x], None::<Tensor<1>>)
-            };
-            let (empty, list, none) = block_if(recompute, &model.blocks[0], x, run);
-            assert!(none.is_none());
-            let x = list[0].clone();
-            let twice = |_: &Vec<Linear>, x: Tensor<2>| x * 2.0;
-            let nothing = Vec::<Linear>::new();
-            let x = block_if(recompute, &nothing, x, twice);
-            x.mean() + empty.sum()
-        });
-        assert_eq!(fused.last_step().updated, 8);
-        fused.valid()
+fn blocks_without_parameters_or_output_elements_work(device: &Device) {
+    let loss = |model: &Stack, _, x: Tensor<2>, recompute: bool| {
+        let x = model.input.forward(x);
+        let run = |block: &Block, x: Tensor<2>| {
+            let x = block.forward(x);
+            (x.clone().slice([0..0, 0..6]), vec![x], None::<Tensor<1>>)
+        };
+        let (empty, list, none) = block_if(recompute, &model.blocks[0], x, run);
+        assert!(none.is_none());
+        let x = list[0].clone();
+        let twice = |_: &Vec<Linear>, x: Tensor<2>| x * 2.0;
+        let nothing = Vec::<Linear>::new();
+        let x = block_if(recompute, &nothing, x, twice);
+        x.mean() + empty.sum()
     };
-    assert_equal_weights(&train(false), &train(true));
+    assert_same_in_blocks(device, loss, |report, _| assert_eq!(report.updated, 8));
 }
 
-/// The bases are ordinary leaves, whose gradients the block passes on.
-fn lora_bases_train_if_the_backward_pass_runs_on_another_thread(device: &Device) {
-    let lora = || Stack::init(device).apply_lora(Lora::new(2, 4.0)).unfreeze();
-    let initial = lora();
+/// Autodiff sums the three terms of its gradient in another order.
+fn tensor_used_in_blocks_and_outside_agrees_within_rounding(device: &Device) {
+    let initial = Stack::without_chance(device);
     let xs = xs(device);
-    let train = |threads: bool, way: fn(&[Block], Tensor<2>) -> Tensor<2>| {
-        let mut fused = FusedOptimizer::new_ok(copy(&initial, lora), AdamWConfig::new().init());
+    let [plain, in_blocks] = [false, true].map(|in_blocks| {
+        let model = copy(&initial, || Stack::without_chance(device));
+        let mut fused = FusedOptimizer::new_ok(model, SgdConfig::new().init());
+        train_fused(&mut fused, 3, RATE, |model, step| {
+            let x = model.input.forward(xs[step].clone()).tanh();
+            let run = |block: &Block, x: Tensor<2>| block.forward(x);
+            let y = block_if(in_blocks, &model.blocks[0], x.clone(), run);
+            let both = |block: &Block, (y, x): Pair| block.forward(y) * x;
+            let z = block_if(in_blocks, &model.blocks[1], (y, x.clone()), both);
+            model.output.forward(z + x).powi_scalar(2).mean()
+        });
+        fused.valid()
+    });
+    let tolerance = if is_exact(device) { 1e-6 } else { 1e-4 };
+    assert_near_weights(&plain, &in_blocks, tolerance, 0.0);
+}
+
+/// Plainly on one thread, and then in every way on two.
+const THREADS: [(bool, Way); 4] = [(false, plain), (true, plain), (true, each), (true, nested)];
+
+/// The bases are ordinary leaves, whose gradients the block passes on.
+fn lora_base_with_backward_on_another_thread_trains(device: &Device) {
+    let lora = || Stack::init(device).apply_lora(Lora::new(2, 4.0)).unfreeze();
+    let xs = xs(device);
+    assert_equal_in(&THREADS, lora, |mut fused, (threads, way)| {
         for x in &xs {
             fused.step_with_backward_ok(RATE, |model| {
                 let loss = model.loss(x.clone(), way);
@@ -205,20 +215,16 @@ fn lora_bases_train_if_the_backward_pass_runs_on_another_thread(device: &Device)
             });
             assert_eq!(fused.last_step().without_gradient, 0);
         }
-        fused.valid()
-    };
-    let expected = train(false, plain);
-    for way in [plain, each, nested] {
-        assert_equal_weights(&expected, &train(true, way));
-    }
+        fused
+    });
 }
 
-fn a_thread_that_is_given_the_context_can_run_blocks(device: &Device) {
-    let initial = Stack::init(device);
+/// Burn keeps the last update of running statistics of every thread by itself.
+fn blocks_on_thread_with_context_train_as_plain_ones(device: &Device) {
     let x = &xs(device)[0];
-    let train = |threads: bool, way: fn(&[Block], Tensor<2>) -> Tensor<2>| {
-        let model = copy(&initial, || Stack::init(device));
-        let mut fused = FusedOptimizer::new_ok(model, AdamWConfig::new().init());
+    assert!(StepContext::current().is_none());
+    let init = || Stack::init(device);
+    assert_equal_in(&THREADS, init, |mut fused, (threads, way)| {
         for _ in 0..3 {
             fused.step_ok(RATE, |model| {
                 let x = model.input.forward(x.clone());
@@ -232,31 +238,27 @@ fn a_thread_that_is_given_the_context_can_run_blocks(device: &Device) {
             });
             assert_eq!(fused.last_step().without_gradient, 0);
         }
-        fused.valid()
-    };
-    assert!(StepContext::current().is_none());
-    let expected = train(false, plain);
-    for way in [plain, each, nested] {
-        assert_equal_weights(&expected, &train(true, way));
-    }
+        fused
+    });
 }
 
 on_every_backend!(
-    an_output_that_is_not_used_gives_no_gradient,
-    a_weight_computed_outside_of_the_block_gets_its_gradient,
-    a_computed_weight_in_two_layers_gets_both_gradients,
-    an_input_that_is_not_used_gets_a_gradient_of_zeros,
-    a_true_zero_is_a_gradient,
-    a_parameter_that_a_block_reads_and_does_not_use_gets_no_gradient,
-    outputs_without_elements_and_blocks_without_parameters_work,
-    a_thread_that_is_given_the_context_can_run_blocks,
+    block_output_without_use_gives_no_gradient,
+    block_weight_computed_outside_gets_its_gradient,
+    block_weight_computed_for_two_layers_gets_both_gradients,
+    block_input_without_use_gets_gradient_of_zeros,
+    block_gradient_of_zero_moves_momentum,
+    block_parameter_read_without_use_gets_no_gradient,
+    blocks_without_parameters_or_output_elements_work,
+    tensor_used_in_blocks_and_outside_agrees_within_rounding,
+    blocks_on_thread_with_context_train_as_plain_ones,
 );
 
 /// On the CPU: every thread has a stream of its own on other devices.
 #[test]
 #[allow(deprecated)] // Burn 0.22 still ships ndarray.
-fn lora_bases_train_if_the_backward_pass_runs_on_another_thread_of_the_cpu() {
+fn lora_base_with_backward_on_another_cpu_thread_trains() {
     for device in [Device::flex().autodiff(), Device::ndarray().autodiff()] {
-        lora_bases_train_if_the_backward_pass_runs_on_another_thread(&device);
+        lora_base_with_backward_on_another_thread_trains(&device);
     }
 }

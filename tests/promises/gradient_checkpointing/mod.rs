@@ -1,14 +1,14 @@
 //! A model with recomputed blocks trains as the model without. (Dropout in them is in
 //! `tests/random.rs`.)
 
-mod choice;
 mod inputs;
 mod joint;
 mod misuse;
 mod policies;
 mod statistics;
 mod tiled;
-mod unet;
+
+use std::sync::{Arc, Mutex};
 
 use crate::backends::on_every_backend;
 use crate::common::*;
@@ -70,6 +70,11 @@ impl Stack {
     }
 }
 
+/// The caller of the blocks.
+type Way = fn(&[Block], Tensor<2>) -> Tensor<2>;
+
+const WAYS: [Way; 4] = [each, sequential, nested, first_and_last];
+
 fn plain(blocks: &[Block], x: Tensor<2>) -> Tensor<2> {
     blocks.iter().fold(x, |x, block| block.forward(x))
 }
@@ -106,16 +111,61 @@ fn xs(device: &Device) -> Vec<Tensor<2>> {
     (0..5).map(|_| x()).collect()
 }
 
+/// Trains copies of a model with AdamW in each of `ways`. Panics unless the weights are those of the first way in the end.
+fn assert_equal_in<M: Module, W: Copy>(
+    ways: &[W],
+    init: impl Fn() -> M,
+    train: impl Fn(FusedOptimizer<M>, W) -> FusedOptimizer<M>,
+) {
+    let initial = init();
+    let [expected, others @ ..] = ways else {
+        panic!("there is nothing to train")
+    };
+    let trained = |way: &W| {
+        let model = copy(&initial, &init);
+        train(
+            FusedOptimizer::new_ok(model, AdamWConfig::new().init()),
+            *way,
+        )
+        .valid()
+    };
+    let expected = trained(expected);
+    for way in others {
+        assert_equal_weights(&expected, &trained(way));
+    }
+}
+
+fn keeping(keep: &[bool]) -> GradientCheckpointingConfig {
+    GradientCheckpointingConfig::new().with_keep_activations(keep.to_vec())
+}
+
+/// Blocks are recomputed or kept, and inputs may wait on the host. Burn's own checkpointing may be within the blocks and around them.
 fn recomputed_blocks_train_as_plain_ones(device: &Device) {
+    for device in [device.clone(), device.clone().gradient_checkpointing()] {
+        recomputed_blocks_train_as_plain_ones_on(&device);
+    }
+}
+
+fn recomputed_blocks_train_as_plain_ones_on(device: &Device) {
     let initial = Stack::without_chance(device);
     let copy = || copy(&initial, || Stack::without_chance(device));
     let xs = xs(device);
     let loss = |model: &Stack, step: usize| model.loss(xs[step].clone(), plain);
     let stock = train_stock(copy(), &mut AdamWConfig::new().init(), 5, RATE, loss);
-    let ways: [fn(&[Block], Tensor<2>) -> Tensor<2>; 4] =
-        [each, sequential, nested, first_and_last];
-    for way in ways {
-        let mut fused = FusedOptimizer::new_ok(copy(), AdamWConfig::new().init());
+    let choices = [
+        keeping(&[true; 4]),
+        keeping(&[true, false, true, false]),
+        keeping(&[false, true]),
+        keeping(&[true; 9]),
+        GradientCheckpointingConfig::new().with_offload_inputs(true),
+        keeping(&[false, true]).with_offload_inputs(true),
+    ];
+    let chosen = choices.iter();
+    let chosen = chosen.flat_map(|choice| [each as Way, nested].map(|way| (choice.clone(), way)));
+    let all = WAYS.map(|way| (GradientCheckpointingConfig::new(), way));
+    for (choice, way) in all.into_iter().chain(chosen) {
+        let mut fused = FusedOptimizer::new_ok(copy(), AdamWConfig::new().init())
+            .with_config_ok(FusedConfig::new().with_gradient_checkpointing(choice));
         train_fused(&mut fused, 5, RATE, |model, step| {
             model.loss(xs[step].clone(), way)
         });
@@ -127,7 +177,7 @@ fn recomputed_blocks_train_as_plain_ones(device: &Device) {
     }
 }
 
-fn outside_of_a_fused_step_a_block_is_simply_called(device: &Device) {
+fn block_outside_of_fused_step_is_simply_called(device: &Device) {
     let model = Stack::init(device);
     let x = xs(device).remove(0);
     let [with, without] = [each, plain].map(|way| model.loss(x.clone(), way));
@@ -152,78 +202,12 @@ fn outside_of_a_fused_step_a_block_is_simply_called(device: &Device) {
         .assert_approx_eq::<f32>(&without, Default::default());
 }
 
-/// A network of tokens: integers go in, a mask passes through, the embedding is the output layer, two
-/// blocks share a weight.
-#[derive(Module, Debug)]
-struct Tokens {
-    embedding: Embedding,
-    norm: LayerNorm,
-    shared: Linear,
-    own: Linear,
-}
-
-impl Tokens {
-    fn init(device: &Device) -> Self {
-        Self {
-            embedding: EmbeddingConfig::new(11, 8).init(device),
-            norm: LayerNormConfig::new(8).init(device),
-            shared: LinearConfig::new(8, 8).init(device),
-            own: LinearConfig::new(8, 8).init(device),
-        }
-    }
-
-    fn loss(&self, tokens: Tensor<2, Int>, recompute: bool) -> Tensor<1> {
-        type Activations = (Tensor<3>, Tensor<3>, Tensor<3, Bool>);
-
-        fn embed(model: &Tokens, tokens: Tensor<2, Int>) -> (Tensor<3>, Tensor<3, Bool>) {
-            let x = model.embedding.forward(tokens);
-            let mask = x.clone().greater_equal_scalar(0.0);
-            (x, mask)
-        }
-        fn first(model: &Tokens, (x, mask): (Tensor<3>, Tensor<3, Bool>)) -> Activations {
-            let hidden = model.shared.forward(x.clone()).mask_fill(mask.clone(), 0.5);
-            (x, hidden.tanh(), mask)
-        }
-        fn second(model: &Tokens, (x, hidden, mask): Activations) -> Tensor<3> {
-            let hidden = model.shared.forward(hidden).mask_fill(mask, 0.1);
-            model.norm.forward(x + model.own.forward(hidden.tanh()))
-        }
-        let x = match recompute {
-            true => {
-                let activations = gradient_checkpointing(self, tokens.clone(), embed);
-                let activations = gradient_checkpointing(self, activations, first);
-                gradient_checkpointing(self, activations, second)
-            }
-            false => second(self, first(self, embed(self, tokens.clone()))),
-        };
-        // The embedding once more, outside.
-        let logits = x.matmul(self.embedding.weight.val().transpose().unsqueeze());
-        logits.powi_scalar(2).mean()
-    }
-}
-
-fn several_inputs_and_outputs_and_shared_weights_train_as_plain_ones(device: &Device) {
-    let initial = Tokens::init(device);
-    let copy = || copy(&initial, || Tokens::init(device));
-    let tokens = Tensor::<2, Int>::from_data([[1, 5, 3, 10], [0, 2, 2, 7]], device);
-    let loss = |model: &Tokens, _| model.loss(tokens.clone(), false);
-    let stock = train_stock(copy(), &mut SgdConfig::new().init(), 3, RATE, loss);
-    let mut fused = FusedOptimizer::new_ok(copy(), SgdConfig::new().init());
-    train_fused(&mut fused, 3, RATE, |model, _| {
-        model.loss(tokens.clone(), true)
-    });
-    assert_eq!(fused.last_step().without_gradient, 0);
-    assert_eq!(fused.last_step().updated, 7);
-    assert_equal_weights(&stock, &fused.model());
-}
-
-fn frozen_parts_and_unused_outputs_stay(device: &Device) {
-    let initial = Stack::init(device);
+fn blocks_frozen_or_unused_stay_unchanged(device: &Device) {
+    let frozen = ParamGroup::from_predicate("blocks.1");
+    let init = || Stack::init(device).freeze_group(frozen.clone());
     let x = xs(device).remove(0);
-    let train = |way: fn(&[Block], Tensor<2>) -> Tensor<2>| {
-        let model = copy(&initial, || Stack::init(device));
-        let frozen = ParamGroup::from_predicate("blocks.1");
-        let mut fused = FusedOptimizer::new_ok(model.freeze_group(frozen), SgdConfig::new().init());
+    assert_equal_in(&[plain as Way, each], init, |mut fused, way| {
+        let before = fused.model();
         fused.step_ok(RATE, |model| {
             let x = model.input.forward(x.clone());
             // Computed, and not part of the loss: its parameters get no gradient.
@@ -231,23 +215,56 @@ fn frozen_parts_and_unused_outputs_stay(device: &Device) {
             model.output.forward(way(&model.blocks[..3], x)).mean()
         });
         assert_eq!(fused.last_step().without_gradient, 6);
-        fused.valid()
-    };
-    let recomputed = train(each);
-    assert_equal_weights(&train(plain), &recomputed);
-    for ((path, before), (_, after)) in weights(&initial).iter().zip(weights(&recomputed)) {
-        let stays = path.starts_with("blocks.1") || path.starts_with("blocks.3");
-        let same = before.as_bytes() == after.as_bytes();
-        assert!(
-            same || !stays || path.contains("running"),
-            "`{path}` changed"
-        );
-    }
+        assert_kept(&before, &fused.model(), |path| {
+            path.starts_with("blocks.1") || path.starts_with("blocks.3")
+        });
+        fused
+    });
 }
 
 on_every_backend!(
     recomputed_blocks_train_as_plain_ones,
-    outside_of_a_fused_step_a_block_is_simply_called,
-    several_inputs_and_outputs_and_shared_weights_train_as_plain_ones,
-    frozen_parts_and_unused_outputs_stay,
+    block_outside_of_fused_step_is_simply_called,
+    blocks_frozen_or_unused_stay_unchanged,
 );
+
+/// A block that runs once keeps its activations, one that runs twice does not.
+#[test]
+fn kept_blocks_are_counted_outside_of_other_blocks() {
+    let device = Device::flex().autodiff();
+    let mut fused = FusedOptimizer::new_ok(Stack::init(&device), SgdConfig::new().init())
+        .with_config_ok(FusedConfig::new().with_gradient_checkpointing(keeping(&[false, true])));
+    let x = xs(&device).remove(0);
+    let runs = Arc::new(Mutex::new(Vec::new()));
+    type Runs = Constant<Arc<Mutex<Vec<(&'static str, bool)>>>>;
+    let noting = |name: &'static str| {
+        move |block: &Block, (x, Constant(runs)): (Tensor<2>, Runs)| {
+            let recorded = block.expand.weight.val().is_tracked();
+            runs.lock().unwrap().push((name, recorded));
+            block.forward(x)
+        }
+    };
+    let input = |x: Tensor<2>| (x, Constant(runs.clone()));
+    // In two steps: a step counts from the start.
+    for _ in 0..2 {
+        runs.lock().unwrap().clear();
+        fused.step_ok(RATE, |model| {
+            let looked = model.valid();
+            let look = input(x.clone().inner());
+            gradient_checkpointing(&looked.blocks[0], look, noting("look"));
+            let inner = noting("inner");
+            let outer = move |block: &Block, input| gradient_checkpointing(block, input, inner);
+            let x = gradient_checkpointing(&model.blocks[0], input(x.clone()), outer);
+            let x = gradient_checkpointing(&model.blocks[1], input(x), noting("kept"));
+            let x = gradient_checkpointing(&model.blocks[2], input(x), noting("beyond"));
+            x.mean()
+        });
+        let mut runs = runs.lock().unwrap().clone();
+        runs.sort_unstable();
+        // A recorded run may come again, where tests beside this one draw random numbers.
+        runs.dedup();
+        let twice = |name| [(name, false), (name, true)];
+        let once = [("kept", true), ("look", false)];
+        assert_eq!(runs, [twice("beyond"), twice("inner"), once].concat());
+    }
+}

@@ -56,15 +56,16 @@ enum Way {
     Nested,
 }
 
-fn loss(layers: &Vec<Centered>, x: Tensor<2>, way: Way) -> Tensor<1> {
+/// Every layer once, or `twice`.
+fn loss(layers: &Vec<Centered>, x: Tensor<2>, way: Way, twice: bool) -> Tensor<1> {
     let run = |layer: &Centered, x: Tensor<2>| layer.forward(x);
     let factor = 1.0;
+    let again = if twice { &layers[..] } else { &[] };
+    let all = layers.iter().chain(again);
     let x = match way {
-        Way::Plain => layers.iter().fold(x, |x, layer| run(layer, x)),
-        Way::Blocks => layers
-            .iter()
-            .fold(x, |x, layer| gradient_checkpointing(layer, x, run)),
-        Way::Capturing => layers.iter().fold(x, |x, layer| {
+        Way::Plain => all.fold(x, |x, layer| run(layer, x)),
+        Way::Blocks => all.fold(x, |x, layer| gradient_checkpointing(layer, x, run)),
+        Way::Capturing => all.fold(x, |x, layer| {
             gradient_checkpointing(layer, x, move |layer: &Centered, x| run(layer, x * factor))
         }),
         Way::Nested => gradient_checkpointing(layers, x, move |layers: &Vec<Centered>, x| {
@@ -82,97 +83,34 @@ fn layers(read: Read, device: &Device) -> Vec<Centered> {
     (0..2).map(|_| Centered::init(read, device)).collect()
 }
 
-/// Trains in stock with states that are read with `value_sync`, which is what both ways to read give in fused training.
-fn expected(initial: &Vec<Centered>, xs: &[Tensor<2>], device: &Device) -> Vec<Centered> {
-    let model = copy(initial, || layers(Read::InTime, device));
-    let loss = |model: &Vec<Centered>, step: usize| loss(model, xs[step].clone(), Way::Plain);
-    train_stock(model, &mut AdamWConfig::new().init(), 5, RATE, loss)
-}
-
-fn a_block_that_reads_its_state_sees_it_as_it_was_in_both_runs(device: &Device) {
+/// In stock, states are read with `value_sync`, which is what both ways to read give in fused training. Exact clipping has two
+/// passes.
+fn state_in_blocks_is_that_of_stock_in_every_run(device: &Device) {
     let xs = xs(device);
+    let adamw = || AdamWConfig::new().init();
+    let cases = [
+        (FusedConfig::new(), false, &WAYS[..]),
+        (FusedConfig::exact(1e9), false, &WAYS),
+        (FusedConfig::new(), true, &WAYS[1..2]),
+    ];
     for read in [Read::Late, Read::InTime] {
-        let initial = layers(read, device);
-        let stock = expected(&initial, &xs, device);
-        for way in WAYS {
-            let model = copy(&initial, || layers(read, device));
-            let mut fused = FusedOptimizer::new_ok(model, AdamWConfig::new().init());
-            train_fused(&mut fused, 5, RATE, |model, step| {
-                loss(model, xs[step].clone(), way)
+        for (config, twice, ways) in &cases {
+            let initial = layers(read, device);
+            let stock = copy(&initial, || layers(Read::InTime, device));
+            let stock = train_stock(stock, &mut adamw(), 5, RATE, |model, step| {
+                loss(model, xs[step].clone(), Way::Plain, *twice)
             });
-            assert_equal_weights(&stock.valid(), &fused.valid());
-        }
-    }
-}
-
-fn both_passes_of_exact_clipping_see_a_state_as_it_was(device: &Device) {
-    let xs = xs(device);
-    for read in [Read::Late, Read::InTime] {
-        let initial = layers(read, device);
-        let stock = expected(&initial, &xs, device);
-        for way in WAYS {
-            let model = copy(&initial, || layers(read, device));
-            let mut fused = FusedOptimizer::new_ok(model, AdamWConfig::new().init())
-                .with_config_ok(FusedConfig::exact(1e9));
-            for x in &xs {
-                fused.step_repeatable_ok(RATE, |model| loss(model, x.clone(), way));
+            for way in *ways {
+                let model = copy(&initial, || layers(read, device));
+                let fused = FusedOptimizer::new_ok(model, adamw());
+                let mut fused = fused.with_config_ok(config.clone());
+                for x in &xs {
+                    fused.step_repeatable_ok(RATE, |model| loss(model, x.clone(), *way, *twice));
+                }
+                assert_equal_weights(&stock.valid(), &fused.valid());
             }
-            assert_equal_weights(&stock.valid(), &fused.valid());
         }
     }
 }
 
-fn state_used_by_two_blocks_is_that_of_stock(device: &Device) {
-    let xs = xs(device);
-    for read in [Read::Late, Read::InTime] {
-        let initial = layers(read, device);
-        let twice = |model: &Vec<Centered>, x: &Tensor<2>, in_blocks| {
-            let run = |layer: &Centered, x: Tensor<2>| layer.forward(x);
-            let layers = model.iter().chain(model);
-            let x = layers.fold(x.clone(), |x, layer| block_if(in_blocks, layer, x, run));
-            x.powi_scalar(2).mean()
-        };
-        let stock = train_stock(
-            copy(&initial, || layers(Read::InTime, device)),
-            &mut AdamWConfig::new().init(),
-            5,
-            RATE,
-            |model, step| twice(model, &xs[step], false),
-        );
-        let model = copy(&initial, || layers(read, device));
-        let mut fused = FusedOptimizer::new_ok(model, AdamWConfig::new().init());
-        train_fused(&mut fused, 5, RATE, |model, step| {
-            twice(model, &xs[step], true)
-        });
-        assert_equal_weights(&stock.valid(), &fused.valid());
-    }
-}
-
-/// Burn keeps the last update of every thread by itself.
-fn batch_norm_in_blocks_on_fresh_threads_keeps_the_statistics_of_stock(device: &Device) {
-    let initial = Stack::without_chance(device);
-    let xs = xs(device);
-    let train = |recompute: bool| {
-        let model = copy(&initial, || Stack::without_chance(device));
-        let mut fused = FusedOptimizer::new_ok(model, AdamWConfig::new().init());
-        for x in &xs[..2] {
-            fused.step_ok(RATE, |model| {
-                let context = StepContext::current().unwrap();
-                let x = model.input.forward(x.clone());
-                let way = if recompute { each } else { plain };
-                let run = || context.enter(|| way(&model.blocks, x));
-                let x = std::thread::scope(|scope| scope.spawn(run).join().unwrap());
-                model.output.forward(x).powi_scalar(2).mean()
-            });
-        }
-        fused.valid()
-    };
-    assert_equal_weights(&train(false), &train(true));
-}
-
-on_every_cpu_backend!(
-    a_block_that_reads_its_state_sees_it_as_it_was_in_both_runs,
-    both_passes_of_exact_clipping_see_a_state_as_it_was,
-    state_used_by_two_blocks_is_that_of_stock,
-    batch_norm_in_blocks_on_fresh_threads_keeps_the_statistics_of_stock,
-);
+on_every_cpu_backend!(state_in_blocks_is_that_of_stock_in_every_run);

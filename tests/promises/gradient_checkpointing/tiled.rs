@@ -4,7 +4,6 @@ use burn::nn::{RmsNorm, RmsNormConfig};
 use burn::tensor::activation::softmax;
 
 use super::*;
-use crate::common::*;
 
 /// Attention of one head, then an MLP behind a norm.
 #[derive(Module, Debug)]
@@ -73,7 +72,7 @@ fn input(tokens: usize, device: &Device) -> Tensor<3> {
 }
 
 /// In two tiles: what is added up of two has no order.
-fn fused_equals_stock_in_tiles(device: &Device) {
+fn tiled_training_equals_stock(device: &Device) {
     for nested in [false, true] {
         let initial = Layer::init(device);
         let copy = || copy(&initial, || Layer::init(device));
@@ -88,7 +87,7 @@ fn fused_equals_stock_in_tiles(device: &Device) {
         train_fused(&mut fused, 3, RATE, loss);
         // The gradient of the key's bias is nothing but rounding.
         match is_exact(device) {
-            true => assert_near(&weights(&stock), &weights(&fused.model()), 1e-6),
+            true => assert_near_weights(&stock, &fused.model(), 1e-6, 0.0),
             false => assert_equal_weights(&stock, &fused.model()),
         }
         assert_changed(&initial, &fused.model(), |_| true);
@@ -96,40 +95,21 @@ fn fused_equals_stock_in_tiles(device: &Device) {
     }
 }
 
-type Weights = Vec<(String, burn::tensor::TensorData)>;
-
-#[track_caller]
-fn assert_near(one: &Weights, other: &Weights, tolerance: f32) {
-    for ((path, one), (_, other)) in one.iter().zip(other) {
-        for (one, other) in one.iter::<f32>().zip(other.iter::<f32>()) {
-            assert!(
-                (one - other).abs() <= tolerance,
-                "`{path}`: {one} and {other}"
-            );
-        }
-    }
-}
-
-on_every_backend!(fused_equals_stock_in_tiles);
+on_every_backend!(tiled_training_equals_stock);
 
 #[test]
-fn tiles_of_any_size_train_as_the_whole() {
+fn tiles_of_any_size_train_as_whole() {
     let device = Device::flex().autodiff();
     let initial = Layer::init(&device);
     let train = |tile| {
         let model = copy(&initial, || Layer::init(&device));
         let mut fused = FusedOptimizer::new_ok(model, SgdConfig::new().init());
-        let mut outputs = Vec::new();
-        for _ in 0..3 {
-            let loss = |model: &Layer| {
-                model
-                    .forward(input(11, &device), tile)
-                    .powi_scalar(2)
-                    .mean()
-            };
-            outputs.push(fused.step_ok(0.1, loss).into_scalar::<f32>());
-        }
-        (outputs, weights(&fused.model()))
+        let losses = [(); 3].map(|()| {
+            let output = |model: &Layer| model.forward(input(11, &device), tile);
+            let loss = fused.step_ok(0.1, |model| output(model).powi_scalar(2).mean());
+            loss.into_scalar::<f32>()
+        });
+        (losses, fused.model())
     };
     let (losses, whole) = train(None);
     for tile in [1, 3, 11, 100] {
@@ -137,12 +117,12 @@ fn tiles_of_any_size_train_as_the_whole() {
         for (one, other) in losses.iter().zip(of_tiles) {
             assert!((one - other).abs() <= 1e-6 * one.abs(), "{one} and {other}");
         }
-        assert_near(&whole, &tiled, 1e-6);
+        assert_near_weights(&whole, &tiled, 1e-6, 0.0);
     }
 }
 
 #[test]
-fn what_goes_in_and_comes_out_may_be_several_tensors_of_any_kind() {
+fn tiled_inputs_and_outputs_may_be_tensors_of_any_kind() {
     let device = Device::flex().autodiff();
     let mlp = Layer::init(&device).mlp;
     let x = input(5, &device);
@@ -167,7 +147,7 @@ fn what_goes_in_and_comes_out_may_be_several_tensors_of_any_kind() {
 }
 
 #[test]
-fn a_sequence_without_tokens_stays_one() {
+fn tiled_sequence_without_tokens_stays_empty() {
     let device = Device::flex().autodiff();
     let mlp = Layer::init(&device).mlp;
     let x = Tensor::<3>::zeros([2, 0, 6], &device);
@@ -176,7 +156,7 @@ fn a_sequence_without_tokens_stays_one() {
 }
 
 #[test]
-fn what_is_not_token_by_token_is_refused() {
+fn tiled_operation_that_changes_tokens_is_refused() {
     let device = Device::flex().autodiff();
     let mlp = Layer::init(&device).mlp;
     let x = input(5, &device);
@@ -193,7 +173,7 @@ fn what_is_not_token_by_token_is_refused() {
 }
 
 #[test]
-fn bad_tiles_are_refused_by_name() {
+fn tiles_and_segments_that_do_not_fit_are_refused() {
     let device = Device::flex().autodiff();
     let mlp = Layer::init(&device).mlp;
     let x = input(5, &device);
@@ -209,4 +189,8 @@ fn bad_tiles_are_refused_by_name() {
     let run = |mlp: &Mlp, Whole(x)| Whole(mlp.forward(x));
     let message = panic_of(|| gradient_checkpointing_tiled(&mlp, Whole(x), 1, 2, run));
     assert_says(&message, "all of them are whole");
+    let layers = vec![mlp];
+    let message =
+        panic_of(|| gradient_checkpointing_sequential(&layers, input(5, &device), 0, Mlp::forward));
+    assert_says(&message, "`segments` is 0");
 }
