@@ -27,13 +27,12 @@ fn with_states(device: &Device, limit: Option<usize>) -> FusedConfig {
     FusedConfig::offload(offload).with_max_bytes_in_flight(limit)
 }
 
-fn states_come_ahead_in_whatever_order(device: &Device) {
+fn prefetched_states_in_any_order_change_no_bit(device: &Device) {
     let initial = Network::init(device);
-    let copy = || copy(&initial, || Network::init(device));
     let batches = batches(device);
     let loss = |model: &Network, step: usize| loss(model, batches[step].clone(), COURSES[step]);
     for optimizer in optimizers(device) {
-        let mut plain = FusedOptimizer::new_ok(copy(), optimizer.clone());
+        let mut plain = FusedOptimizer::new_ok(twin(&initial), optimizer.clone());
         train_fused(&mut plain, 6, RATE, loss);
         // A software device takes its time, and one limit shows that each thread hands over what the others need.
         let limits: &[_] = match is_exact(device) {
@@ -41,7 +40,7 @@ fn states_come_ahead_in_whatever_order(device: &Device) {
             false => &[None],
         };
         for &limit in limits {
-            let fused = FusedOptimizer::new_ok(copy(), optimizer.clone());
+            let fused = FusedOptimizer::new_ok(twin(&initial), optimizer.clone());
             let mut fused = fused.with_config_on_ok(with_states(device, limit), device);
             train_fused(&mut fused, 3, RATE, loss);
             // A record is complete between two steps.
@@ -54,11 +53,11 @@ fn states_come_ahead_in_whatever_order(device: &Device) {
     }
 }
 
-on_every_backend!(states_come_ahead_in_whatever_order);
+on_every_backend!(prefetched_states_in_any_order_change_no_bit);
 
 /// While the state of the parameter is on its way, or has just come.
 #[test]
-fn what_came_for_a_parameter_that_is_not_stepped_is_there_as_it_was() {
+fn prefetched_state_of_parameter_not_stepped_is_kept() {
     let device = Device::flex().autodiff();
     let initial = Network::init(&device);
     let batches = batches(&device);
@@ -71,7 +70,7 @@ fn what_came_for_a_parameter_that_is_not_stepped_is_there_as_it_was() {
             "embedding.weight",
         ] {
             let trained = |config: Option<FusedConfig>| {
-                let model = copy(&initial, || Network::init(&device));
+                let model = twin(&initial);
                 let armed = Arc::new(AtomicBool::new(false));
                 let is_armed = armed.clone();
                 let at =
