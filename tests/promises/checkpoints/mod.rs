@@ -71,9 +71,7 @@ fn save_as(folder: &Path, step: u64, steps: u64) {
 /// All that is in a training, but for the ids of its parameters.
 fn contents(training: &Training) -> (Vec<u8>, Vec<Vec<u8>>) {
     let weight = training.model().weight.val().inner().into_data();
-    let record = training.to_record().into_bytes().unwrap();
-    let states = burn_pack::Reader::from_bytes(record).unwrap();
-    let states = states.into_tensors().unwrap().into_iter();
+    let states = Contents::of(training.to_record()).tensors.into_iter();
     let states = states.map(|state| state.into_parts().unwrap().4.to_vec());
     (weight.as_bytes().to_vec(), states.collect())
 }

@@ -7,7 +7,7 @@ fn steps(folder: &Path) -> Vec<u64> {
 }
 
 #[test]
-fn foreign_files_stay_where_they_are() {
+fn foreign_files_are_kept() {
     let folder = tempfile::tempdir().unwrap();
     let strays = [
         "thesis.txt",
@@ -62,7 +62,7 @@ fn keep_last_counts_by_number_and_never_removes_later_steps() {
 }
 
 #[test]
-fn options_without_sense_are_errors_of_check_and_save() {
+fn invalid_options_are_errors_of_check_and_save() {
     let folder = tempfile::tempdir().unwrap();
     for (checkpoint, words) in [
         (Checkpoint::at(""), "name a folder"),
@@ -88,7 +88,7 @@ fn relative_path_is_resolved_once() {
 /// A link in the place of a folder is followed, and removed without what it points to.
 #[cfg(unix)]
 #[test]
-fn links_are_followed_and_their_targets_are_not_removed() {
+fn links_are_followed_and_their_targets_kept() {
     use std::os::unix::fs::symlink;
 
     let folder = tempfile::tempdir().unwrap();
@@ -114,7 +114,7 @@ fn links_are_followed_and_their_targets_are_not_removed() {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn path_that_is_no_text_is_saved_to() {
+fn path_that_is_not_unicode_is_saved_to() {
     use std::ffi::OsStr;
     use std::os::unix::ffi::OsStrExt;
 
@@ -127,7 +127,7 @@ fn path_that_is_no_text_is_saved_to() {
 }
 
 #[test]
-fn check_creates_the_folder_and_leaves_nothing_in_it() {
+fn check_creates_only_folder() {
     let folder = tempfile::tempdir().unwrap();
     let deep = folder.path().join("of/several/trainings");
     let checkpoint = Checkpoint::at(&deep);
@@ -154,7 +154,7 @@ fn assert_not_written(folder: &Path, words: &str) {
 }
 
 #[test]
-fn a_folder_that_is_none_is_named_before_training_and_after() {
+fn folder_that_is_file_is_named_by_check_and_save() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("file");
     fs::write(&file, b"years").unwrap();
@@ -171,7 +171,7 @@ fn a_folder_that_is_none_is_named_before_training_and_after() {
 /// Limited by the rights of the user who runs the tests.
 #[cfg(unix)]
 #[test]
-fn a_folder_that_is_not_writable_is_named_and_keeps_its_checkpoint() {
+fn folder_not_writable_is_named_and_keeps_its_checkpoint() {
     use std::os::unix::fs::PermissionsExt;
 
     let folder = tempfile::tempdir().unwrap();
@@ -191,7 +191,7 @@ fn a_folder_that_is_not_writable_is_named_and_keeps_its_checkpoint() {
 }
 
 #[test]
-fn file_in_the_place_of_the_step_folder_is_an_error() {
+fn file_in_place_of_step_folder_is_an_error() {
     let folder = tempfile::tempdir().unwrap();
     save(folder.path(), 4);
     fs::write(folder.path().join("step-1"), b"years").unwrap();

@@ -3,7 +3,6 @@
 use burn::store::ModuleRecord;
 
 use super::*;
-use crate::common::*;
 
 /// Layers with adapters, and a layer with running statistics.
 #[derive(Module, Debug)]
@@ -57,7 +56,7 @@ fn trained(folder: &Path) -> (Network, Fused, Checkpoint) {
 }
 
 #[test]
-fn adapters_resume_on_a_base_from_elsewhere() {
+fn adapters_resume_on_base_from_elsewhere() {
     let folder = tempfile::tempdir().unwrap();
     let (base, through, checkpoint) = trained(folder.path());
     let size = files(folder.path())[Path::new("step-2/model.bpk")].len();
@@ -85,25 +84,22 @@ fn adapters_resume_on_a_base_from_elsewhere() {
 }
 
 #[test]
-fn frozen_parameters_keep_the_values_of_the_model() {
+fn frozen_parameters_keep_values_of_model() {
     let folder = tempfile::tempdir().unwrap();
     let (_, through, checkpoint) = trained(folder.path());
     let another = Network::init(2);
-    let weight = |model: &Network| {
-        let layer = model.layers[0].clone();
-        // Without the adapter.
-        layer.weight.base().clone().into_data()
-    };
+    // Without the adapter.
+    let weight = |model: &Network| model.layers[0].weight.base().clone().into_data();
     let before = weight(&another);
     let mut resumed = fused(another.adapted());
     checkpoint.load::<()>(&mut resumed).unwrap();
-    before.assert_eq(&weight(&resumed.model()), true);
+    assert_eq!(before, weight(&resumed.model()));
     let mean = |fused: &Fused| fused.model().norm.running_mean.value().into_data();
-    mean(&through).assert_eq(&mean(&resumed), true);
+    assert_eq!(mean(&through), mean(&resumed));
 }
 
 #[test]
-fn another_trained_set_is_an_error_with_five_names() {
+fn another_trained_set_is_an_error_with_names() {
     let folder = tempfile::tempdir().unwrap();
     let (base, _, checkpoint) = trained(folder.path());
     let refused = |mut training: Fused| {
@@ -128,7 +124,7 @@ fn another_trained_set_is_an_error_with_five_names() {
 }
 
 #[test]
-fn full_checkpoint_of_another_model_names_five_parameters() {
+fn checkpoint_of_another_model_names_five_parameters() {
     let folder = tempfile::tempdir().unwrap();
     let checkpoint = Checkpoint::at(folder.path());
     let saved = fused(Network::init(9));
@@ -140,7 +136,7 @@ fn full_checkpoint_of_another_model_names_five_parameters() {
 
 /// Files of a checkpoint load into stock Burn, and records of stock Burn into a training.
 #[test]
-fn records_go_to_stock_burn_and_back() {
+fn checkpoint_files_load_into_stock_and_back() {
     let folder = tempfile::tempdir().unwrap();
     let mut through = fused(Network::init(2));
     step(&mut through, 1.0);
