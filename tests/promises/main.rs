@@ -29,7 +29,6 @@ mod pictures;
 mod policies;
 mod pools;
 mod pruned;
-mod qlora;
 mod quantized;
 mod records;
 mod statistics;

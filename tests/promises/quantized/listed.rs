@@ -12,19 +12,11 @@ fn lora_group_without_match_is_an_error_with_paths() {
         dense.clone().apply_lora(nowhere),
         dense.apply_reparameterization(quantized),
     ] {
-        let mut fused = FusedOptimizer::new(model, AdamConfig::new().init()).unwrap();
-        let error = fused
-            .step(RATE, |model: &Stack| model.loss(x.clone()))
-            .unwrap_err();
-        assert!(
-            matches!(error, FusedError::NothingTrained { .. }),
-            "{error}"
-        );
-        let text = error.to_string();
-        assert!(
-            text.contains("`layers.0.weight`") && text.contains("more"),
-            "{text}"
-        );
+        let mut fused = FusedOptimizer::new_ok(model, AdamConfig::new().init());
+        let error = fused.step(RATE, |model| model.loss(x.clone())).unwrap_err();
+        assert_matches!(error, FusedError::NothingTrained { .. });
+        assert_says(&error, "`layers.0.weight`");
+        assert_says(&error, "more");
     }
 }
 
@@ -35,18 +27,12 @@ fn display_lists_trained_and_frozen_parameters() {
         let layers = (0..2).map(|_| LinearConfig::new(4, 3).init(&device));
         layers.collect()
     };
+    let factors = ParamGroup::from_predicate("lora.a");
     let muon = optim::MuonConfig::new().build();
-    let optimizer = || {
-        let factors = ParamGroup::from_predicate("lora.a");
-        AdamConfig::new()
-            .init()
-            .with_group(factors, muon.clone(), None)
-    };
-    let lora = QuantizedLora::new(lora(), BaseFormat::Bits4);
-    let model = dense()
-        .apply_reparameterization(lora)
-        .unfreeze_group(ParamGroup::from_path("1.bias"));
-    let fused = FusedOptimizer::new(model, optimizer()).unwrap();
+    let optimizer = AdamConfig::new().init().with_group(factors, muon, None);
+    let model = in_codes(dense(), BaseFormat::Bits4);
+    let model = model.unfreeze_group(ParamGroup::from_path("1.bias"));
+    let fused = FusedOptimizer::new_ok(model, optimizer);
     // Two matrices of 4 x 3 and biases of 3; factors of rank 2.
     let numbers = "5 of 8 parameters are trained (31 of 58 elements)";
     assert!(fused.to_string().ends_with(numbers), "{fused}");
@@ -58,20 +44,13 @@ fn display_lists_trained_and_frozen_parameters() {
         "1.bias [3], 3 elements: trained, optimizer state",
         "0.bias [3], 3 elements: frozen",
     ] {
-        assert!(list.contains(line), "{list}");
+        assert_says(&list, line);
     }
-    let of = |end: &str| {
-        list.lines()
-            .find(|line| line.contains(end))
-            .unwrap()
-            .to_string()
-    };
-    assert!(
-        of("1.bias").contains("moment_1") && !of("lora.a").contains("moment_1"),
-        "{list}"
-    );
+    let of = |end: &str| list.lines().find(|line| line.contains(end)).unwrap();
+    let has_moment = |end| of(end).contains("moment_1");
+    assert!(has_moment("1.bias") && !has_moment("lora.a"), "{list}");
     let devices = vec![device.clone(); 2];
-    let replicas = FusedReplicas::new(dense(), AdamConfig::new().init(), devices).unwrap();
+    let replicas = FusedReplicas::new_ok(dense(), AdamConfig::new().init(), devices);
     let numbers = "4 of 4 parameters are trained (30 of 30 elements)";
     assert!(replicas.to_string().ends_with(numbers), "{replicas}");
 }

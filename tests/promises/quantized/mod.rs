@@ -7,9 +7,6 @@ use burn::store::{ModuleSnapshot, SafetensorsStore};
 use burn::tensor::quantization::{Calibration, QuantValue};
 
 use crate::common::*;
-use crate::qlora::{
-    RATE, Stack, assert_in_codes, batches, fused, interrupted, stock, train, twin, waiting,
-};
 
 mod listed;
 mod moved;
@@ -18,18 +15,89 @@ mod shapes;
 
 const FORMATS: [BaseFormat; 2] = [BaseFormat::Bits8, BaseFormat::Bits4];
 
+const RATE: f64 = 0.02;
+const WIDTH: usize = 16;
+
+#[derive(Module, Debug)]
+struct Stack {
+    layers: Vec<Linear>,
+}
+
+impl Stack {
+    fn dense() -> Self {
+        let device = Device::flex().autodiff();
+        let layer = |_| LinearConfig::new(WIDTH, WIDTH).init(&device);
+        Self {
+            layers: (0..3).map(layer).collect(),
+        }
+    }
+
+    fn loss(&self, x: Tensor<2>) -> Tensor<1> {
+        self.loss_in(false, x)
+    }
+
+    fn loss_in(&self, blocks: bool, x: Tensor<2>) -> Tensor<1> {
+        let run = |layer: &Linear, x: Tensor<2>| layer.forward(x).tanh();
+        let layers = self.layers.iter();
+        let x = layers.fold(x, |x, layer| block_if(blocks, layer, x, run));
+        x.powi_scalar(2).mean()
+    }
+}
+
+fn batches(count: usize) -> Vec<Tensor<2>> {
+    let device = Device::flex().autodiff();
+    let batch = |_| Tensor::random([4, WIDTH], Distribution::Default, &device);
+    (0..count).map(batch).collect()
+}
+
 fn lora() -> Lora {
     Lora::new(2, 3.0)
 }
 
+fn in_codes<M: Module>(model: M, format: BaseFormat) -> M {
+    model.apply_reparameterization(QuantizedLora::new(lora(), format))
+}
+
 fn quantized(format: BaseFormat) -> Stack {
-    Stack::dense().apply_reparameterization(QuantizedLora::new(lora(), format))
+    in_codes(Stack::dense(), format)
+}
+
+fn quantizer(value: QuantValue) -> Quantizer {
+    let scheme = Device::flex().settings().quantization.scheme;
+    let mut quantizer = Quantizer::new(Calibration::MinMax, scheme.with_value(value));
+    quantizer.set_param_group(ParamGroup::from_predicate("weight"));
+    quantizer
+}
+
+/// One batch an update, with Burn alone.
+fn stock(model: Stack, xs: &[Tensor<2>]) -> Stack {
+    let loss = |model: &Stack, step: usize| model.loss(xs[step].clone());
+    train_stock(model, &mut AdamConfig::new().init(), xs.len(), RATE, loss)
+}
+
+/// A training with ours.
+fn fused(model: Stack, config: FusedConfig) -> FusedOptimizer<Stack> {
+    FusedOptimizer::new_ok(model, optim::AdamConfig::new().init())
+        .with_config_on_ok(config, &Device::flex())
+}
+
+/// One batch an update.
+fn train(fused: &mut FusedOptimizer<Stack>, xs: &[Tensor<2>], in_blocks: bool) {
+    for x in xs {
+        fused.step_ok(RATE, |model| model.loss_in(in_blocks, x.clone()));
+        assert_eq!(fused.last_step().updated, 6);
+    }
+}
+
+#[track_caller]
+fn assert_in_codes(model: &Stack) {
+    assert_matches!(model.layers[0].weight.base().dtype(), DType::QFloat(_));
 }
 
 /// Burn's LoRA on what the codes of `model` stand for, with its factors.
 fn loras_of(model: &Stack) -> Stack {
     // The second factor is zero, so nothing is added.
-    let decoded = twin(model).materialize();
+    let decoded = model.clone().materialize();
     let mut factors = Factors {
         is_inside: false,
         values: factors(model).into_iter().map(|(_, value)| value).collect(),
@@ -91,34 +159,21 @@ fn assert_equal_factors(expected: &Stack, found: &Stack) {
 }
 
 #[test]
-fn adapters_on_codes_train_as_loras_on_what_they_stand_for() {
-    let xs = batches(6);
-    for format in FORMATS {
-        let initial = quantized(format);
-        let expected = stock(loras_of(&initial), &xs);
-        assert_equal_factors(&expected, &stock(twin(&initial), &xs));
-        for in_blocks in [false, true] {
-            let mut fused = fused(twin(&initial), FusedConfig::new());
-            train(&mut fused, &xs, in_blocks);
-            assert_equal_factors(&expected, &fused.model());
-            assert_in_codes(&fused.model());
+fn adapters_on_codes_train_as_lora_on_decoded_weights() {
+    for dtype in [FloatDType::F32, FloatDType::BF16] {
+        let xs: Vec<_> = batches(6).into_iter().map(|x| x.cast(dtype)).collect();
+        for format in FORMATS {
+            let initial = in_codes(cast(Stack::dense(), dtype).unwrap(), format);
+            let expected = stock(loras_of(&initial), &xs);
+            assert_equal_factors(&expected, &stock(initial.clone(), &xs));
+            for in_blocks in [false, true] {
+                let adam = AdamConfig::new().init();
+                let mut fused = FusedOptimizer::new_ok(initial.clone(), adam);
+                train(&mut fused, &xs, in_blocks);
+                assert_equal_factors(&expected, &fused.model());
+                assert_in_codes(&fused.model());
+            }
         }
-    }
-}
-
-#[test]
-fn adapters_on_codes_train_in_half_types() {
-    let xs: Vec<_> = batches(4);
-    let xs: Vec<_> = xs.into_iter().map(|x| x.cast(FloatDType::BF16)).collect();
-    for format in FORMATS {
-        let dense = cast(Stack::dense(), FloatDType::BF16).unwrap();
-        let initial = dense.apply_reparameterization(QuantizedLora::new(lora(), format));
-        let expected = stock(loras_of(&initial), &xs);
-        let mut fused = FusedOptimizer::new_ok(twin(&initial), AdamConfig::new().init());
-        for x in &xs {
-            fused.step_ok(RATE, |model| model.loss_in_blocks(x.clone()));
-        }
-        assert_equal_factors(&expected, &fused.model());
     }
 }
 
@@ -131,24 +186,25 @@ fn assert_equal_on(
     trained: &[&str],
 ) {
     let layer = LinearConfig::new(inputs, outputs).init(device);
-    let initial = change(layer.apply_reparameterization(QuantizedLora::new(lora(), format)));
+    let initial = change(in_codes(layer, format));
     let x = Tensor::<2>::random([4, inputs], Distribution::Default, device);
     let loss = |layer: &Linear| layer.forward(x.clone()).tanh().square().mean();
-    let (mut expected, mut optimizer) = (initial.clone(), AdamConfig::new().init());
-    let mut fused = FusedOptimizer::new_ok(initial.clone(), AdamConfig::new().init());
-    for _ in 0..2 {
-        let gradients = loss(&expected).backward();
-        let gradients = GradientsParams::from_grads(gradients, &expected);
-        expected = optimizer.step(RATE, expected, gradients);
-        fused.step_ok(RATE, loss);
-    }
+    let adam = || AdamConfig::new().init();
+    let expected = train_stock(initial.clone(), &mut adam(), 2, RATE, |layer, _| {
+        loss(layer)
+    });
+    let mut fused = FusedOptimizer::new_ok(initial.clone(), adam());
+    train_fused(&mut fused, 2, RATE, |layer, _| loss(layer));
     assert_equal_weights(&expected, &fused.model());
     let is_trained = |path: &str| trained.iter().any(|end| path.ends_with(end));
     assert_changed(&initial, &fused.model(), is_trained);
 }
 
+/// Less than a group, one and a part, several and a part, and all but one weight of a group.
+const ODD: [[usize; 2]; 5] = [[1, 1], [5, 13], [7, 11], [3, 129], [9, 7]];
+
 #[test]
-fn adapters_on_codes_train_on_every_backend_and_with_balanced_checkpointing() {
+fn adapters_on_codes_train_in_any_shape_and_on_any_backend() {
     let frozen =
         |layer: Linear| layer.set_require_grad_group(ParamGroup::from_predicate("lora.a"), false);
     #[allow(deprecated)] // Burn 0.22 still ships ndarray.
@@ -157,21 +213,6 @@ fn adapters_on_codes_train_on_every_backend_and_with_balanced_checkpointing() {
             assert_equal_on(&device, [16, 12], BaseFormat::Bits4, frozen, &[".b"]);
         }
     }
-}
-
-#[test]
-fn a_matrix_without_elements_is_coded_as_one() {
-    let device = Device::flex().autodiff();
-    let layer = LinearConfig::new(4, 0).with_bias(false).init(&device);
-    let layer = layer.apply_reparameterization(QuantizedLora::new(lora(), BaseFormat::Bits4));
-    assert_eq!(layer.weight.val().dims(), [4, 0]);
-}
-
-/// Less than a group, one and a part, several and a part, and all but one weight of a group.
-const ODD: [[usize; 2]; 5] = [[1, 1], [5, 13], [7, 11], [3, 129], [9, 7]];
-
-#[test]
-fn matrices_that_fill_no_group_train_as_loras_on_what_they_stand_for() {
     let device = Device::flex().autodiff();
     for shape in ODD {
         for format in FORMATS {
@@ -181,13 +222,13 @@ fn matrices_that_fill_no_group_train_as_loras_on_what_they_stand_for() {
 }
 
 #[test]
-fn codes_are_the_same_whatever_type_the_rest_is_saved_and_loaded_in() {
+fn codes_saved_and_loaded_in_any_type_are_unchanged() {
     let device = Device::flex().autodiff();
     for shape @ [inputs, outputs] in ODD {
         for format in FORMATS {
             let init = || {
                 let layer = LinearConfig::new(inputs, outputs).init(&device);
-                layer.apply_reparameterization(QuantizedLora::new(lora(), format))
+                in_codes(layer, format)
             };
             let layer: Linear = init();
             for dtype in [
@@ -227,17 +268,6 @@ fn codes_are_the_same_whatever_type_the_rest_is_saved_and_loaded_in() {
 }
 
 #[test]
-fn a_run_on_codes_resumes_exactly() {
-    let fresh = || quantized(BaseFormat::Bits4);
-    let [whole, second] = interrupted(&fresh(), fresh);
-    assert_equal_weights(&whole, &second);
-    // What is quantized keeps its codes when the rest is cast.
-    let record = whole.clone().into_record();
-    let loaded = load_record_in(fresh(), record, FloatDType::F32).unwrap();
-    assert_equal_weights(&whole, &cast(loaded, FloatDType::F32).unwrap());
-}
-
-#[test]
 fn estimates_count_codes_as_codes() {
     let adamw = optim::AdamWConfig::new().init();
     for (format, row) in FORMATS.into_iter().zip([68, 36]) {
@@ -251,47 +281,21 @@ fn estimates_count_codes_as_codes() {
 }
 
 #[test]
-fn merged_adapters_are_weights_of_stock() {
-    let mut fused = FusedOptimizer::new_ok(quantized(BaseFormat::Bits4), AdamConfig::new().init());
-    let xs = batches(3);
-    for x in &xs {
-        fused.step_ok(RATE, |model| model.loss(x.clone()));
-    }
-    let model = fused.model();
-    let merged = copy(&model.clone().materialize(), Stack::dense);
-    let loss = |model: &Stack| {
-        model
-            .valid()
-            .loss(xs[0].clone().inner())
-            .into_scalar::<f32>()
-    };
-    assert_eq!(loss(&merged), loss(&model));
-}
-
-#[test]
-fn layers_in_columns_are_coded_saved_and_merged_like_others() {
+fn layers_in_columns_are_coded_saved_and_merged() {
     let device = Device::flex().autodiff();
-    let init = || {
-        let layer = LinearConfig::new(8, 24).with_layout(LinearLayout::Col);
-        let layer = layer.init(&device);
-        layer.apply_reparameterization(QuantizedLora::new(lora(), BaseFormat::Bits8))
-    };
+    let columns = LinearConfig::new(8, 24).with_layout(LinearLayout::Col);
+    let init = || in_codes(columns.init(&device), BaseFormat::Bits8);
     let layer = init();
     let loaded = copy(&layer, init);
     assert_equal_weights(&layer, &loaded);
     let weight = layer.weight.val().into_data();
     assert_eq!(loaded.weight.val().into_data(), weight);
-    let merged = layer.materialize();
-    let stock = copy(&merged, || {
-        LinearConfig::new(8, 24)
-            .with_layout(LinearLayout::Col)
-            .init(&device)
-    });
+    let stock = copy(&layer.materialize(), || columns.init(&device));
     assert_eq!(stock.weight.val().into_data(), weight);
 }
 
 #[test]
-fn weights_from_a_file_are_coded_as_if_they_had_been_there() {
+fn weights_from_file_are_coded_as_those_in_memory() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.safetensors");
     let saved = Stack::dense();
@@ -327,12 +331,8 @@ fn weights_from_a_file_are_coded_as_if_they_had_been_there() {
     };
     let dtype = FloatDType::F32;
     let (half, _) = load_quantized_from_store(Stack::dense(), &path, first, dtype, lora()).unwrap();
-    assert!(
-        half.layers[1]
-            .weight
-            .reparameterization::<QuantizedAdapter>()
-            .is_none()
-    );
+    let second = &half.layers[1].weight;
+    assert!(second.reparameterization::<QuantizedAdapter>().is_none());
     let others = |path| {
         SafetensorsStore::from_file(path)
             .with_regex("layers.[12]|bias")
@@ -345,8 +345,7 @@ fn weights_from_a_file_are_coded_as_if_they_had_been_there() {
     let adapted = Stack::dense().apply_reparameterization(adapters());
     let part = |path| SafetensorsStore::from_file(path).allow_partial(true);
     let error = load_quantized_from_store(adapted, &path, part, dtype, lora()).unwrap_err();
-    let says = "`layers.0.weight` already has an adapter";
-    assert_says(&error, says);
+    assert_says(&error, "`layers.0.weight` already has an adapter");
     let mut broken = saved;
     let weight = broken.layers[2].weight.clone();
     broken.layers[2].weight = weight.map(|weight| weight / 0.0);
@@ -355,12 +354,7 @@ fn weights_from_a_file_are_coded_as_if_they_had_been_there() {
         .unwrap();
     let error = load(FloatDType::F32).unwrap_err();
     assert!(matches!(error, LoadError::Store { .. }));
-    assert!(
-        error
-            .to_string()
-            .contains("`layers.2.weight` has a value that is not finite"),
-        "{error}"
-    );
+    assert_says(&error, "`layers.2.weight` has a value that is not finite");
 }
 
 /// A layer, and a matrix of which there is nothing.
@@ -379,7 +373,7 @@ impl WithNothing {
 
 /// (Burn's matrix product on `ndarray` divides by the number of elements.)
 #[test]
-fn a_matrix_without_elements_is_trained_as_others() {
+fn matrix_without_elements_is_coded_and_trained() {
     let device = Device::flex().autodiff();
     for (format, dtype) in FORMATS.into_iter().zip([FloatDType::F32, FloatDType::F64]) {
         for shape in [[8, 0], [0, 8], [0, 0]] {
@@ -388,7 +382,7 @@ fn a_matrix_without_elements_is_trained_as_others() {
                 nothing: Param::from_tensor(Tensor::zeros(shape, &device)),
             };
             let dense = cast(dense, dtype).unwrap();
-            let model = dense.apply_reparameterization(QuantizedLora::new(lora(), format));
+            let model = in_codes(dense, format);
             let mut fused = FusedOptimizer::new_ok(model, AdamConfig::new().init());
             let x = Tensor::<2>::ones([4, 8], &device).cast(dtype);
             let step = |model: &WithNothing| model.loss(x.clone());

@@ -3,11 +3,9 @@
 use super::*;
 
 #[test]
-fn a_quantized_weight_that_is_thawed_is_an_error_by_name() {
-    let scheme = Device::flex().settings().quantization.scheme;
-    let mut quantizer = Quantizer::new(Calibration::MinMax, scheme);
-    quantizer.set_param_group(ParamGroup::from_predicate("weight"));
-    let of_burn = Stack::dense().apply_qlora(QLora::new(lora(), quantizer));
+fn quantized_weight_in_training_is_an_error_by_name() {
+    let of_burn = QLora::new(lora(), quantizer(QuantValue::Q8F));
+    let of_burn = Stack::dense().apply_qlora(of_burn);
     for model in [quantized(BaseFormat::Bits4), of_burn] {
         let optimizer = || AdamConfig::new().init();
         let error = FusedOptimizer::new(model.clone().unfreeze(), optimizer()).unwrap_err();
@@ -30,43 +28,27 @@ fn a_quantized_weight_that_is_thawed_is_an_error_by_name() {
 }
 
 #[test]
-#[should_panic(expected = "parameter `layers.1.weight` has a value that is not finite")]
-fn a_weight_that_is_not_finite_is_refused_by_name() {
-    let mut model = Stack::dense();
-    let weight = model.layers[1].weight.clone();
-    model.layers[1].weight = weight.map(|weight| weight / 0.0);
-    model.apply_reparameterization(QuantizedLora::new(lora(), BaseFormat::Bits4));
-}
-
-#[test]
-#[should_panic(expected = "parameter `layers.1.weight` has a value that is not finite")]
-fn a_weight_in_f64_that_no_f32_holds_is_refused_by_name() {
-    let mut model = cast(Stack::dense(), FloatDType::F64).unwrap();
-    let weight = model.layers[1].weight.clone();
-    model.layers[1].weight = weight.map(|weight| weight * 1e60);
-    model.apply_reparameterization(QuantizedLora::new(lora(), BaseFormat::Bits4));
-}
-
-#[test]
-#[should_panic(expected = "parameter `layers.0.weight` carries an adapter already")]
-fn a_weight_that_carries_an_adapter_is_refused_by_name() {
-    let model = Stack::dense().apply_lora(lora());
-    model.apply_reparameterization(QuantizedLora::new(lora(), BaseFormat::Bits4));
-}
-
-#[test]
-fn a_model_whose_adapters_were_added_takes_others() {
-    let model = Stack::dense().apply_lora(lora()).materialize();
-    let lora = QuantizedLora::new(lora(), BaseFormat::Bits4);
-    assert_in_codes(&model.apply_reparameterization(lora));
-}
-
-#[test]
-#[should_panic(expected = "parameter `layers.0.weight` is quantized already")]
-fn a_weight_in_codes_of_burn_is_refused_by_name() {
-    let scheme = Device::flex().settings().quantization.scheme;
-    let mut quantizer = Quantizer::new(Calibration::MinMax, scheme);
-    quantizer.set_param_group(ParamGroup::from_predicate("weight"));
-    let model = Stack::dense().quantize_weights(&mut quantizer);
-    model.apply_reparameterization(QuantizedLora::new(lora(), BaseFormat::Bits4));
+fn weight_that_cannot_be_coded_is_refused_by_name() {
+    let scaled = |mut model: Stack, by: f64| {
+        let weight = model.layers[1].weight.clone();
+        model.layers[1].weight = weight.map(|weight| weight * by);
+        model
+    };
+    let in_f64 = cast(Stack::dense(), FloatDType::F64).unwrap();
+    let adapted = Stack::dense().apply_lora(lora());
+    let of_burn = Stack::dense().quantize_weights(&mut quantizer(QuantValue::Q8S));
+    let not_finite = "parameter `layers.1.weight` has a value that is not finite";
+    for (model, words) in [
+        (scaled(Stack::dense(), f64::INFINITY), not_finite),
+        (scaled(in_f64, 1e60), not_finite),
+        (
+            adapted.clone(),
+            "parameter `layers.0.weight` carries an adapter already",
+        ),
+        (of_burn, "parameter `layers.0.weight` is quantized already"),
+    ] {
+        assert_says(&panic_of(|| in_codes(model, BaseFormat::Bits4)), words);
+    }
+    // Adapters that were merged are none any more.
+    assert_in_codes(&in_codes(adapted.materialize(), BaseFormat::Bits4));
 }

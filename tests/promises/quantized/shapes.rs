@@ -6,17 +6,12 @@ use burn::nn::transformer::{
     TransformerDecoderConfig, TransformerDecoderInput, TransformerEncoder,
     TransformerEncoderConfig, TransformerEncoderInput,
 };
-use burn::nn::{Embedding, EmbeddingConfig};
-use burn::tensor::{Int, Shape};
+use burn::tensor::Shape;
 
 use super::*;
 
 const TOKENS: usize = 20;
 const MODEL: usize = 16;
-
-fn adapted<M: Module>(model: M, format: BaseFormat) -> M {
-    model.apply_reparameterization(QuantizedLora::new(lora(), format))
-}
 
 fn tokens(device: &Device) -> Tensor<2, Int> {
     Tensor::arange(0..12, device).reshape([2, 6])
@@ -87,22 +82,20 @@ fn shapes<M: Module>(model: &M) -> Vec<(String, Shape)> {
     shapes
 }
 
-/// Trains the fine-tuning page's way, and as stock does: adapters, and a head that is thawed.
+/// Trains adapters and a head that is not frozen, fused and in stock.
 fn trains_as_stock<M: Module>(dense: M, loss: fn(&M) -> Tensor<1>) {
     let loras = dense.clone().apply_lora(lora());
     for format in FORMATS {
         let head = || ParamGroup::from_path("head.bias");
-        let initial = adapted(dense.clone(), format).unfreeze_group(head());
+        let initial = in_codes(dense.clone(), format).unfreeze_group(head());
         assert_eq!(initial.num_params(), loras.num_params());
         assert_eq!(shapes(&initial), shapes(&loras));
-        let (mut expected, mut optimizer) = (initial.clone(), AdamConfig::new().init());
-        let mut fused = FusedOptimizer::new(initial.clone(), AdamConfig::new().init()).unwrap();
-        for _ in 0..2 {
-            let gradients = loss(&expected).backward();
-            let gradients = GradientsParams::from_grads(gradients, &expected);
-            expected = optimizer.step(RATE, expected, gradients);
-            fused.step(RATE, loss).unwrap();
-        }
+        let adam = || AdamConfig::new().init();
+        let expected = train_stock(initial.clone(), &mut adam(), 2, RATE, |model, _| {
+            loss(model)
+        });
+        let mut fused = FusedOptimizer::new_ok(initial.clone(), adam());
+        train_fused(&mut fused, 2, RATE, |model, _| loss(model));
         let trained = fused.model();
         let is_trained = |path: &str| is_factor(path) || path == "head.bias";
         assert_changed(&initial, &trained, is_trained);
@@ -113,7 +106,7 @@ fn trains_as_stock<M: Module>(dense: M, loss: fn(&M) -> Tensor<1>) {
             }
         }
         // A record of it, loaded into another one, computes the same.
-        let loaded = adapted(dense.clone(), format).load_record(trained.clone().into_record());
+        let loaded = in_codes(dense.clone(), format).load_record(trained.clone().into_record());
         let of = |model: &M| loss(&model.valid()).into_scalar::<f32>();
         assert_eq!(of(&loaded), of(&trained));
         assert_eq!(codes(&loaded), codes(&initial));
@@ -125,16 +118,10 @@ fn trains_as_stock<M: Module>(dense: M, loss: fn(&M) -> Tensor<1>) {
 }
 
 #[test]
-fn quantized_encoder_of_burn_trains_as_stock() {
-    trains_as_stock(
-        Classifier::init(&Device::flex().autodiff()),
-        Classifier::loss,
-    );
-}
-
-#[test]
-fn quantized_decoder_of_burn_trains_as_stock() {
-    trains_as_stock(Decoder::init(&Device::flex().autodiff()), Decoder::loss);
+fn quantized_encoder_and_decoder_of_burn_train_as_stock() {
+    let device = Device::flex().autodiff();
+    trains_as_stock(Classifier::init(&device), Classifier::loss);
+    trains_as_stock(Decoder::init(&device), Decoder::loss);
 }
 
 #[test]
@@ -148,7 +135,7 @@ fn quantized_feed_forward_shows_dense_shapes() {
         let shown = |model: &PositionWiseFeedForward| format!("{model}");
         let loras = dense.clone().apply_lora(lora());
         for format in FORMATS {
-            let model = adapted(dense.clone(), format);
+            let model = in_codes(dense.clone(), format);
             assert_eq!(model.linear_inner.weight.shape().dims(), [64, 128]);
             assert_eq!(model.linear_inner.weight.dims(), [64, 128]);
             assert_eq!(shown(&model), shown(&loras));
@@ -165,12 +152,12 @@ fn quantized_feed_forward_shows_dense_shapes() {
 }
 
 #[test]
-fn quantized_weight_loaded_in_floats_is_the_loaded_weight() {
+fn quantized_weight_loaded_in_floats_is_loaded_weight() {
     let device = Device::flex().autodiff();
     let dense: Linear = LinearConfig::new(8, 4).init(&device);
     let other: Linear = LinearConfig::new(8, 4).init(&device);
     let record = || other.clone().into_record();
-    let model = adapted(dense, BaseFormat::Bits4);
+    let model = in_codes(dense, BaseFormat::Bits4);
     // The codes are not in the record.
     assert!(model.clone().try_load_record(record()).is_err());
     let loaded = model.load_record(record().allow_partial(true));
@@ -182,10 +169,8 @@ fn quantized_weight_loaded_in_floats_is_the_loaded_weight() {
 
 #[test]
 fn trained_only_checkpoint_of_quantized_base_holds_factors() {
-    use backburn::{Checkpoint, Progress};
-
     let initial = quantized(BaseFormat::Bits4);
-    let mut fused = fused(twin(&initial), FusedConfig::new());
+    let mut fused = fused(initial, FusedConfig::new());
     train(&mut fused, &batches(1), false);
     let folder = tempfile::tempdir().unwrap();
     let checkpoint = Checkpoint::at(folder.path()).trained_only();
