@@ -1,87 +1,33 @@
 //! An optimizer record is loaded whole, or refused with the parameter's name; nothing is lost.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
 use backburn::optim as ours;
 use burn::optim::*;
 
 use crate::backends::on_every_backend;
 use crate::common::*;
+use crate::exchange::optimizers::{self, Named};
 
 const RATE: f64 = 0.01;
 
-type Make = Box<dyn Fn() -> ModuleOptimizer>;
-
-/// Optimizers of which no two keep the same state.
-fn unlike() -> Vec<(&'static str, Make)> {
-    let momentum = || Some(MomentumConfig::new());
-    vec![
-        (
-            "Sgd",
-            Box::new(move || SgdConfig::new().with_momentum(momentum()).init()),
-        ),
-        ("AdamW", Box::new(|| AdamWConfig::new().init())),
-        ("AdaGrad", Box::new(|| AdaGradConfig::new().init())),
-        (
-            "RmsProp",
-            Box::new(|| RmsPropConfig::new().with_centered(true).init()),
-        ),
-        ("Adafactor", Box::new(|| AdafactorConfig::new().init())),
-        ("Adan", Box::new(|| AdanConfig::new().init())),
-        ("Lamb", Box::new(|| LambConfig::new().init())),
-        ("Lion", Box::new(|| LionConfig::new().init())),
-    ]
-}
-
-fn ours_unlike() -> Vec<(&'static str, Make)> {
-    let momentum = || Some(MomentumConfig::new());
-    vec![
-        (
-            "our Sgd",
-            Box::new(move || ours::SgdConfig::new().with_momentum(momentum()).init()),
-        ),
-        ("our AdamW", Box::new(|| ours::AdamWConfig::new().init())),
-        ("our Lion", Box::new(|| ours::LionConfig::new().init())),
-    ]
-}
-
-/// More options, and optimizers by parameter group.
-fn others() -> Vec<(&'static str, Make)> {
-    let weights = || ParamGroup::from_predicate("weight");
-    vec![
-        ("plain Sgd", Box::new(|| SgdConfig::new().init())),
-        ("our plain Sgd", Box::new(|| ours::SgdConfig::new().init())),
-        ("Adam", Box::new(|| AdamConfig::new().init())),
-        ("our Adam", Box::new(|| ours::AdamConfig::new().init())),
-        (
-            "AMSGrad",
-            Box::new(|| AdamConfig::new().with_amsgrad(true).init()),
-        ),
-        (
-            "our AMSGrad",
-            Box::new(|| ours::AdamConfig::new().with_amsgrad(true).init()),
-        ),
-        (
-            "RmsProp",
-            Box::new(|| RmsPropConfig::new().with_momentum(0.5).init()),
-        ),
-        (
-            "Muon beside AdamW",
-            Box::new(move || {
-                let muon = MuonConfig::new().build();
-                AdamWConfig::new().init().with_group(weights(), muon, None)
-            }),
-        ),
-        (
-            "our Lion beside Adafactor",
-            Box::new(move || {
-                let lion = ours::LionConfig::new().build();
-                AdafactorConfig::new()
-                    .init()
-                    .with_group(weights(), lion, None)
-            }),
-        ),
-    ]
+/// Optimizers of which no two keep the same state, but for ours, which keep that of Burn's.
+fn unlike() -> Vec<Named> {
+    let names = [
+        "Sgd with momentum",
+        "Adam",
+        "AdaGrad",
+        "RmsProp",
+        "Adafactor",
+        "Adan",
+        "Lamb",
+        "Lion",
+        "our Sgd with momentum",
+        "our Adam",
+        "our Lion",
+    ];
+    let mut all = optimizers::all();
+    all.retain(|optimizer| names.contains(&optimizer.name));
+    assert_eq!(all.len(), names.len());
+    all
 }
 
 fn mlp(device: &Device) -> Vec<Linear> {
@@ -116,39 +62,24 @@ impl Training {
     }
 }
 
-fn every_optimizer_loads_its_own_record(device: &Device) {
+fn record_of_another_optimizer_is_an_error(device: &Device) {
     let training = Training::new(device);
-    for (name, optimizer) in unlike().into_iter().chain(ours_unlike()).chain(others()) {
-        let mut through = training.fused(optimizer());
-        training.step(&mut through);
-        let mut resumed =
-            FusedOptimizer::new_ok(copy(&through.model(), || mlp(device)), optimizer());
-        let loaded = resumed.load_record(through.to_record());
-        assert_eq!(loaded, Ok(()), "{name}");
-        training.step(&mut through);
-        training.step(&mut resumed);
-        assert_equal_weights(&through.model(), &resumed.model());
-    }
-}
-
-fn the_record_of_another_optimizer(device: &Device) {
-    let training = Training::new(device);
-    let all = || unlike().into_iter().chain(ours_unlike());
-    for (writer, wrote) in all() {
-        let mut written = training.fused(wrote());
+    for writer in unlike() {
+        let mut written = training.fused((writer.make)());
         training.step(&mut written);
-        for (reader, reads) in all() {
-            if reader.trim_start_matches("our ") == writer.trim_start_matches("our ") {
+        for reader in unlike() {
+            if reader.name.trim_start_matches("our ") == writer.name.trim_start_matches("our ") {
                 continue;
             }
-            let mut fused = training.fused(reads());
+            let mut fused = training.fused((reader.make)());
             training.step(&mut fused);
-            let mut twin = FusedOptimizer::new_ok(copy(&fused.model(), || mlp(device)), reads());
+            let model = copy(&fused.model(), || mlp(device));
+            let mut twin = FusedOptimizer::new_ok(model, (reader.make)());
             twin.load_record_ok(fused.to_record());
 
             let error = fused.load_record(written.to_record());
             let Err(FusedError::RecordOfAnotherOptimizer { path, state }) = error else {
-                panic!("{reader} loads {writer}: {error:?}");
+                panic!("{} loads {}: {error:?}", reader.name, writer.name);
             };
             assert!(["0.", "1."].contains(&&path[..2]), "`{path}`");
             assert!(!state.is_empty());
@@ -161,7 +92,7 @@ fn the_record_of_another_optimizer(device: &Device) {
 }
 
 /// Burn records the weight of a linear layer of column layout the other way round, and its state not.
-fn a_weight_of_column_layout_loads_its_own_record(device: &Device) {
+fn record_of_column_layout_resumes(device: &Device) {
     let column = || {
         let config = LinearConfig::new(3, 5).with_layout(LinearLayout::Col);
         config.init(device)
@@ -177,7 +108,7 @@ fn a_weight_of_column_layout_loads_its_own_record(device: &Device) {
     assert_equal_weights(&through.model(), &resumed.model());
 }
 
-fn a_record_with_other_parameter_groups(device: &Device) {
+fn record_with_other_parameter_groups_is_an_error(device: &Device) {
     let training = Training::new(device);
     let group = |path| {
         let lion = LionConfig::new().build();
@@ -192,7 +123,7 @@ fn a_record_with_other_parameter_groups(device: &Device) {
     assert_matches!(error, Err(FusedError::RecordOfAnotherOptimizer { .. }));
 }
 
-fn records_of_stock_accumulate_in_state_and_back(device: &Device) {
+fn record_of_stock_accumulates_in_state_and_back(device: &Device) {
     let training = Training::new(device);
     let mut stock = training.fused(AdamWConfig::new().init());
     training.step(&mut stock);
@@ -270,7 +201,7 @@ impl Optimizer for SegmentedMuon {
     }
 }
 
-fn segmented_state_resumes_from_its_record(device: &Device) {
+fn record_of_segmented_state_resumes(device: &Device) {
     let init = || LinearConfig::new(6, 4).with_bias(false).init(device);
     let x = Tensor::<2>::random([5, 6], Distribution::Default, device);
     let optimizer = || ModuleOptimizer::from(SegmentedMuon(MuonConfig::new().build()));
@@ -310,13 +241,13 @@ fn matrices(device: &Device) -> [Param<Tensor<2>>; 2] {
     [first, second]
 }
 
-fn the_record_of_a_parameter_of_another_shape(device: &Device) {
-    for (name, optimizer) in unlike().into_iter().chain(ours_unlike()) {
+fn record_of_another_shape_is_an_error(device: &Device) {
+    for Named { name, make, .. } in unlike() {
         let [wide, narrow] = matrices(device);
         let loss = |matrix: &Param<Tensor<2>>| matrix.val().powi_scalar(2).mean();
-        let mut written = FusedOptimizer::new_ok(wide, optimizer());
+        let mut written = FusedOptimizer::new_ok(wide, make());
         written.step_ok(RATE, loss);
-        let mut fused = FusedOptimizer::new_ok(narrow, optimizer());
+        let mut fused = FusedOptimizer::new_ok(narrow, make());
         fused.step_ok(RATE, loss);
         let before = fused.to_record().into_bytes().unwrap();
 
@@ -333,104 +264,54 @@ fn the_record_of_a_parameter_of_another_shape(device: &Device) {
         assert_eq!(expected, &[4, 3], "{name}, `{state}`");
         assert!(found.ends_with(&[6]), "{name}, `{state}`: {found:?}");
         assert_says(&error, "[4, 3]");
-        assert_eq!(
-            fused.to_record().into_bytes().unwrap()[..],
-            before[..],
-            "{name}"
-        );
+        let after = fused.to_record().into_bytes().unwrap();
+        assert_eq!(after[..], before[..], "{name}");
         fused.step_ok(RATE, loss);
     }
 }
 
 /// Burn loads any shape, and a step of ours must not read beside a buffer.
 #[test]
-fn a_state_of_another_shape_is_refused_before_the_step_of_a_stock_loop() {
+fn state_of_another_shape_is_refused_before_stock_step() {
     let device = &Device::flex().autodiff();
-    for (name, optimizer) in ours_unlike() {
+    let ours = unlike().into_iter();
+    for Named { name, make, .. } in ours.filter(|optimizer| optimizer.name.starts_with("our")) {
         let [wide, narrow] = matrices(device);
         let step = |matrix: Param<Tensor<2>>, optimizer: &mut ModuleOptimizer| {
-            let gradients = matrix.val().powi_scalar(2).mean().backward();
-            let gradients = GradientsParams::from_grads(gradients, &matrix);
-            optimizer.step(RATE, matrix, gradients)
+            let loss = |matrix: &Param<Tensor<2>>, _| matrix.val().powi_scalar(2).mean();
+            train_stock(matrix, optimizer, 1, RATE, loss)
         };
-        let mut written = optimizer();
+        let mut written = make();
         step(wide, &mut written);
-        let mut loaded = optimizer().load_record(written.to_record());
+        let mut loaded = make().load_record(written.to_record());
 
         let before = narrow.val().into_data();
         let kept = narrow.clone();
-        let panic = catch_unwind(AssertUnwindSafe(|| step(narrow, &mut loaded)));
-        let panic = panic.err().unwrap_or_else(|| panic!("{name} goes through"));
-        let message = panic.downcast_ref::<String>().unwrap();
-        assert!(
-            message.contains("optimizer state is [4, 6]"),
-            "{name}: {message}"
-        );
-        assert!(message.contains("parameter is [4, 3]"), "{name}: {message}");
-        assert_eq!(kept.val().into_data(), before);
+        let message = panic_of(|| step(narrow, &mut loaded));
+        assert_says(&message, "optimizer state is [4, 6]");
+        assert_says(&message, "parameter is [4, 3]");
+        assert_eq!(kept.val().into_data(), before, "{name}");
     }
 }
 
 #[test]
-fn a_gradient_that_does_not_fit_is_refused_before_the_step() {
+fn gradient_that_does_not_fit_is_refused_before_step() {
     let device = &Device::flex();
     let parameter = Tensor::<2>::ones([4, 3], device);
     let wide = Tensor::<2>::ones([4, 6], device);
     let half = Tensor::<2>::ones([4, 3], device).cast(FloatDType::F16);
     for (gradient, words) in [(wide, "gradient is [4, 6]"), (half, "in F16")] {
         let adam = ours::AdamConfig::new().build();
-        let step = || adam.step(RATE, parameter.clone(), gradient.clone(), None);
-        let panic = catch_unwind(AssertUnwindSafe(step)).err().unwrap();
-        let message = panic.downcast_ref::<String>().unwrap();
+        let message = panic_of(|| adam.step(RATE, parameter.clone(), gradient, None));
         assert_says(&message, words);
     }
 }
 
-/// Burn loads every state in the default float type of its default device.
-fn half_and_double_parameters_resume_from_a_record(device: &Device) {
-    for dtype in [FloatDType::F16, FloatDType::BF16, FloatDType::F64] {
-        if !device.clone().inner().supports_dtype(dtype) {
-            continue;
-        }
-        for (name, optimizer) in ours_unlike() {
-            let values = Tensor::<2>::random([4, 3], Distribution::Default, device);
-            let values = values.cast(dtype).detach().require_grad();
-            let matrix = || Param::from_tensor(values.clone());
-            let loss = |matrix: &Param<Tensor<2>>| matrix.val().powi_scalar(2).mean();
-            let mut through = FusedOptimizer::new_ok(matrix(), optimizer());
-            through.step_ok(RATE, loss);
-            let mut resumed = FusedOptimizer::new_ok(through.model(), optimizer());
-            resumed.load_record_ok(through.to_record());
-            through.step_ok(RATE, loss);
-            resumed.step_ok(RATE, loss);
-            let [through, resumed] =
-                [through, resumed].map(|fused| fused.model().val().into_data());
-            assert_eq!(through.dtype(), dtype.into());
-            match dtype {
-                // Through f32.
-                FloatDType::F64 => through
-                    .assert_approx_eq::<f64>(&resumed, burn::tensor::Tolerance::absolute(1e-7)),
-                _ => assert_eq!(
-                    through.as_bytes(),
-                    resumed.as_bytes(),
-                    "{name} in {dtype:?}"
-                ),
-            }
-        }
-    }
-}
-
 on_every_backend!(
-    every_optimizer_loads_its_own_record,
-    the_record_of_another_optimizer,
-    a_weight_of_column_layout_loads_its_own_record,
-    a_record_with_other_parameter_groups,
-    records_of_stock_accumulate_in_state_and_back,
-    the_record_of_a_parameter_of_another_shape,
-    segmented_state_resumes_from_its_record,
+    record_of_another_optimizer_is_an_error,
+    record_of_column_layout_resumes,
+    record_with_other_parameter_groups_is_an_error,
+    record_of_stock_accumulates_in_state_and_back,
+    record_of_another_shape_is_an_error,
+    record_of_segmented_state_resumes,
 );
-
-#[test]
-fn half_and_double_parameters_resume_from_a_record_with_our_optimizers() {
-    half_and_double_parameters_resume_from_a_record(&Device::flex().autodiff());
-}

@@ -1,4 +1,5 @@
-//! Running statistics belong to the training: a model that was taken out of it has its own, and a failed pass restores them.
+//! Running statistics belong to the training: a model that was taken out of it has its own, and a failed pass restores them. The pairs
+//! in `tests/pairs` compare them with stock Burn.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -84,33 +85,6 @@ fn model_taken_before_more_steps_is_unchanged(device: &Device) {
     }
 }
 
-/// A change of the model sees the statistics, and the training continues with them.
-fn statistics_after_change_or_parts_continue_as_in_stock(device: &Device) {
-    let xs = xs(device);
-    let loss = |model: &Normed, step: usize| model.loss(xs[step].clone());
-    let initial = Normed::init(device);
-    let init = || Normed::init(device);
-    let stock = train_stock(
-        copy(&initial, init),
-        &mut AdamWConfig::new().init(),
-        4,
-        RATE,
-        loss,
-    );
-
-    let mut fused = FusedOptimizer::new_ok(copy(&initial, init), AdamWConfig::new().init());
-    train_fused(&mut fused, 2, RATE, loss);
-    let before = weights(&fused.model());
-    fused.change_model_ok(|model| {
-        assert!(weights(&model) == before);
-        model
-    });
-    fused.step_ok(RATE, |model| loss(model, 2));
-    let (model, mut optimizer) = fused.into_parts();
-    let parts = train_stock(model, &mut optimizer, 1, RATE, |model, _| loss(model, 3));
-    assert_equal_weights(&stock.valid(), &parts.valid());
-}
-
 fn failed_pass_and_dry_run_restore_statistics(device: &Device) {
     let xs = xs(device);
     let of = |fused: &FusedOptimizer<Normed>| {
@@ -144,5 +118,4 @@ fn failed_pass_and_dry_run_restore_statistics(device: &Device) {
 on_every_cpu_backend!(
     failed_pass_and_dry_run_restore_statistics,
     model_taken_before_more_steps_is_unchanged,
-    statistics_after_change_or_parts_continue_as_in_stock,
 );

@@ -19,7 +19,7 @@ fn one_plain_step(fused: &mut FusedOptimizer<Vec<Linear>>, x: &Tensor<2>) {
 }
 
 #[test]
-fn a_plain_step() {
+fn plain_step_updates_in_place() {
     let device = Device::flex().autodiff();
     let layers = (0..3).map(|_| LinearConfig::new(8, 8).init(&device));
     let mut fused = FusedOptimizer::new_ok(layers.collect(), AdamWConfig::new().init());

@@ -11,13 +11,13 @@ use model::{Vit, VitConfig};
 
 /// The counts that torchvision documents for `vit_b_16` and `vit_l_16`.
 #[test]
-fn presets_have_as_many_parameters_as_torchvisions_models() {
+fn vit_presets_have_parameter_counts_of_torchvision() {
     let count = |config: VitConfig| config.init(&Device::flex()).num_params();
     assert_eq!(count(VitConfig::vit_b_16()), 86_567_656);
     assert_eq!(count(VitConfig::vit_l_16()), 304_326_632);
 }
 
-fn recomputed_blocks_train_as_plain_ones(device: &Device) {
+fn vit_with_recomputed_blocks_trains_as_plain(device: &Device) {
     let config = VitConfig::digits().with_dropout(0.0);
     let initial = config.init(device);
     let images = Tensor::<4>::random([3, 1, 8, 8], Distribution::Default, device);
@@ -33,4 +33,4 @@ fn recomputed_blocks_train_as_plain_ones(device: &Device) {
     assert_changed(&initial, &fused.model(), |_| true);
 }
 
-on_every_backend!(recomputed_blocks_train_as_plain_ones);
+on_every_backend!(vit_with_recomputed_blocks_trains_as_plain);
