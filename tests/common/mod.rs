@@ -7,18 +7,21 @@ pub mod compare;
 pub mod config;
 pub mod contents;
 pub mod hooks;
+pub mod in_time;
 pub mod in_types_of;
 pub mod learn;
 pub mod noting;
 pub mod ok;
+pub mod own_process;
 pub mod panics;
+pub mod product;
 pub mod says;
 
 pub(crate) use learn::{impl_inference_step, impl_train_step};
 pub(crate) use says::assert_matches;
 pub use {
-    block::*, compare::*, config::*, contents::*, hooks::*, in_types_of::*, noting::*, ok::*,
-    panics::*, says::*,
+    block::*, compare::*, config::*, contents::*, hooks::*, in_time::*, in_types_of::*, noting::*,
+    ok::*, own_process::*, panics::*, product::*, says::*,
 };
 
 // The names that most tests use. Optimizers without a path are Burn's.

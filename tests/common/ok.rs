@@ -1,5 +1,7 @@
 //! Calls of a training that are expected to succeed: `step_ok` is `step`, and panics with the error.
 
+use std::borrow::BorrowMut;
+
 use backburn::optim::{AccumulateInState, ElementWiseOptimizer};
 use backburn::train::FusedLearner;
 use backburn::{FusedConfig, FusedError, FusedOptimizer, FusedReplicas, Loss};
@@ -59,49 +61,23 @@ trainer_ok!(FusedOptimizer: Module);
 trainer_ok!(FusedReplicas: Module + 'static);
 
 /// A training on one device.
-pub trait FusedOk: TrainerOk {
-    fn new_ok(model: Self::Model, optimizer: ModuleOptimizer) -> Self;
-    fn accumulating_in_state_ok(
-        model: Self::Model,
-        optimizer: ElementWiseOptimizer<impl AccumulateInState>,
-    ) -> Self;
-    fn with_config_on_ok(self, config: FusedConfig, device: &Device) -> Self;
-    fn step_ok<L: Loss>(
-        &mut self,
-        learning_rate: impl Into<ModuleLearningRate>,
-        forward: impl FnOnce(&Self::Model) -> L,
-    ) -> L;
-    fn step_repeatable_ok<L: Loss>(
-        &mut self,
-        learning_rate: impl Into<ModuleLearningRate>,
-        forward: impl Fn(&Self::Model) -> L,
-    ) -> L;
-    fn accumulate_ok<L: Loss>(&mut self, forward: impl FnOnce(&Self::Model) -> L) -> L;
-    fn dry_run_ok<L: Loss>(&mut self, forward: impl FnOnce(&Self::Model) -> L) -> L;
-    fn step_with_backward_ok<R>(
-        &mut self,
-        learning_rate: impl Into<ModuleLearningRate>,
-        train: impl FnMut(&Self::Model) -> (R, GradientsParams),
-    ) -> R;
-}
-
-impl<M: Module> FusedOk for FusedOptimizer<M> {
+pub trait FusedOk<M: Module>: BorrowMut<FusedOptimizer<M>> + Into<FusedOptimizer<M>> {
     #[track_caller]
-    fn new_ok(model: M, optimizer: ModuleOptimizer) -> Self {
-        ok(Self::new(model, optimizer))
+    fn new_ok(model: M, optimizer: ModuleOptimizer) -> FusedOptimizer<M> {
+        ok(FusedOptimizer::new(model, optimizer))
     }
 
     #[track_caller]
     fn accumulating_in_state_ok(
         model: M,
         optimizer: ElementWiseOptimizer<impl AccumulateInState>,
-    ) -> Self {
-        ok(Self::accumulating_in_state(model, optimizer))
+    ) -> FusedOptimizer<M> {
+        ok(FusedOptimizer::accumulating_in_state(model, optimizer))
     }
 
     #[track_caller]
-    fn with_config_on_ok(self, config: FusedConfig, device: &Device) -> Self {
-        ok(self.with_config_on(config, device))
+    fn with_config_on_ok(self, config: FusedConfig, device: &Device) -> FusedOptimizer<M> {
+        ok(self.into().with_config_on(config, device))
     }
 
     #[track_caller]
@@ -110,7 +86,7 @@ impl<M: Module> FusedOk for FusedOptimizer<M> {
         learning_rate: impl Into<ModuleLearningRate>,
         forward: impl FnOnce(&M) -> L,
     ) -> L {
-        ok(self.step(learning_rate, forward))
+        ok(self.borrow_mut().step(learning_rate, forward))
     }
 
     #[track_caller]
@@ -119,17 +95,17 @@ impl<M: Module> FusedOk for FusedOptimizer<M> {
         learning_rate: impl Into<ModuleLearningRate>,
         forward: impl Fn(&M) -> L,
     ) -> L {
-        ok(self.step_repeatable(learning_rate, forward))
+        ok(self.borrow_mut().step_repeatable(learning_rate, forward))
     }
 
     #[track_caller]
     fn accumulate_ok<L: Loss>(&mut self, forward: impl FnOnce(&M) -> L) -> L {
-        ok(self.accumulate(forward))
+        ok(self.borrow_mut().accumulate(forward))
     }
 
     #[track_caller]
     fn dry_run_ok<L: Loss>(&mut self, forward: impl FnOnce(&M) -> L) -> L {
-        ok(self.dry_run(forward))
+        ok(self.borrow_mut().dry_run(forward))
     }
 
     #[track_caller]
@@ -138,44 +114,21 @@ impl<M: Module> FusedOk for FusedOptimizer<M> {
         learning_rate: impl Into<ModuleLearningRate>,
         train: impl FnMut(&M) -> (R, GradientsParams),
     ) -> R {
-        ok(self.step_with_backward(learning_rate, train))
+        ok(self.borrow_mut().step_with_backward(learning_rate, train))
     }
 }
 
-/// A training on several devices.
-pub trait ReplicasOk: TrainerOk {
-    fn new_ok(
-        model: Self::Model,
-        optimizer: ModuleOptimizer,
-        devices: impl IntoIterator<Item = Device>,
-    ) -> Self;
-    fn step_ok<B: Send + 'static, L: Loss + Send + 'static>(
-        &mut self,
-        learning_rate: impl Into<ModuleLearningRate>,
-        batches: impl IntoIterator<Item = B>,
-        forward: impl Fn(&Self::Model, B) -> L + Send + Sync + 'static,
-    ) -> Vec<L>;
-    fn step_repeatable_ok<B: Clone + Send + 'static, L: Loss + Send + 'static>(
-        &mut self,
-        learning_rate: impl Into<ModuleLearningRate>,
-        batches: impl IntoIterator<Item = B>,
-        forward: impl Fn(&Self::Model, B) -> L + Send + Sync + 'static,
-    ) -> Vec<L>;
-    fn accumulate_ok<B: Send + 'static, L: Loss + Send + 'static>(
-        &mut self,
-        batches: impl IntoIterator<Item = B>,
-        forward: impl Fn(&Self::Model, B) -> L + Send + Sync + 'static,
-    ) -> Vec<L>;
-}
+impl<M: Module> FusedOk<M> for FusedOptimizer<M> {}
 
-impl<M: Module + 'static> ReplicasOk for FusedReplicas<M> {
+/// A training on several devices.
+pub trait ReplicasOk<M: Module + 'static>: BorrowMut<FusedReplicas<M>> {
     #[track_caller]
     fn new_ok(
         model: M,
         optimizer: ModuleOptimizer,
         devices: impl IntoIterator<Item = Device>,
-    ) -> Self {
-        ok(Self::new(model, optimizer, devices))
+    ) -> FusedReplicas<M> {
+        ok(FusedReplicas::new(model, optimizer, devices))
     }
 
     #[track_caller]
@@ -185,7 +138,7 @@ impl<M: Module + 'static> ReplicasOk for FusedReplicas<M> {
         batches: impl IntoIterator<Item = B>,
         forward: impl Fn(&M, B) -> L + Send + Sync + 'static,
     ) -> Vec<L> {
-        ok(self.step(learning_rate, batches, forward))
+        ok(self.borrow_mut().step(learning_rate, batches, forward))
     }
 
     #[track_caller]
@@ -195,7 +148,8 @@ impl<M: Module + 'static> ReplicasOk for FusedReplicas<M> {
         batches: impl IntoIterator<Item = B>,
         forward: impl Fn(&M, B) -> L + Send + Sync + 'static,
     ) -> Vec<L> {
-        ok(self.step_repeatable(learning_rate, batches, forward))
+        let replicas = self.borrow_mut();
+        ok(replicas.step_repeatable(learning_rate, batches, forward))
     }
 
     #[track_caller]
@@ -204,27 +158,26 @@ impl<M: Module + 'static> ReplicasOk for FusedReplicas<M> {
         batches: impl IntoIterator<Item = B>,
         forward: impl Fn(&M, B) -> L + Send + Sync + 'static,
     ) -> Vec<L> {
-        ok(self.accumulate(batches, forward))
+        ok(self.borrow_mut().accumulate(batches, forward))
     }
 }
 
-/// A learner.
-pub trait LearnerOk {
-    fn with_config_ok(self, config: FusedConfig) -> Self;
-    fn with_training_strategy_ok(self, strategy: ExecutionStrategy) -> Self;
-}
+impl<M: Module + 'static> ReplicasOk<M> for FusedReplicas<M> {}
 
-impl<M: LearnerModel> LearnerOk for FusedLearner<M>
+/// A learner.
+pub trait LearnerOk<M: LearnerModel>: Into<FusedLearner<M>>
 where
     <M as TrainStep>::Input: Clone,
 {
     #[track_caller]
-    fn with_config_ok(self, config: FusedConfig) -> Self {
-        ok(self.with_config(config))
+    fn with_config_ok(self, config: FusedConfig) -> FusedLearner<M> {
+        ok(self.into().with_config(config))
     }
 
     #[track_caller]
-    fn with_training_strategy_ok(self, strategy: ExecutionStrategy) -> Self {
-        ok(self.with_training_strategy(strategy))
+    fn with_training_strategy_ok(self, strategy: ExecutionStrategy) -> FusedLearner<M> {
+        ok(self.into().with_training_strategy(strategy))
     }
 }
+
+impl<M: LearnerModel> LearnerOk<M> for FusedLearner<M> where <M as TrainStep>::Input: Clone {}

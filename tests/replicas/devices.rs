@@ -8,66 +8,70 @@ use super::*;
 /// devices.
 #[allow(deprecated)] // Burn 0.22 still ships ndarray.
 fn mixtures() -> Vec<Vec<Device>> {
+    #[cfg(not(feature = "wgpu"))]
+    let mixtures = {
+        let (flex, ndarray) = (Device::flex(), Device::ndarray());
+        [
+            vec![flex.clone(), ndarray.clone()],
+            vec![ndarray, flex.clone(), flex],
+        ]
+    };
     #[cfg(feature = "wgpu")]
-    use burn::tensor::DeviceKind;
-
-    let (flex, ndarray) = (Device::flex(), Device::ndarray());
-    #[allow(unused_mut)] // It is others with wgpu.
-    let mut mixtures = vec![
-        vec![flex.clone(), ndarray.clone()],
-        vec![ndarray.clone(), flex.clone(), flex.clone()],
-    ];
-    #[cfg(feature = "wgpu")]
-    {
-        let default = Device::wgpu(DeviceKind::DefaultDevice);
-        let cpu = Device::wgpu(DeviceKind::Cpu);
-        mixtures = vec![
+    let mixtures = {
+        use burn::tensor::DeviceKind::{Cpu, DefaultDevice};
+        let [default, cpu] = [DefaultDevice, Cpu].map(Device::wgpu);
+        [
             vec![default.clone(), cpu.clone()],
-            vec![default.clone(), default.clone()],
-            vec![flex, cpu],
-        ];
-    }
+            vec![default.clone(), default],
+            vec![Device::flex(), cpu],
+        ]
+    };
     let with_autodiff = |devices: Vec<Device>| devices.into_iter().map(Device::autodiff).collect();
     mixtures.into_iter().map(with_autodiff).collect()
 }
 
 /// Returns the same batches on the device of each rank.
-fn dealt(devices: &[Device], steps: usize) -> Vec<Vec<Tensor<2, Int>>> {
-    let flex = Device::flex().autodiff();
+fn dealt(devices: &[Device], steps: usize) -> Vec<Batches> {
     let step = |_| {
-        let batches = tokens(&flex, &[2, 4, 3][..devices.len()]);
+        let batches = tokens(&flex(1)[0], &[2, 4, 3][..devices.len()]);
         let ranks = batches.into_iter().zip(devices);
-        ranks
-            .map(|(batch, device)| batch.to_device(device))
-            .collect()
+        let there = ranks.map(|(batch, device)| batch.to_device(device));
+        there.collect()
     };
     (0..steps).map(step).collect()
 }
 
+/// Policies that change nothing as long as gradients are finite and not too large.
+fn with_policies(config: FusedConfig) -> FusedConfig {
+    let scaling = LossScalingConfig::new().with_initial_scale(256.0);
+    config
+        .with_clipping(Some(GlobalNormClippingConfig::Exact(1e9)))
+        .with_loss_scaling(Some(scaling))
+}
+
 #[test]
-fn replicas_equal_stock_on_devices_of_several_kinds() {
+fn replicas_on_devices_of_several_kinds_equal_stock() {
     let _alone = alone();
     for devices in mixtures() {
         let initial = Network::init(&devices[0]);
         let steps = dealt(&devices, 3);
         let model = copy(&initial, || Network::init(&devices[0]));
         let expected = train_stock(model, &devices, &steps, Stock::Sharded).fork(&devices[0]);
-        for (sharding, in_blocks) in [
-            (Sharding::State, false),
-            (Sharding::State, true),
-            (Sharding::Full, false),
-            (Sharding::Full, true),
-        ] {
-            let mut fused = replicas(&initial, &devices, FusedConfig::sharded(sharding));
+        let plainly = |config: FusedConfig| config;
+        type Choose = fn(FusedConfig) -> FusedConfig;
+        let chosen: [(Choose, fn(&Network, _) -> _); 3] = [
+            (plainly, Network::loss),
+            (plainly, Network::loss_in_blocks),
+            (with_policies, Network::loss_in_blocks),
+        ];
+        for (sharding, (choose, loss)) in product(SHARDINGS, chosen) {
+            let config = choose(FusedConfig::sharded(sharding));
+            println!("{devices:?}, {config}");
+            let mut fused = replicas(&initial, &devices, config);
             for batches in &steps {
-                fused.step_ok(
-                    RATE,
-                    batches.clone(),
-                    move |model: &Network, batch| match in_blocks {
-                        true => model.loss_in_blocks(batch),
-                        false => model.loss(batch),
-                    },
-                );
+                fused.step_repeatable_ok(RATE, batches.clone(), loss);
+                let norm = fused.last_step().gradient_norm.map(f64::is_finite);
+                assert_eq!(norm, fused.config().clipping.map(|_| true));
             }
             assert_equal_weights(&expected, &fused.model());
         }
@@ -76,48 +80,21 @@ fn replicas_equal_stock_on_devices_of_several_kinds() {
 
 /// A model that was made elsewhere: with all weights sharded none but the owners gets a parameter.
 #[test]
-fn a_model_comes_to_the_devices_of_its_ranks() {
+fn model_moves_to_devices_of_its_ranks() {
     let _alone = alone();
     for devices in mixtures() {
-        let flex = Device::flex().autodiff();
-        let initial = Network::init(&flex);
+        let model = Network::init(&flex(1)[0]);
         let steps = dealt(&devices, 2);
-        let model = copy(&initial, || Network::init(&flex));
         let mut fused = FusedReplicas::new_ok(model, adamw(), devices.clone())
             .with_config_ok(FusedConfig::sharded(Sharding::Full));
         for batches in &steps {
             fused.step_ok(RATE, batches.clone(), Network::loss_in_blocks);
         }
         let (model, optimizer) = fused.into_parts();
-        let lies_on: Vec<_> = model.devices().into_iter().map(Device::inner).collect();
-        assert_eq!(lies_on, [devices[0].clone().inner()]);
-        let mut again = FusedReplicas::new_ok(model, optimizer, devices.clone());
+        let found: Vec<_> = model.devices().into_iter().map(Device::inner).collect();
+        assert_eq!(found, [devices[0].clone().inner()]);
+        let mut again = FusedReplicas::new_ok(model, optimizer, devices);
         again.step_ok(RATE, steps[0].clone(), Network::loss);
-    }
-}
-
-#[test]
-fn policies_hold_on_devices_of_several_kinds() {
-    let _alone = alone();
-    for devices in mixtures() {
-        let initial = Network::init(&devices[0]);
-        let steps = dealt(&devices, 3);
-        let model = copy(&initial, || Network::init(&devices[0]));
-        let expected = train_stock(model, &devices, &steps, Stock::Sharded).fork(&devices[0]);
-        for sharding in [Sharding::State, Sharding::Full] {
-            let mut fused = replicas(
-                &initial,
-                &devices,
-                FusedConfig::sharded(sharding)
-                    .with_clipping(Some(GlobalNormClippingConfig::Exact(1e9)))
-                    .with_loss_scaling(Some(LossScalingConfig::new().with_initial_scale(256.0))),
-            );
-            for batches in &steps {
-                fused.step_repeatable_ok(RATE, batches.clone(), Network::loss_in_blocks);
-                assert!(fused.last_step().gradient_norm.is_some_and(f64::is_finite));
-            }
-            assert_equal_weights(&expected, &fused.model());
-        }
     }
 }
 
@@ -151,36 +128,28 @@ impl Assorted {
 
 /// Lifts batches with the strategy of the learner. Burn refuses to compute with tensors of two strategies.
 #[test]
-fn ranks_take_over_the_checkpointing_strategy_of_the_model() {
+fn ranks_take_checkpointing_strategy_of_model() {
     let _alone = alone();
-    let device = Device::flex().autodiff();
-    let initial = Assorted::init(&device);
-    let batch = || Tensor::random([6, 4], Distribution::Default, &device);
-    let steps: Vec<Vec<Tensor<2>>> = (0..3).map(|_| vec![batch(), batch()]).collect();
+    let device = &flex(1)[0];
+    let initial = Assorted::init(device);
+    let batch = || Tensor::<2>::random([6, 4], Distribution::Default, device);
+    let steps: Vec<_> = (0..3).map(|_| [batch(), batch()]).collect();
     let train = |device: &Device, sharding| {
         let model = copy(&initial, || Assorted::init(device));
         // Those of the devices that are named don't count.
-        let ranks = [
-            Device::flex(),
-            Device::flex().autodiff().gradient_checkpointing(),
-        ];
+        let checkpointing = Device::flex().autodiff().gradient_checkpointing();
+        let ranks = [Device::flex(), checkpointing];
         let mut fused = FusedReplicas::new_ok(model, SgdConfig::new().init(), ranks)
             .with_config_ok(FusedConfig::sharded(sharding));
         for batches in &steps {
-            let batches = batches.iter().cloned();
-            let places = fused.devices().iter();
-            let batches = batches.zip(places);
-            let there: Vec<_> = batches
-                .map(|(x, place)| Tensor::from_data(x.into_data(), place))
-                .collect();
+            let batches = batches.iter().cloned().zip(fused.devices());
+            let there = batches.map(|(x, place)| Tensor::from_data(x.into_data(), place));
+            let there: Vec<_> = there.collect();
             let strategy = device.gradient_checkpointing_strategy();
             fused.step_ok(RATE, there, move |model: &Assorted, x: Tensor<2>| {
-                for weight in [
-                    &model.adapted.weight,
-                    &model.frozen.weight,
-                    &model.layer.weight,
-                ] {
-                    assert_eq!(weight.val().gradient_checkpointing_strategy(), strategy);
+                for layer in [&model.adapted, &model.frozen, &model.layer] {
+                    let weight = layer.weight.val();
+                    assert_eq!(weight.gradient_checkpointing_strategy(), strategy);
                 }
                 let mean = model.norm.running_mean.value();
                 assert_eq!(mean.gradient_checkpointing_strategy(), strategy);
@@ -192,12 +161,12 @@ fn ranks_take_over_the_checkpointing_strategy_of_the_model() {
         fused.model()
     };
     let checkpointing = device.clone().gradient_checkpointing();
-    for sharding in [Sharding::State, Sharding::Full] {
-        let (plain, recomputed) = (train(&device, sharding), train(&checkpointing, sharding));
+    for sharding in SHARDINGS {
+        let (plain, recomputed) = (train(device, sharding), train(&checkpointing, sharding));
         assert_equal_weights(&plain, &recomputed);
-        let strategy = |x: Tensor<2>| x.gradient_checkpointing_strategy();
-        let balanced = Some(GradientCheckpointingStrategy::Balanced);
-        assert_eq!(strategy(recomputed.frozen.weight.val()), balanced);
-        assert_eq!(strategy(recomputed.layer.weight.val()), balanced);
+        for layer in [recomputed.frozen, recomputed.layer] {
+            let strategy = layer.weight.val().gradient_checkpointing_strategy();
+            assert_eq!(strategy, Some(GradientCheckpointingStrategy::Balanced));
+        }
     }
 }

@@ -1,39 +1,51 @@
 //! Replicas have the same weights as a training with Burn alone.
 
-use std::time::Duration;
+use std::collections::HashSet;
+use std::sync::Arc;
 
 use super::*;
 
 mod statistics;
 
-fn copied(initial: &Network, device: &Device) -> Network {
-    copy(initial, || Network::init(device))
-}
-
-/// Steps of one batch for each of `ranks`, in which some ranks use all layers and others do not.
-fn steps(device: &Device, ranks: usize, steps: usize) -> Vec<Vec<Tensor<2, Int>>> {
-    let rows = |step| {
-        (0..ranks)
-            .map(|rank| 2 + (step + rank) % 3)
-            .collect::<Vec<_>>()
+/// Steps of at most one batch for each of `ranks`, in which some ranks use all layers, others don't, and some stand by.
+fn steps(device: &Device, ranks: usize) -> Vec<Batches> {
+    let step = |(step, silent)| {
+        let rows = (0..ranks - silent).map(|rank| 2 + (step + rank) % 3);
+        tokens(device, &rows.collect::<Vec<_>>())
     };
-    (0..steps).map(|step| tokens(device, &rows(step))).collect()
+    let silent = [0, usize::from(ranks > 1), 0, ranks - 1];
+    silent.into_iter().enumerate().map(step).collect()
 }
 
-fn train(fused: &mut FusedReplicas<Network>, steps: &[Vec<Tensor<2, Int>>]) {
-    for batches in steps {
-        let losses = fused.step_ok(RATE, batches.clone(), Network::loss);
-        assert_eq!(losses.len(), batches.len());
-    }
-}
+/// The ways to make a step.
+const WAYS: [(&str, fn(&mut FusedReplicas<Network>, Batches)); 3] = [
+    ("step", |fused, batches| {
+        let ranks = batches.len();
+        assert_eq!(fused.step_ok(RATE, batches, Network::loss).len(), ranks);
+        assert_eq!(fused.last_step().copied, Some(0));
+    }),
+    ("step_with_backward", |fused, batches| {
+        let train = |model: &Network, batch| {
+            let gradients = model.loss(batch).backward();
+            ((), GradientsParams::from_grads(gradients, model))
+        };
+        fused.step_with_backward(RATE, batches, train).unwrap();
+    }),
+    ("step_accumulated", |fused, batches| {
+        fused.accumulate_ok(batches, Network::loss);
+        fused.step_accumulated_ok(RATE);
+        let error = fused.step_accumulated(RATE);
+        assert_eq!(error, Err(FusedError::NothingAccumulated));
+    }),
+];
 
 #[test]
-fn replicas_equal_stock_on_several_devices() {
+fn replicas_on_several_devices_equal_stock() {
     let _alone = alone();
     for ranks in 1..=4 {
         let devices = flex(ranks);
         let initial = Network::init(&devices[0]);
-        let steps = steps(&devices[0], ranks, 4);
+        let steps = steps(&devices[0], ranks);
         let by_id = (Stock::Sharded, Ownership::ByParamId);
         let on_main = (Stock::Main, Ownership::MainDevice);
         // The sum of two has no order.
@@ -45,50 +57,33 @@ fn replicas_equal_stock_on_several_devices() {
         ];
         let alike = alike.into_iter().filter(|_| ranks == 2);
         for (stock, ownership) in [by_id, on_main].into_iter().chain(alike) {
-            let expected = train_stock(copied(&initial, &devices[0]), &devices, &steps, stock);
-            for sharding in [Sharding::State, Sharding::Full] {
-                let mut fused = replicas(
-                    &initial,
-                    &devices,
-                    FusedConfig::sharded(sharding).with_ownership(ownership),
-                );
-                train(&mut fused, &steps);
+            let model = copy(&initial, || Network::init(&devices[0]));
+            let expected = train_stock(model, &devices, &steps, stock);
+            for (sharding, (way, step)) in product(SHARDINGS, WAYS) {
+                println!("{ranks} ranks, {ownership:?}, {sharding:?}, {way}");
+                let config = FusedConfig::sharded(sharding).with_ownership(ownership);
+                let mut fused = replicas(&initial, &devices, config);
+                steps.iter().for_each(|it| step(&mut fused, it.clone()));
                 assert_equal_weights(&expected, &fused.model());
-                assert_eq!(fused.last_step().copied, Some(0), "{ranks} {sharding:?}");
+                assert_ranks_agree(&mut fused);
             }
         }
     }
 }
 
 #[test]
-fn one_replica_equals_a_fused_optimizer() {
-    let (_alone, _, initial) = begin();
-    let devices = flex(1);
-    let steps = steps(&devices[0], 1, 5);
-    let mut alone = FusedOptimizer::new_ok(copied(&initial, &devices[0]), adamw());
-    let mut fused = FusedReplicas::new_ok(copied(&initial, &devices[0]), adamw(), devices.clone());
-    for batches in &steps {
+fn one_replica_equals_fused_optimizer() {
+    let (_alone, device, initial) = begin();
+    let model = copy(&initial, || Network::init(device));
+    let mut alone = FusedOptimizer::new_ok(model, adamw());
+    let mut fused = replicas(&initial, &flex(1), FusedConfig::new());
+    for batches in steps(device, 1) {
         let expected = alone.step_ok(RATE, |model| model.loss(batches[0].clone()));
-        let losses = fused.step_ok(RATE, batches.clone(), Network::loss);
+        let losses = fused.step_ok(RATE, batches, Network::loss);
         assert_eq!(losses[0].to_data(), expected.to_data());
         assert_eq!(fused.last_step(), alone.last_step());
     }
     assert_equal_weights(&alone.model(), &fused.model());
-}
-
-#[test]
-fn a_batch_split_over_ranks_equals_the_whole() {
-    let (_alone, _, initial) = begin();
-    let devices = flex(4);
-    let whole = tokens(&devices[0], &[8, 8, 8]);
-    let mut alone = FusedOptimizer::new_ok(copied(&initial, &devices[0]), adamw());
-    let mut fused = FusedReplicas::new_ok(copied(&initial, &devices[0]), adamw(), devices.clone());
-    for batch in whole {
-        alone.step_ok(RATE, |model| model.loss(batch.clone()));
-        let parts = batch.chunk(4, 0);
-        fused.step_ok(RATE, parts, |model: &Network, part| model.loss(part) / 4.0);
-    }
-    assert_near_weights(&alone.model(), &fused.model(), 1e-5, 0.0);
 }
 
 /// The tied embedding as the head of a loss in chunks, after layers in blocks.
@@ -103,49 +98,30 @@ fn loss_in_chunks(model: &Network, tokens: Tensor<2, Int>) -> Tensor<1> {
 }
 
 #[test]
-fn a_loss_in_chunks_over_ranks_equals_that_of_the_whole_batch() {
-    let (_alone, _, initial) = begin();
-    let devices = flex(3);
-    let whole = tokens(&devices[0], &[6, 6, 6]);
-    let clipping = GlobalNormClippingConfig::Exact(0.3);
-    let mut alone = FusedOptimizer::new_ok(copied(&initial, &devices[0]), adamw())
-        .with_config_ok(FusedConfig::clipping(clipping));
-    for batch in &whole {
-        alone.step_repeatable_ok(RATE, |model| loss_in_chunks(model, batch.clone()));
-    }
-    let expected = alone.model();
-    for sharding in [Sharding::State, Sharding::Full] {
-        let mut fused = replicas(
-            &initial,
-            &devices,
-            FusedConfig::sharded(sharding).with_clipping(Some(clipping)),
-        );
+fn batch_split_over_ranks_equals_whole() {
+    let (_alone, device, initial) = begin();
+    let whole = tokens(device, &[6, 6, 6]);
+    let clipping = Some(GlobalNormClippingConfig::Exact(0.3));
+    type Loss = fn(&Network, Tensor<2, Int>) -> Tensor<1>;
+    for (loss, all) in [(Network::loss as Loss, true), (loss_in_chunks, false)] {
+        let model = copy(&initial, || Network::init(device));
+        let mut alone = FusedOptimizer::new_ok(model, adamw())
+            .with_config_ok(FusedConfig::new().with_clipping(clipping));
         for batch in &whole {
-            let parts = batch.clone().chunk(3, 0);
-            fused.step_repeatable_ok(RATE, parts, move |model, part| {
-                loss_in_chunks(model, part) / 3.0
+            alone.step_repeatable_ok(RATE, |model| loss(model, batch.clone()));
+        }
+        for sharding in SHARDINGS {
+            let config = FusedConfig::sharded(sharding).with_clipping(clipping);
+            let mut fused = replicas(&initial, &flex(3), config);
+            for batch in &whole {
+                let parts = batch.clone().chunk(3, 0);
+                fused.step_repeatable_ok(RATE, parts, move |model, part| loss(model, part) / 3.0);
+            }
+            assert_near_weights(&alone.model(), &fused.model(), 1e-5, 0.0);
+            assert_changed(&initial, &fused.model(), |path| {
+                all || path.starts_with("embedding") || path.starts_with("layers")
             });
         }
-        assert_near_weights(&expected, &fused.model(), 1e-5, 0.0);
-        assert_changed(&initial, &fused.model(), |path| {
-            path.starts_with("embedding") || path.starts_with("layers")
-        });
-    }
-}
-
-#[test]
-fn ranks_without_a_batch_stand_by_as_in_stock() {
-    let (_alone, _, initial) = begin();
-    let devices = flex(3);
-    let mut uneven = steps(&devices[0], 3, 4);
-    uneven[1].truncate(2);
-    uneven[3].truncate(1);
-    let model = copied(&initial, &devices[0]);
-    let expected = train_stock(model, &devices, &uneven, Stock::Sharded);
-    for sharding in [Sharding::State, Sharding::Full] {
-        let mut fused = replicas(&initial, &devices, FusedConfig::sharded(sharding));
-        train(&mut fused, &uneven);
-        assert_equal_weights(&expected, &fused.model());
     }
 }
 
@@ -160,89 +136,109 @@ fn loss_in_order(model: &Network, (x, backwards): (Tensor<2>, bool)) -> Tensor<1
 }
 
 #[test]
-fn opposed_orders_of_parameters_come_through() {
+fn ranks_with_opposed_orders_do_not_block_with_any_limit() {
     let _alone = alone();
-    let devices = flex(2);
-    for limit in [0, 144, 720] {
-        let model = Network::init(&devices[0]);
-        let (sender, done) = std::sync::mpsc::channel();
-        let devices = devices.clone();
-        std::thread::spawn(move || {
-            let mut fused = FusedReplicas::new_ok(model, adamw(), devices.clone())
-                .with_config_ok(FusedConfig::new().with_max_bytes_in_flight(Some(limit)));
+    for limit in [0, 144, 720, usize::MAX] {
+        in_time(move || {
+            let device = &flex(1)[0];
+            let config = FusedConfig::new().with_max_bytes_in_flight(Some(limit));
+            let mut fused = replicas(&Network::init(device), &flex(2), config);
             for step in 0..20 {
-                let x = Tensor::ones([2, 6], &devices[0]);
+                let x = Tensor::ones([2, 6], device);
                 let batches = [(x.clone(), step % 2 == 0), (x, step % 2 == 1)];
                 fused.step_ok(RATE, batches, loss_in_order);
             }
-            sender.send(()).unwrap();
         });
-        let in_time = done.recv_timeout(Duration::from_secs(60));
-        assert!(
-            in_time.is_ok(),
-            "opposed orders with {limit} bytes under way block each other"
-        );
     }
 }
 
-/// A batch, and which of the ways it goes.
-type Way = (Tensor<2>, bool, bool);
-
 /// There is nothing in the step itself that says so: what it uses was accumulated before.
 #[test]
-fn a_base_stepped_with_what_was_accumulated_is_the_same_on_every_rank() {
-    let _alone = alone();
-    let devices = flex(3);
+fn lora_base_stepped_with_accumulated_sum_equals_stock() {
+    let (_alone, device, _) = begin();
     let adapted = || {
-        let model = Network::init(&devices[0]);
+        let model = Network::init(device);
         model.apply_lora(Lora::new(2, 4.0)).unfreeze()
     };
     let initial = adapted();
-    let batches = tokens(&devices[0], &[2, 4, 2]);
-    let same = tokens(&devices[0], &[2]).remove(0);
-    // The first reaches no base.
+    let batches = tokens(device, &[2, 4, 2]);
+    // The loss of the step reaches no base, or there is no loss.
     let beside = |model: &Network, _: Tensor<2, Int>| model.scale.val().mean();
     for reaches_nothing in [true, false] {
-        let mut model = copy(&initial, adapted);
-        let mut sum = burn::optim::GradientsAccumulator::new();
-        let mut add = |loss: Tensor<1>| {
-            let gradients = GradientsParams::from_grads(loss.backward(), &model);
-            sum.accumulate(&model, gradients);
-        };
-        batches
-            .iter()
-            .for_each(|batch| add(model.loss(batch.clone())));
-        if reaches_nothing {
-            batches
-                .iter()
-                .for_each(|batch| add(beside(&model, batch.clone())));
+        let model = copy(&initial, adapted);
+        let mut sum = GradientsAccumulator::new();
+        let losses = batches.iter().map(|batch| model.loss(batch.clone()));
+        let besides = batches.iter().filter(|_| reaches_nothing);
+        let besides = besides.map(|batch| beside(&model, batch.clone()));
+        for loss in losses.chain(besides) {
+            sum.accumulate(&model, GradientsParams::from_grads(loss.backward(), &model));
         }
-        model = adamw().step(RATE, model, sum.grads());
+        let expected = adamw().step(RATE, model, sum.grads());
 
-        let mut fused = FusedReplicas::new_ok(copy(&initial, adapted), adamw(), devices.clone())
+        let mut fused = FusedReplicas::new_ok(copy(&initial, adapted), adamw(), flex(3))
             .with_config_ok(FusedConfig::new().with_ownership(Ownership::MainDevice));
         fused.accumulate_ok(batches.clone(), Network::loss);
         match reaches_nothing {
             true => drop(fused.step_ok(RATE, batches.clone(), beside)),
             false => fused.step_accumulated_ok(RATE),
         }
-        assert_equal_weights(&model, &fused.model());
-        let losses = fused.accumulate_ok(vec![same.clone(); 3], Network::loss);
-        let expected = model.loss(same.clone()).into_data();
-        for loss in losses {
-            assert_eq!(loss.into_data(), expected, "{reaches_nothing}");
+        assert_equal_weights(&expected, &fused.model());
+        assert_ranks_agree(&mut fused);
+    }
+}
+
+/// Gradients wait for a step that all ranks take or skip.
+#[test]
+fn overflow_on_one_rank_skips_step_on_all() {
+    let (_alone, device, initial) = begin();
+    let scaling = LossScalingConfig::new().with_initial_scale(1024.0);
+    let overflows = [Overflow::SkipStep, Overflow::SkipParameter];
+    for (sharding, overflow) in product(SHARDINGS, overflows) {
+        let scaling = Some(scaling.with_overflow(overflow));
+        let config = FusedConfig::sharded(sharding).with_loss_scaling(scaling);
+        let mut fused = replicas(&initial, &flex(3), config);
+        let mut scale = 1024.0;
+        for failing in 0..3 {
+            let mut step = |factor: f32| {
+                let factors = (0..3).map(|rank| if rank == failing { factor } else { 1.0 });
+                let batches = tokens(device, &[2, 4, 2]).into_iter().zip(factors);
+                fused.step_repeatable_ok(RATE, batches, |model: &Network, (tokens, factor)| {
+                    model.loss_in_blocks(tokens) * factor
+                });
+                let report = fused.last_step();
+                assert_eq!(report.overflowed, factor.is_infinite());
+                assert_eq!(report.loss_scale, Some(scale), "{sharding:?}, {overflow:?}");
+                fused.model()
+            };
+            let (before, after) = (step(1.0), step(f32::INFINITY));
+            assert_equal_weights(&before, &after);
+            scale /= 2.0;
         }
+        assert_ranks_agree(&mut fused);
     }
 }
 
 #[test]
-fn every_rank_goes_on_with_the_same_weights() {
-    let _alone = alone();
-    let devices = flex(3);
-    let mut fused = FusedReplicas::new_ok(Network::init(&devices[0]), adamw(), devices.clone());
-    train(&mut fused, &steps(&devices[0], 3, 3));
-    let same = tokens(&devices[0], &[2]).remove(0);
-    let losses = fused.accumulate_ok(vec![same; 3], Network::loss);
-    assert_eq!(losses[0].to_data(), losses[1].to_data());
-    assert_eq!(losses[0].to_data(), losses[2].to_data());
+fn hook_is_called_once_with_sum_of_ranks() {
+    let (_alone, device, initial) = begin();
+    for sharding in SHARDINGS {
+        let paths: Arc<Mutex<Vec<String>>> = Arc::default();
+        let called = paths.clone();
+        let vetoes = hook(move |it| {
+            called.lock().unwrap().push(it.path.into());
+            match it.path {
+                "scale" => Answer::Veto,
+                _ => Answer::Use,
+            }
+        });
+        let mut fused = replicas(&initial, &flex(3), FusedConfig::sharded(sharding))
+            .with_hook(ParamGroup::all(), vetoes);
+        fused.step_ok(RATE, tokens(device, &[2, 3, 4]), Network::loss);
+        let it = fused.last_step();
+        assert_eq!((it.updated, it.vetoed, it.without_gradient), (11, 1, 0));
+        let paths = paths.lock().unwrap();
+        let different: HashSet<_> = paths.iter().collect();
+        assert_eq!((paths.len(), different.len()), (12, 12), "{sharding:?}");
+        assert_changed(&initial, &fused.model(), |path| path != "scale");
+    }
 }

@@ -8,7 +8,6 @@ mod faults;
 mod fidelity;
 mod hostile;
 mod muon;
-mod policies;
 mod random;
 mod records;
 mod rows;
@@ -21,6 +20,10 @@ use burn::optim::MultiGradientsParams;
 use crate::common::*;
 
 const RATE: f64 = 0.05;
+const SHARDINGS: [Sharding; 2] = [Sharding::State, Sharding::Full];
+
+/// A batch for each rank.
+type Batches = Vec<Tensor<2, Int>>;
 
 /// A tied embedding, layers in blocks, one that only some batches use, a shared weight.
 #[derive(Module, Debug)]
@@ -78,7 +81,6 @@ fn run(layer: &Linear, x: Tensor<3>) -> Tensor<3> {
     layer.forward(x).tanh()
 }
 
-/// The trainings that the rows are compared with.
 #[global_allocator]
 static BYTES: peak_alloc::PeakAlloc = peak_alloc::PeakAlloc;
 
@@ -107,10 +109,20 @@ fn flex(ranks: usize) -> Vec<Device> {
 }
 
 /// Batches of `rows` rows each.
-fn tokens(device: &Device, rows: &[usize]) -> Vec<Tensor<2, Int>> {
+fn tokens(device: &Device, rows: &[usize]) -> Batches {
     let uniform = Distribution::Uniform(0.0, 9.0);
     let batch = |rows: &usize| Tensor::<2>::random([*rows, 3], uniform, device).int();
     rows.iter().map(batch).collect()
+}
+
+/// Panics unless all ranks compute the same loss: they have the same weights.
+#[track_caller]
+fn assert_ranks_agree(fused: &mut FusedReplicas<Network>) {
+    let same = tokens(&flex(1)[0], &[2]).remove(0);
+    let losses = fused.accumulate_ok(vec![same; fused.devices().len()], Network::loss);
+    let losses: Vec<_> = losses.into_iter().map(Tensor::into_data).collect();
+    assert!(losses.iter().all(|loss| *loss == losses[0]), "{losses:?}");
+    fused.drop_accumulated();
 }
 
 /// Where the gradients of all ranks are added up in stock Burn.
@@ -120,24 +132,13 @@ enum Stock {
     Sharded,
 }
 
-/// One step of Burn alone on several devices.
+/// One step of Burn alone on several devices; with a type, in mixed precision by hand: a copy of the model computes in it.
 fn stock_step(
-    model: Network,
-    optimizer: &mut ModuleOptimizer,
-    devices: &[Device],
-    batches: Vec<Tensor<2, Int>>,
-    stock: Stock,
-) -> Network {
-    stock_step_in(None, model, optimizer, devices, batches, stock)
-}
-
-/// Trains by hand in mixed precision: a copy of the model computes in another type.
-fn stock_step_in(
     dtype: Option<FloatDType>,
     model: Network,
     optimizer: &mut ModuleOptimizer,
     devices: &[Device],
-    batches: Vec<Tensor<2, Int>>,
+    batches: Batches,
     stock: Stock,
 ) -> Network {
     let ranks = devices.iter().zip(batches);
@@ -159,7 +160,7 @@ fn stock_step_in(
             optimizer.step_multi(RATE, model, MultiGradientsParams { grads })
         }
         Stock::Main => {
-            let mut sum = burn::optim::GradientsAccumulator::new();
+            let mut sum = GradientsAccumulator::new();
             for (gradients, _) in gradients {
                 sum.accumulate(&model, gradients.to_device(&devices[0], &model));
             }
@@ -169,15 +170,11 @@ fn stock_step_in(
 }
 
 /// Trains `model` with Burn alone.
-fn train_stock(
-    mut model: Network,
-    devices: &[Device],
-    steps: &[Vec<Tensor<2, Int>>],
-    stock: Stock,
-) -> Network {
+fn train_stock(mut model: Network, devices: &[Device], steps: &[Batches], stock: Stock) -> Network {
     let mut optimizer = adamw();
     for batches in steps {
-        model = stock_step(model, &mut optimizer, devices, batches.clone(), stock);
+        let batches = batches.clone();
+        model = stock_step(None, model, &mut optimizer, devices, batches, stock);
     }
     model
 }

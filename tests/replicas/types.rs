@@ -1,7 +1,7 @@
 //! Types that a device or the host lacks are refused by name. Offloaded and cast tensors exist once, and no longer than
 //! needed.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use super::rows::table::offloaded;
 use super::rows::{settled, settled_before_training};
@@ -32,17 +32,14 @@ fn lacks_the_type(error: &FusedError) -> bool {
 }
 
 #[test]
-fn a_device_without_the_type_at_rest_computes_in_another() {
+fn device_without_type_at_rest_computes_in_another() {
     let _alone = alone();
     let optimizer = || {
-        backburn::optim::AdamWConfig::new()
-            .with_weight_format(WeightFormat::Split24)
-            .init()
+        let config = backburn::optim::AdamWConfig::new();
+        config.with_weight_format(WeightFormat::Split24).init()
     };
-    let offload = OffloadConfig::new(Offload::Updates)
-        .with_host(OffloadHost::Flex)
-        .with_min_elements(1);
-    let config = computed_in(FloatDType::F32).with_offload(Some(offload));
+    let offload = OffloadConfig::new(Offload::Updates).with_host(OffloadHost::Flex);
+    let config = computed_in(FloatDType::F32).with_offload(Some(offload.with_min_elements(1)));
     let batch = || tokens(&other(), &[2]).remove(0);
     let mut fused =
         FusedOptimizer::new_ok(half(), optimizer()).with_config_on_ok(config.clone(), &other());
@@ -53,7 +50,7 @@ fn a_device_without_the_type_at_rest_computes_in_another() {
 }
 
 #[test]
-fn what_lacks_the_type_at_rest_is_refused() {
+fn type_at_rest_missing_on_device_is_refused() {
     let _alone = alone();
     let batch = || tokens(&device(), &[2]).remove(0);
     for config in [FusedConfig::new(), computed_in(FloatDType::F32)] {
@@ -86,91 +83,81 @@ fn what_lacks_the_type_at_rest_is_refused() {
     assert_matches!(error, FusedError::Config { .. });
 }
 
-/// Where the scale is, and its gradient.
-type Noted = (Device, Vec<f32>);
-
-/// Notes where the scale is stepped, and its gradient.
-fn note(noted: &Arc<Mutex<Option<Noted>>>) -> impl GradientHook {
-    let noted = noted.clone();
-    hook(move |it| {
-        if it.path == "scale" {
-            *noted.lock().unwrap() = Some((it.device.clone(), it.elements()));
-        }
-        Answer::Use
-    })
-}
-
 #[test]
-fn small_parameters_stay_unless_computed_in_another_type() {
+fn small_parameters_stay_unless_computed_in_other_type() {
     let _alone = alone();
     let on_host = |config: FusedConfig| {
-        let noted = Arc::default();
+        let place: Arc<Mutex<Option<Device>>> = Arc::default();
+        let noted = place.clone();
+        let notes = hook(move |it| {
+            if it.path == "scale" {
+                *noted.lock().unwrap() = Some(it.device.clone());
+            }
+            Answer::Use
+        });
         let mut fused = FusedOptimizer::new_ok(Network::init(&device()), adamw())
             .with_config_on_ok(config, &device())
-            .with_hook(ParamGroup::all(), note(&noted));
+            .with_hook(ParamGroup::all(), notes);
         fused.step_ok(RATE, |model| model.loss(tokens(&device(), &[2]).remove(0)));
-        let (found, _) = noted.lock().unwrap().take().unwrap();
-        found == other().inner()
+        let place = place.lock().unwrap().take();
+        place == Some(other().inner())
     };
-    let offload = OffloadConfig::new(Offload::Updates)
-        .with_host(OffloadHost::NdArray)
-        .with_min_elements(20);
-    let offload = |config: FusedConfig| config.with_offload(Some(offload.clone()));
-    assert!(!on_host(offload(FusedConfig::new())));
-    assert!(!on_host(offload(computed_in(FloatDType::F32))));
-    assert!(on_host(offload(computed_in(FloatDType::F64))));
-}
-
-#[test]
-fn sums_in_full_precision_are_rounded_once() {
-    let _alone = alone();
-    let initial = half();
-    let batches: Vec<_> = (0..8).map(|_| tokens(&device(), &[2]).remove(0)).collect();
-    let noted = Arc::default();
-    let config = computed_in(FloatDType::F32).with_full_precision_accumulation(true);
-    let mut fused = FusedOptimizer::new_ok(copy(&initial, half), adamw())
-        .with_config_ok(config)
-        .with_hook(ParamGroup::all(), note(&noted));
-    for batch in &batches {
-        fused.accumulate_ok(|model| model.loss(batch.clone()));
+    let offload = OffloadConfig::new(Offload::Updates).with_host(OffloadHost::NdArray);
+    let offload = Some(offload.with_min_elements(20));
+    assert!(!on_host(FusedConfig::new().with_offload(offload.clone())));
+    for (dtype, expected) in [(FloatDType::F32, false), (FloatDType::F64, true)] {
+        let config = computed_in(dtype).with_offload(offload.clone());
+        assert_eq!(on_host(config), expected, "{dtype:?}");
     }
-    fused.step_accumulated_ok(RATE);
-    let computed = cast(initial, FloatDType::F32).unwrap();
-    let gradients = batches.iter().map(|batch| {
-        let gradients = computed.loss(batch.clone()).backward();
-        computed.scale.val().grad(&gradients).unwrap()
-    });
-    let sum = gradients.reduce(|sum, gradient| sum + gradient).unwrap();
-    let expected: Vec<f32> = sum.cast(FloatDType::BF16).into_data().iter().collect();
-    assert_eq!(noted.lock().unwrap().take().unwrap().1, expected);
 }
 
 /// Nor does a host need the type in which the model computes.
 #[test]
-fn full_precision_takes_none_from_sums_in_the_wider_type_of_the_weights() {
+fn full_precision_accumulation_keeps_wider_sums_and_plain_steps() {
     let _alone = alone();
-    let initial = Network::init(&device());
     let batches = tokens(&device(), &[2, 4, 2]);
-    let train = |config: FusedConfig, in_full_precision: bool| {
-        let model = copy(&initial, || Network::init(&device()));
-        let config = config
-            .with_compute_dtype(Some(FloatDType::F16))
-            .with_full_precision_accumulation(in_full_precision);
-        let mut fused = FusedReplicas::new_ok(model, adamw(), flex(3)).with_config_ok(config);
-        for _ in 0..3 {
-            fused.accumulate_ok(batches.clone(), Network::loss);
-            fused.step_ok(RATE, batches.clone(), Network::loss);
-            fused.step_ok(RATE, batches.clone(), Network::loss);
-        }
-        fused.model()
+    let adapted = || {
+        let model = Network::init(&device()).apply_lora(Lora::new(2, 4.0));
+        cast(model.unfreeze(), FloatDType::BF16).unwrap()
     };
-    let expected = train(FusedConfig::new(), false);
-    for config in [
-        FusedConfig::new(),
-        offloaded(Offload::States),
-        offloaded(Offload::Updates),
-    ] {
-        assert_equal_weights(&expected, &train(config, true));
+    let in_f16 = |config: FusedConfig| config.with_compute_dtype(Some(FloatDType::F16));
+    type Init<'a> = &'a dyn Fn() -> Network;
+    let cases: [(Init<'_>, FusedConfig, bool); 4] = [
+        (
+            &|| Network::init(&device()),
+            in_f16(FusedConfig::new()),
+            true,
+        ),
+        (
+            &|| Network::init(&device()),
+            in_f16(offloaded(Offload::States)),
+            true,
+        ),
+        (
+            &|| Network::init(&device()),
+            in_f16(offloaded(Offload::Updates)),
+            true,
+        ),
+        (&adapted, FusedConfig::new(), false),
+    ];
+    for (init, config, accumulates) in cases {
+        let initial = init();
+        let train = |in_full_precision: bool| {
+            let config = config
+                .clone()
+                .with_full_precision_accumulation(in_full_precision);
+            let fused = FusedReplicas::new_ok(copy(&initial, init), adamw(), flex(3));
+            let mut fused = fused.with_config_ok(config);
+            for _ in 0..3 {
+                if accumulates {
+                    fused.accumulate_ok(batches.clone(), Network::loss);
+                }
+                fused.step_ok(RATE, batches.clone(), Network::loss);
+            }
+            fused.model()
+        };
+        println!("{config}");
+        assert_equal_weights(&train(false), &train(true));
     }
 }
 
@@ -184,7 +171,7 @@ fn slope(bytes: impl Fn(usize) -> usize) -> f64 {
 }
 
 #[test]
-fn copies_for_inference_go_with_who_reads_them() {
+fn copies_for_inference_are_freed_after_read() {
     let _alone = alone();
     for config in [
         computed_in(FloatDType::BF16),
@@ -195,22 +182,21 @@ fn copies_for_inference_go_with_who_reads_them() {
                 .with_config_on_ok(config.clone(), &device());
             let batch = tokens(&device(), &[2]).remove(0);
             fused.step_ok(RATE, |model| model.loss_in_blocks(batch.clone()));
-            let stay = Arc::new(Mutex::new(0));
-            let noted = stay.clone();
+            let mut stay = 0;
             fused.step_ok(RATE, |model| {
                 let before = settled();
                 drop(model.valid().loss_in_blocks(batch.clone()));
-                *noted.lock().unwrap() = settled().saturating_sub(before);
+                stay = settled().saturating_sub(before);
                 model.loss_in_blocks(batch.clone())
             });
-            *stay.lock().unwrap()
+            stay
         });
         assert!(stay < 0.1, "{config:?}: {stay} of the layers");
     }
 }
 
 #[test]
-fn frozen_weights_are_on_the_host_once_for_all_ranks() {
+fn frozen_weights_are_on_host_once_for_all_ranks() {
     let _alone = alone();
     let config = offloaded(Offload::Weights(OffloadedBlocks::All)).with_sharding(Sharding::Full);
     let [one, three] = [1, 3].map(|ranks| {
@@ -219,25 +205,19 @@ fn frozen_weights_are_on_the_host_once_for_all_ranks() {
             let model = model.freeze_group(ParamGroup::from_predicate("layers"));
             let before = settled_before_training();
             let optimizer = SgdConfig::new().init();
-            let devices = vec![device(); ranks];
-            let mut fused =
-                FusedReplicas::new_with_config(model, optimizer, devices, config.clone()).unwrap();
-            fused.step_ok(
-                RATE,
-                tokens(&device(), &vec![2; ranks]),
-                Network::loss_in_blocks,
-            );
+            let fused =
+                FusedReplicas::new_with_config(model, optimizer, flex(ranks), config.clone());
+            let mut fused = fused.unwrap();
+            let batches = tokens(&device(), &vec![2; ranks]);
+            fused.step_ok(RATE, batches, Network::loss_in_blocks);
             settled().saturating_sub(before)
         })
     });
-    assert!(
-        three < one + 0.2,
-        "{three} of the layers on three ranks, {one} on one"
-    );
+    assert!(three < one + 0.2, "{three} layers on three, {one} on one");
 }
 
 #[test]
-fn replicas_are_made_without_the_weights_on_the_devices() {
+fn replicas_are_made_without_weights_on_devices() {
     let _alone = alone();
     let config = offloaded(Offload::Weights(OffloadedBlocks::All)).with_sharding(Sharding::Full);
     let [one, two] = [1, 2].map(|ranks| {
@@ -246,16 +226,12 @@ fn replicas_are_made_without_the_weights_on_the_devices() {
             let before = settled_before_training();
             BYTES.reset_peak_usage();
             let optimizer = SgdConfig::new().init();
-            let config = config.clone();
-            let devices = vec![device(); ranks];
-            let fused = FusedReplicas::new_with_config(model, optimizer, devices, config).unwrap();
+            let fused =
+                FusedReplicas::new_with_config(model, optimizer, flex(ranks), config.clone());
             let peak = BYTES.peak_usage() - before;
             drop(fused);
             peak
         })
     });
-    assert!(
-        two < one + 0.3,
-        "{two} of the layers beside the model for two ranks, {one} for one"
-    );
+    assert!(two < one + 0.3, "{two} layers for two ranks, {one} for one");
 }

@@ -19,25 +19,37 @@ pub enum Fault {
     Optimizer,
 }
 
-/// The fault that is armed, and how often its place is passed before it strikes.
+/// The fault that is armed, how often its place is passed before it strikes, and the rank that it strikes, or any.
 static ARMED: AtomicUsize = AtomicUsize::new(0);
 static PASSES: AtomicUsize = AtomicUsize::new(0);
+static RANK: AtomicUsize = AtomicUsize::new(ANY);
+const ANY: usize = usize::MAX;
 
 impl Fault {
     /// In the middle of what has several places: some parameters have been updated by then.
     pub fn arm(self) {
+        self.arm_on(ANY);
+    }
+
+    /// On the thread of this rank.
+    pub fn arm_on(self, rank: usize) {
         let passes = match self {
             Fault::Closure | Fault::Backward => 0,
             Fault::SecondRun => 1,
             Fault::Hook | Fault::Optimizer => 2,
         };
         PASSES.store(passes, Ordering::SeqCst);
+        RANK.store(rank, Ordering::SeqCst);
         ARMED.store(self as usize, Ordering::SeqCst);
     }
 
     /// Returns `true` if this is the moment of the fault.
     pub fn strikes(self) -> bool {
         if ARMED.load(Ordering::SeqCst) != self as usize {
+            return false;
+        }
+        let (rank, thread) = (RANK.load(Ordering::SeqCst), std::thread::current());
+        if rank != ANY && thread.name() != Some(format!("rank {rank}").as_str()) {
             return false;
         }
         let fewer = |passes: usize| passes.checked_sub(1);

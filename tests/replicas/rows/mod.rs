@@ -4,11 +4,10 @@
 //!
 //! Here, since it counts bytes, and sums of ranks are among it: the tests of this process run one at a time.
 
-mod faults;
+pub(super) mod faults;
 pub(super) mod table;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -19,7 +18,7 @@ use table::Row;
 /// A training, on one device or on several.
 pub trait Training {
     /// One step with a batch for each rank, or what has ended it.
-    fn step(&mut self, batches: Vec<Tensor<2, Int>>) -> Result<(), String>;
+    fn step(&mut self, batches: Batches) -> Result<(), String>;
 
     fn network(&self) -> Network;
 
@@ -28,11 +27,13 @@ pub trait Training {
 }
 
 impl Training for FusedOptimizer<Network> {
-    fn step(&mut self, mut batches: Vec<Tensor<2, Int>>) -> Result<(), String> {
+    fn step(&mut self, mut batches: Batches) -> Result<(), String> {
         let batch = batches.remove(0);
         let step = || self.step(RATE, |network| loss(network, batch));
-        let ended = catch_unwind(AssertUnwindSafe(step)).map_err(|panic| text(panic.as_ref()))?;
-        ended.map(drop).map_err(|error| error.to_string())
+        match catch_unwind(AssertUnwindSafe(step)) {
+            Ok(ended) => ended.map(drop).map_err(|error| error.to_string()),
+            Err(panic) => Err(text_of(panic)),
+        }
     }
 
     fn network(&self) -> Network {
@@ -45,7 +46,7 @@ impl Training for FusedOptimizer<Network> {
 }
 
 impl Training for FusedReplicas<Network> {
-    fn step(&mut self, batches: Vec<Tensor<2, Int>>) -> Result<(), String> {
+    fn step(&mut self, batches: Batches) -> Result<(), String> {
         let ended = self.step(RATE, batches, loss);
         ended.map(drop).map_err(|error| error.to_string())
     }
@@ -59,13 +60,8 @@ impl Training for FusedReplicas<Network> {
     }
 }
 
-fn text(panic: &(dyn std::any::Any + Send)) -> String {
-    let formatted = panic.downcast_ref::<String>().cloned();
-    formatted.unwrap_or_else(|| panic.downcast_ref::<&str>().unwrap().to_string())
-}
-
 /// Computes [`Network::loss_in_blocks`] with a place for every fault.
-fn loss(network: &Network, tokens: Tensor<2, Int>) -> Tensor<1> {
+pub fn loss(network: &Network, tokens: Tensor<2, Int>) -> Tensor<1> {
     assert!(!Fault::Closure.strikes(), "in the closure");
     let loss = network.loss_of(tokens, |layer, x| {
         type HasRun = Constant<Arc<AtomicBool>>;
@@ -83,7 +79,7 @@ fn loss(network: &Network, tokens: Tensor<2, Int>) -> Tensor<1> {
 }
 
 /// Batches for the ranks of a row, by step.
-fn course(row: &Row, steps: usize) -> Vec<Vec<Tensor<2, Int>>> {
+fn course(row: &Row, steps: usize) -> Vec<Batches> {
     let device = &flex(1)[0];
     (0..steps)
         .map(|_| tokens(device, &vec![2; row.ranks]))
@@ -94,26 +90,8 @@ fn copied(row: &Row, initial: &Network) -> Network {
     copy(initial, || row.network(6))
 }
 
-/// Trains the same steps with Burn alone.
-fn stock(row: &Row, initial: &Network, course: &[Vec<Tensor<2, Int>>]) -> Network {
-    let mut optimizer = ModuleOptimizer::from(row.optimizer());
-    let devices = flex(row.ranks);
-    course
-        .iter()
-        .fold(copied(row, initial), |network, batches| {
-            stock_step_in(
-                row.compute_dtype(),
-                network,
-                &mut optimizer,
-                &devices,
-                batches.clone(),
-                row.stock,
-            )
-        })
-}
-
 #[test]
-fn every_row_trains_as_stock_and_in_place() {
+fn row_of_table_equals_stock_and_writes_in_place() {
     let _alone = alone();
     for row in table::ROWS {
         println!("{}", row.name);
@@ -123,7 +101,15 @@ fn every_row_trains_as_stock_and_in_place() {
         for batches in &course {
             training.step(batches.clone()).unwrap();
         }
-        assert_equal_weights(&stock(row, &initial, &course), &training.network());
+        let mut optimizer = ModuleOptimizer::from(row.optimizer());
+        let (devices, dtype) = (flex(row.ranks), row.compute_dtype());
+        let stock = course
+            .iter()
+            .fold(copied(row, &initial), |network, batches| {
+                let batches = batches.clone();
+                stock_step(dtype, network, &mut optimizer, &devices, batches, row.stock)
+            });
+        assert_equal_weights(&stock, &training.network());
         assert_eq!(training.copied(), row.copied);
     }
 }
@@ -143,14 +129,9 @@ pub fn settled() -> usize {
 pub fn settled_before_training() -> usize {
     let is_ours = |name: &str| name.starts_with("rank ") || name.starts_with("to ");
     // Where the system tells of threads.
-    let tasks = || {
-        std::fs::read_dir("/proc/self/task")
-            .into_iter()
-            .flatten()
-            .flatten()
-    };
-    let names =
-        || tasks().filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok());
+    let tasks = || std::fs::read_dir("/proc/self/task").into_iter().flatten();
+    let name = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("comm")).ok();
+    let names = || tasks().flatten().filter_map(name);
     while names().any(|name| is_ours(&name)) {
         std::thread::yield_now();
     }
@@ -174,7 +155,7 @@ fn held(row: &Row, width: usize) -> [f64; 3] {
 }
 
 #[test]
-fn every_row_holds_the_bytes_that_it_names() {
+fn row_of_table_holds_bytes_that_it_names() {
     let _alone = alone();
     // Every thread of the backend keeps a buffer for products of matrices from its first one on.
     rayon::broadcast(|_| {
@@ -196,27 +177,19 @@ fn every_row_holds_the_bytes_that_it_names() {
     assert_eq!(wrong, [""; 0]);
 }
 
-/// The state after a fault.
-#[derive(PartialEq)]
-enum Left {
-    /// Everything as it was: the step can be made again.
-    All,
-    /// Each parameter as before the step or as after it, those that the fault has kept from their update as before.
-    Each,
-}
-
 #[test]
-fn a_fault_at_any_stage_leaves_what_it_must_in_every_row() {
+fn row_of_table_with_fault_at_any_stage_keeps_parameters() {
     let _alone = alone();
     for row in table::ROWS {
         let initial = row.network(6);
         let course = course(row, 3);
-        for (fault, left) in [
-            (Fault::Closure, Left::All),
-            (Fault::Backward, Left::All),
-            (Fault::SecondRun, Left::Each),
-            (Fault::Hook, Left::Each),
-            (Fault::Optimizer, Left::Each),
+        // After some of them, each parameter is as before the step or as after it.
+        for (fault, leaves_all) in [
+            (Fault::Closure, true),
+            (Fault::Backward, true),
+            (Fault::SecondRun, false),
+            (Fault::Hook, false),
+            (Fault::Optimizer, false),
         ] {
             println!("{}, {fault:?}", row.name);
             let mut training = row.train(copied(row, &initial));
@@ -231,13 +204,10 @@ fn a_fault_at_any_stage_leaves_what_it_must_in_every_row() {
 
             fault.arm();
             let said = training.step(course[1].clone()).unwrap_err();
-            assert!(
-                Fault::none_is_armed(),
-                "the step has ended by itself: {said}"
-            );
-            assert!(said.contains(fault.says()), "{said}");
+            assert!(Fault::none_is_armed(), "the step ended early: {said}");
+            assert_says(&said, fault.says());
             let found = weights(&training.network());
-            if left == Left::All {
+            if leaves_all {
                 assert_eq!(before, found);
                 training.step(course[1].clone()).unwrap();
                 assert_eq!(after, weights(&training.network()));
@@ -245,11 +215,8 @@ fn a_fault_at_any_stage_leaves_what_it_must_in_every_row() {
             }
             let states = before.iter().zip(&after).zip(&found);
             let kept = states.filter(|((before, after), found)| {
-                assert!(
-                    found == before || found == after,
-                    "`{}` is neither",
-                    found.0
-                );
+                let path = &found.0;
+                assert!(found == before || found == after, "`{path}` is neither");
                 found == before && before != after
             });
             assert!(kept.count() > 0, "all parameters were updated");

@@ -38,6 +38,12 @@ const PLAIN: Row = Row {
     copied: Some(0),
 };
 
+const THREE_RANKS: Row = Row {
+    ranks: 3,
+    stock: Stock::Sharded,
+    ..PLAIN
+};
+
 /// All ranks are on the processor here, where they share what they need not change.
 pub const ROWS: &[Row] = &[
     PLAIN,
@@ -101,26 +107,20 @@ pub const ROWS: &[Row] = &[
     },
     Row {
         name: "ZeRO 1 and 2",
-        ranks: 3,
-        stock: Stock::Sharded,
         peak: 5.2,
-        ..PLAIN
+        ..THREE_RANKS
     },
     Row {
         name: "ZeRO 3",
-        ranks: 3,
-        stock: Stock::Sharded,
         config: || FusedConfig::sharded(Sharding::Full),
         peak: 5.0,
-        ..PLAIN
+        ..THREE_RANKS
     },
     Row {
         name: "ZeRO 3 with master weights",
-        ranks: 3,
-        stock: Stock::Sharded,
         config: || in_bf16(FusedConfig::sharded(Sharding::Full)),
         peak: 5.0,
-        ..PLAIN
+        ..THREE_RANKS
     },
     Row {
         name: "one owner",
@@ -131,32 +131,26 @@ pub const ROWS: &[Row] = &[
     },
     Row {
         name: "ZeRO 1 and 2, states on the host",
-        ranks: 3,
-        stock: Stock::Sharded,
         config: || offloaded(Offload::States),
         peak: 5.4,
-        ..PLAIN
+        ..THREE_RANKS
     },
     Row {
         name: "ZeRO 1 and 2, updates on the host",
-        ranks: 3,
-        stock: Stock::Sharded,
         config: || offloaded(Offload::Updates),
         // Each rank keeps a copy.
         rest: 6.0,
         peak: 8.4,
         copied: None,
-        ..PLAIN
+        ..THREE_RANKS
     },
     Row {
         name: "ZeRO-Infinity",
-        ranks: 3,
-        stock: Stock::Sharded,
         config: || offloaded(Offload::Weights(OffloadedBlocks::All)).with_sharding(Sharding::Full),
         rest: 3.2,
         peak: 6.6,
         copied: None,
-        ..PLAIN
+        ..THREE_RANKS
     },
     Row {
         name: "a frozen base with adapters",
@@ -175,11 +169,9 @@ pub const ROWS: &[Row] = &[
     Row {
         name: "a base in 8 bits with adapters, on several devices",
         of: quantized,
-        ranks: 3,
-        stock: Stock::Sharded,
         rest: 0.43,
         peak: 1.6,
-        ..PLAIN
+        ..THREE_RANKS
     },
     Row {
         name: "a base in 4 bits with adapters",
@@ -191,11 +183,9 @@ pub const ROWS: &[Row] = &[
     Row {
         name: "a base in 4 bits with adapters, on several devices",
         of: in_codes,
-        ranks: 3,
-        stock: Stock::Sharded,
         rest: 0.34,
         peak: 1.6,
-        ..PLAIN
+        ..THREE_RANKS
     },
     Row {
         name: "a base in 4 bits with adapters, on the host",
@@ -209,13 +199,11 @@ pub const ROWS: &[Row] = &[
     Row {
         name: "a base in 4 bits with adapters, on the host of several devices",
         of: in_codes,
-        ranks: 3,
-        stock: Stock::Sharded,
         config: || offloaded(Offload::Weights(OffloadedBlocks::All)).with_sharding(Sharding::Full),
         rest: 0.34,
         peak: 1.9,
         copied: None,
-        ..PLAIN
+        ..THREE_RANKS
     },
     Row {
         name: "a base in training with adapters",
