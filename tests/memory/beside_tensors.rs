@@ -1,6 +1,6 @@
 //! The bytes that a parameter takes in addition to its tensors, which count in a model of many small ones.
 
-use super::{ALONE, BYTES, device, x};
+use super::{BYTES, alone, device, x};
 
 use crate::common::*;
 
@@ -26,8 +26,8 @@ fn each(before: usize) -> usize {
 
 /// Beside what stock Burn has: its parameters, and those and the states of its optimizer after a step.
 #[test]
-fn a_parameter_takes_two_kilobytes_more_than_in_stock_at_most() {
-    let _alone = ALONE.lock();
+fn parameter_takes_two_kilobytes_more_than_in_stock() {
+    let _alone = alone();
     // What Burn and the backend set up once a process.
     drop(model());
 
@@ -35,20 +35,14 @@ fn a_parameter_takes_two_kilobytes_more_than_in_stock_at_most() {
     let mut stock = model();
     let attached = each(before);
     let mut optimizer = AdamConfig::new().init();
-    for _ in 0..2 {
-        let gradients = loss(&stock, x(4)).backward();
-        let gradients = GradientsParams::from_grads(gradients, &stock);
-        stock = optimizer.step(1e-3, stock, gradients);
-    }
+    stock = train_stock(stock, &mut optimizer, 2, 1e-3, |model, _| loss(model, x(4)));
     let stock_bytes = [attached, each(before)];
     drop((stock, optimizer));
 
     let before = BYTES.current_usage();
     let mut fused = FusedOptimizer::new_ok(model(), AdamConfig::new().init());
     let attached = each(before);
-    for _ in 0..2 {
-        fused.step_ok(1e-3, |model| loss(model, x(4)));
-    }
+    train_fused(&mut fused, 2, 1e-3, |model, _| loss(model, x(4)));
     let fused_bytes = [attached, each(before)];
     println!("a parameter of stock takes {stock_bytes:?} bytes, of fused {fused_bytes:?}");
     for (stock, fused) in stock_bytes.into_iter().zip(fused_bytes) {

@@ -2,7 +2,7 @@
 
 use burn::nn::{Lstm, LstmConfig};
 
-use crate::{ALONE, BYTES, device, peak};
+use crate::{BYTES, alone, device, peak};
 
 use crate::common::*;
 
@@ -23,20 +23,18 @@ fn loss(layers: &[Lstm], x: Tensor<3>, in_blocks: bool) -> Tensor<1> {
 /// A step of a recurrent network has thousands of operations, which Burn's autodiff notes whether they are
 /// recorded or not.
 #[test]
-fn a_recurrent_layer_in_a_block_takes_less_than_stock() {
-    let _alone = ALONE.lock();
+fn recurrent_layer_in_block_takes_less_than_stock() {
+    let _alone = alone();
     let x = Tensor::<3>::random([4, 200, 16], Distribution::Default, &device());
     let stock = {
-        let mut model = Some(recurrent());
         let mut optimizer = AdamConfig::new().init();
-        let mut step = || {
-            let model_now = model.take().unwrap();
-            let gradients = loss(&model_now, x.clone(), false).backward();
-            let gradients = GradientsParams::from_grads(gradients, &model_now);
-            model = Some(optimizer.step(1e-3, model_now, gradients));
+        let mut step = |model: Vec<Lstm>| {
+            train_stock(model, &mut optimizer, 1, 1e-3, |model: &Vec<Lstm>, _| {
+                loss(model, x.clone(), false)
+            })
         };
-        step();
-        peak(step)
+        let model = step(recurrent());
+        peak(|| drop(step(model)))
     };
     let mut fused = FusedOptimizer::new_ok(recurrent(), AdamConfig::new().init());
     let mut first_runs = 0;
@@ -50,19 +48,14 @@ fn a_recurrent_layer_in_a_block_takes_less_than_stock() {
     };
     step();
     let blocks = peak(step);
-    assert!(
-        (blocks as f64) < 0.7 * stock as f64,
-        "{blocks} bytes, {stock} in stock"
-    );
-    assert!(
-        (first_runs as f64) < 0.1 * stock as f64,
-        "{first_runs} bytes are left after the first runs, {stock} in stock"
-    );
+    let [blocks, first_runs] = [blocks, first_runs].map(|it| it as f64 / stock as f64);
+    assert!(blocks < 0.7, "{blocks} of the bytes of stock");
+    assert!(first_runs < 0.1, "{first_runs} are left of the first runs");
 }
 
 #[test]
-fn the_activations_of_one_tile_are_there_at_a_time() {
-    let _alone = ALONE.lock();
+fn tiled_block_holds_activations_of_one_tile() {
+    let _alone = alone();
     const TOKENS: usize = 1024;
     const WIDE: usize = 1024;
     let least = |tile: usize| {

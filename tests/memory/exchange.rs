@@ -19,8 +19,8 @@ fn needed<R>(exchange: impl FnOnce(FusedOptimizer<Mlp>) -> R) -> f64 {
 }
 
 #[test]
-fn parts_share_what_they_have() {
-    let _alone = ALONE.lock();
+fn exchange_of_training_copies_no_tensors() {
+    let _alone = alone();
     let parts = needed(FusedOptimizer::into_parts);
     let fused_again = needed(|fused| {
         let (model, optimizer) = fused.into_parts();
@@ -46,41 +46,10 @@ fn parts_share_what_they_have() {
     assert!(record > 1.9, "a record: {record} P");
 }
 
-#[test]
-fn exports_without_backward_pass_hold_nothing() {
-    let _alone = ALONE.lock();
-    let x = x(2);
-    let optimizer = || backburn::optim::AdamWConfig::new().init();
-    let mut fused = FusedOptimizer::new_ok(Mlp::init(25, 2, &device()), optimizer());
-    fused.step_ok(1e-3, |model| model.loss(x.clone()));
-    let folder = tempfile::tempdir().unwrap();
-    let checkpoint = Checkpoint::at(folder.path());
-    type Export<'a> = &'a dyn Fn(&FusedOptimizer<Mlp>);
-    let exports: [(&str, Export<'_>); 5] = [
-        ("model", &|fused| drop(fused.model())),
-        ("valid", &|fused| drop(fused.valid())),
-        ("averaged", &|fused| drop(fused.averaged())),
-        ("full_precision_model", &|fused| {
-            drop(fused.full_precision_model())
-        }),
-        ("save", &|fused| {
-            checkpoint.save(fused, &Progress::new(1)).unwrap()
-        }),
-    ];
-    for (name, export) in exports {
-        export(&fused);
-        let before = BYTES.current_usage();
-        (0..40).for_each(|_| export(&fused));
-        let held = BYTES.current_usage().saturating_sub(before);
-        // Each call notes about 100 kB.
-        assert!(held < 1_000_000, "{name}: {held} bytes");
-    }
-}
-
 /// A step after the exchange writes in place: of what is not shared any more there is no copy.
 #[test]
-fn a_step_after_an_exchange_needs_what_one_before_needs() {
-    let _alone = ALONE.lock();
+fn step_after_exchange_needs_bytes_of_one_before() {
+    let _alone = alone();
     let x = x(WIDTH);
     let parameters = 4 * Mlp::init(DEPTH, WIDTH, &device()).num_params();
     let optimizer = || backburn::optim::AdamWConfig::new().init();

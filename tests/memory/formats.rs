@@ -1,7 +1,6 @@
 //! Models in fewer bytes: how they come to be, and what they hold.
 
 use backburn::optim::{AdamWConfig, MuonConfig};
-use burn::store::ModuleRecord;
 
 use super::*;
 
@@ -11,91 +10,19 @@ const WIDTH: usize = 256;
 const LARGEST: usize = 4 * 4 * WIDTH * WIDTH;
 
 fn in_bf16() -> Mlp {
-    // Parameters are drawn when they are first looked at.
     cast(Mlp::init(DEPTH, WIDTH, &device()), FloatDType::BF16).unwrap()
 }
 
-/// Panics unless `make` needs no more than the model, its largest parameter in f32, and change.
-fn assert_one_at_a_time(make: impl FnOnce() -> Mlp) {
+/// Parameters are drawn when they are cast: each one is there in f32 for itself.
+#[test]
+fn model_is_drawn_and_cast_one_parameter_at_a_time() {
+    let _alone = alone();
     let mut model = None;
-    let needed = peak(|| model = Some(make()));
-    let model = model.unwrap();
-    assert_eq!(model.layers[0].expand.weight.val().dtype(), DType::BF16);
-    let parameters = 2 * model.num_params();
+    let needed = peak(|| model = Some(in_bf16()));
+    let parameters = 2 * model.unwrap().num_params();
     assert!(parameters > 4 * LARGEST);
-    assert!(
-        needed < parameters + LARGEST + 150_000,
-        "{needed} bytes for {parameters}, and {LARGEST}"
-    );
-}
-
-#[test]
-fn a_model_is_cast_one_parameter_at_a_time() {
-    let _alone = ALONE.lock();
-    assert_one_at_a_time(in_bf16);
-}
-
-#[test]
-fn a_file_in_f32_is_loaded_into_a_model_in_bf16_one_parameter_at_a_time() {
-    let _alone = ALONE.lock();
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("model.bpk");
-    let saved = Mlp::init(DEPTH, WIDTH, &device());
-    saved.clone().save_file(&file).unwrap();
-    let expected = cast(saved.clone(), FloatDType::BF16).unwrap().layers[3]
-        .contract
-        .clone();
-    drop(saved);
-    let mut last = None;
-    assert_one_at_a_time(|| {
-        let record = ModuleRecord::load(&file).unwrap();
-        let model = Mlp::init(DEPTH, WIDTH, &device());
-        let loaded = load_record_in(model, record, FloatDType::BF16).unwrap();
-        last = Some(loaded.layers[3].contract.clone());
-        loaded
-    });
-    let loaded = last.unwrap();
-    assert_eq!(
-        loaded.weight.val().into_data(),
-        expected.weight.val().into_data()
-    );
-}
-
-#[test]
-fn weights_and_states_take_the_bytes_of_their_formats() {
-    let _alone = ALONE.lock();
-    let device = Device::flex();
-    let elements = 1 << 14;
-    let random = || Tensor::<1>::random([elements], Distribution::Default, &device);
-    for (states, weights, per_group) in [
-        // Weights and low bits, their marks, codes and scales of two moments.
-        (
-            StateFormat::Bits8,
-            WeightFormat::Split24,
-            3 * 64 + 4 + 2 * 68,
-        ),
-        (
-            StateFormat::Bits8,
-            WeightFormat::Stochastic,
-            2 * 64 + 2 * 68,
-        ),
-        (
-            StateFormat::Bits4,
-            WeightFormat::Stochastic,
-            2 * 64 + 2 * 36,
-        ),
-    ] {
-        let optimizer = AdamWConfig::new()
-            .with_state_format(states)
-            .with_weight_format(weights)
-            .build();
-        let held = held_after_three_steps(optimizer, random);
-        let expected = elements / 64 * per_group;
-        assert!(
-            (expected..expected + 4000).contains(&held),
-            "{states:?}, {weights:?}: {held} bytes, {expected} expected"
-        );
-    }
+    let most = parameters + LARGEST + 150_000;
+    assert!(needed < most, "{needed} bytes for {parameters}");
 }
 
 /// Bytes of a parameter in bf16 and its state.
@@ -114,29 +41,37 @@ fn held_after_three_steps<const D: usize>(
     before - BYTES.current_usage()
 }
 
-/// Weights and low bits, their marks, codes and a scale of one momentum, for every 64 elements.
 #[test]
-fn muon_takes_the_bytes_of_its_formats() {
-    let _alone = ALONE.lock();
-    let device = Device::flex();
-    let shape = [128, 96];
-    let random = || Tensor::<2>::random(shape, Distribution::Default, &device);
-    let optimizer = MuonConfig::new()
-        .with_state_format(StateFormat::Bits8)
-        .with_weight_format(WeightFormat::Split24)
-        .build();
-    let held = held_after_three_steps(optimizer, random);
-    let expected = 128 * 96 / 64 * (3 * 64 + 4 + 68);
-    assert!(
-        (expected..expected + 4000).contains(&held),
-        "{held} bytes, {expected} expected"
-    );
+fn weights_and_states_take_bytes_of_their_formats() {
+    let _alone = alone();
+    use StateFormat::{Bits4, Bits8, Full};
+    use WeightFormat::{Split24, Split32, Stochastic};
+    let groups = 1 << 8;
+    let random = || Tensor::<2>::random([128, 128], Distribution::Default, &Device::flex());
+    let adamw = |states, weights| {
+        let config = AdamWConfig::new().with_state_format(states);
+        held_after_three_steps(config.with_weight_format(weights).build(), random)
+    };
+    let muon = MuonConfig::new().with_state_format(Bits8);
+    let muon = held_after_three_steps(muon.with_weight_format(Split24).build(), random);
+    // Weights and low bits, their marks, codes and scales of the moments.
+    for (name, held, per_group) in [
+        ("8 and 24", adamw(Bits8, Split24), 3 * 64 + 4 + 2 * 68),
+        ("8", adamw(Bits8, Stochastic), 2 * 64 + 2 * 68),
+        ("4", adamw(Bits4, Stochastic), 2 * 64 + 2 * 36),
+        ("32", adamw(Full, Split32), 4 * 64 + 4 + 8 * 64),
+        ("Muon in 8 and 24", muon, 3 * 64 + 4 + 68),
+    ] {
+        let bytes = groups * per_group;
+        let is_right = (bytes..bytes + 4000).contains(&held);
+        assert!(is_right, "{name}: {held} bytes, {bytes} expected");
+    }
 }
 
 /// The export is the f32 model, and takes at most one parameter in addition.
 #[test]
-fn full_precision_is_made_one_parameter_at_a_time() {
-    let _alone = ALONE.lock();
+fn full_precision_model_is_made_one_parameter_at_a_time() {
+    let _alone = alone();
     let ours = |states, weights| {
         let config = AdamWConfig::new().with_state_format(states);
         config.with_weight_format(weights).init()
@@ -156,9 +91,6 @@ fn full_precision_is_made_one_parameter_at_a_time() {
         // Its state as it is written, in bytes of a parameter in f32, and read again.
         let beside = 6 * LARGEST + 300_000;
         assert!(beside < in_f32, "a small model shows nothing");
-        assert!(
-            needed < in_f32 + beside,
-            "{index}: {needed} bytes for {in_f32}, and {LARGEST}"
-        );
+        assert!(needed < in_f32 + beside, "{index}: {needed} for {in_f32}");
     }
 }

@@ -24,8 +24,8 @@ fn bytes() -> [usize; 3] {
 }
 
 #[test]
-fn a_base_in_codes_is_dense_for_one_layer_at_a_time() {
-    let _alone = ALONE.lock();
+fn base_in_codes_is_dense_for_one_layer_at_a_time() {
+    let _alone = alone();
     let [dense, codes, others] = bytes();
     let x = Tensor::<2>::random([2, WIDTH], Distribution::Default, &device());
     let train = || {
@@ -44,17 +44,15 @@ fn a_base_in_codes_is_dense_for_one_layer_at_a_time() {
     // The first training of a process starts threads, which keep what they have.
     train();
     let (held, above) = train();
-    assert!(
-        held < codes + others + NOTES,
-        "{held} for {codes} and {others}"
-    );
+    let bound = codes + others + NOTES;
+    assert!(held < bound, "{held} bytes, at most {bound}");
     // The one that is made and what it is made of, or its gradient: at 48 blocks of two, less than a twentieth of the model.
     assert!(above < 3 * LARGEST, "{above} above {held}, of {dense}");
 }
 
 #[test]
-fn weights_from_a_file_are_coded_one_after_the_other() {
-    let _alone = ALONE.lock();
+fn weights_from_file_are_coded_one_at_a_time() {
+    let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.safetensors");
     let mut store = SafetensorsStore::from_file(&path);
@@ -66,14 +64,10 @@ fn weights_from_a_file_are_coded_one_after_the_other() {
     let mut loaded = None;
     let needed = peak(|| {
         let model = Mlp::init(DEPTH, WIDTH, &device());
-        let store = SafetensorsStore::from_file;
-        loaded =
-            Some(load_quantized_from_store(model, &path, store, FloatDType::F32, lora()).unwrap());
+        let (store, dtype) = (SafetensorsStore::from_file, FloatDType::F32);
+        loaded = Some(load_quantized_from_store(model, &path, store, dtype, lora()).unwrap());
     });
     // Burn's store holds the one at hand twice.
     let bound = codes + others + 2 * LARGEST + 150_000;
-    assert!(
-        needed < bound,
-        "{needed} for {codes} and {others}, at most {bound}"
-    );
+    assert!(needed < bound, "{needed} bytes, at most {bound}");
 }

@@ -1,21 +1,11 @@
-//! The effect of gradient checkpointing and formats on the memory of a device.
-//!
-//! A process of its own: it reads all that the pools of the device hold.
-
-#![cfg(feature = "wgpu")]
-
-mod common;
-
-use std::sync::Mutex;
+//! The effect of gradient checkpointing and formats on the memory of a device, from what all its pools hold.
 
 use backburn::memory::{MemoryRecorder, MemoryTimeline};
 use backburn::optim::AdamWConfig;
 use burn::tensor::DeviceKind;
 
+use crate::alone;
 use crate::common::*;
-
-/// One test at a time: they share the device.
-static ALONE: Mutex<()> = Mutex::new(());
 
 const WIDTH: usize = 128;
 const DEPTH: usize = 6;
@@ -55,8 +45,8 @@ fn train(config: GradientCheckpointingConfig) -> (usize, MemoryTimeline) {
 }
 
 #[test]
-fn inputs_that_wait_on_the_host_leave_the_device() {
-    let _alone = ALONE.lock();
+fn offloaded_inputs_leave_device() {
+    let _alone = alone();
     let offloading = GradientCheckpointingConfig::new().with_offload_inputs(true);
     let (on_device, _) = train(GradientCheckpointingConfig::new());
     let (on_host, _) = train(offloading);
@@ -89,8 +79,8 @@ fn at_rest(states: StateFormat) -> f64 {
 }
 
 #[test]
-fn states_take_the_bytes_of_their_format_on_the_device() {
-    let _alone = ALONE.lock();
+fn states_take_bytes_of_their_format_on_device() {
+    let _alone = alone();
     let full = at_rest(StateFormat::Full);
     let bits8 = at_rest(StateFormat::Bits8);
     let bits4 = at_rest(StateFormat::Bits4);
@@ -105,9 +95,9 @@ fn states_take_the_bytes_of_their_format_on_the_device() {
 }
 
 #[test]
-fn no_device_holds_the_weights_that_another_owns() {
+fn device_holds_no_weights_that_another_owns() {
     const WIDTH: usize = 512;
-    let _alone = ALONE.lock();
+    let _alone = alone();
     let kinds = [DeviceKind::DefaultDevice, DeviceKind::Cpu];
     let devices = kinds.map(|kind| Device::wgpu(kind).autodiff());
     let before = devices.each_ref().map(in_use);

@@ -1,27 +1,10 @@
 //! The memory recorder counts right, for stock training as for fused.
-//!
-//! A process of its own: it installs the recording allocator, over an independent counter.
-
-mod common;
-
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Mutex;
 
 use backburn::memory::{
-    MemoryError, MemoryRecorder, MemoryTimeline, PeakMemoryMetric, Phase, RecordingAllocator,
-    Sample,
+    MemoryError, MemoryRecorder, MemoryTimeline, PeakMemoryMetric, Phase, Sample,
 };
-use peak_alloc::PeakAlloc;
 
-use crate::common::*;
-
-static COUNTER: PeakAlloc = PeakAlloc;
-
-#[global_allocator]
-static ALLOCATOR: RecordingAllocator<PeakAlloc> = RecordingAllocator::over(PeakAlloc);
-
-/// One test at a time: they share the counters and the log.
-static ALONE: Mutex<()> = Mutex::new(());
+use super::*;
 
 const WIDTH: usize = 192;
 const DEPTH: usize = 6;
@@ -36,19 +19,12 @@ fn init(device: &Device) -> Stack {
 }
 
 fn loss(model: &Stack, x: Tensor<2>) -> Tensor<1> {
-    let gelu = Gelu::new();
-    let x = model
-        .iter()
-        .fold(x, |x, linear| gelu.forward(linear.forward(x)));
-    x.powi_scalar(2).mean()
+    let run = |x, linear: &Linear| Gelu::new().forward(linear.forward(x));
+    model.iter().fold(x, run).powi_scalar(2).mean()
 }
 
 fn bytes(model: &Stack) -> usize {
     4 * model.num_params()
-}
-
-fn device() -> Device {
-    Device::flex().autodiff()
 }
 
 fn x(device: &Device) -> Tensor<2> {
@@ -62,11 +38,11 @@ fn record_fused(device: &Device) -> (MemoryTimeline, usize, usize) {
     let x = x(device);
     let mut fused = FusedOptimizer::new_ok(model, AdamConfig::new().init());
     let recorder = MemoryRecorder::start().unwrap();
-    COUNTER.reset_peak_usage();
+    BYTES.reset_peak_usage();
     for _ in 0..STEPS {
         fused.step_ok(1e-3, |model| loss(model, x.clone()));
     }
-    let peak = COUNTER.peak_usage();
+    let peak = BYTES.peak_usage();
     (recorder.finish().unwrap(), parameters, peak)
 }
 
@@ -76,7 +52,7 @@ fn record_stock(device: &Device) -> (MemoryTimeline, usize, usize) {
     let x = x(device);
     let mut optimizer = AdamConfig::new().init();
     let recorder = MemoryRecorder::start().unwrap();
-    COUNTER.reset_peak_usage();
+    BYTES.reset_peak_usage();
     recorder.parameters(&model);
     for _ in 0..STEPS {
         let loss = recorder.forward(|| loss(&model, x.clone()));
@@ -85,7 +61,7 @@ fn record_stock(device: &Device) -> (MemoryTimeline, usize, usize) {
         model = recorder.update(|| optimizer.step(1e-3, model, gradients));
         recorder.parameters(&model);
     }
-    let peak = COUNTER.peak_usage();
+    let peak = BYTES.peak_usage();
     (recorder.finish().unwrap(), parameters, peak)
 }
 
@@ -103,14 +79,13 @@ fn ends(timeline: &MemoryTimeline, is: impl Fn(&Phase) -> bool) -> Vec<Sample> {
 }
 
 fn on_both_backends(test: impl Fn(&Device)) {
-    let _alone = ALONE.lock();
+    let _alone = alone();
     test(&device());
-    #[allow(deprecated)] // Burn 0.22 still ships ndarray.
-    test(&Device::ndarray().autodiff());
+    test(&other());
 }
 
 #[test]
-fn the_recorded_peak_agrees_with_an_independent_counter() {
+fn recorded_peak_matches_independent_counter() {
     // On one thread: of two that allocate at once, the recorder and the counter may see either first.
     let pool = rayon::ThreadPoolBuilder::new().num_threads(1);
     let pool = pool.build().unwrap();
@@ -124,17 +99,13 @@ fn the_recorded_peak_agrees_with_an_independent_counter() {
 }
 
 #[test]
-fn a_fused_step_holds_parameters_state_and_one_layers_gradient() {
+fn fused_step_holds_parameters_state_and_one_gradient() {
     on_both_backends(|device| {
         let (timeline, parameters, _) = record_fused(device);
         let layer = parameters / DEPTH;
         for sample in &timeline.samples {
             let bytes = sample.bytes;
-            assert!(
-                bytes.gradients <= layer,
-                "{} bytes of gradients",
-                bytes.gradients
-            );
+            assert!(bytes.gradients <= layer, "{bytes:?}");
             assert!(bytes.parameters <= parameters + layer);
             assert!(bytes.optimizer_state <= 2 * parameters + 2 * layer);
         }
@@ -149,7 +120,7 @@ fn a_fused_step_holds_parameters_state_and_one_layers_gradient() {
 }
 
 #[test]
-fn a_stock_step_holds_all_gradients_before_the_update() {
+fn stock_step_holds_all_gradients_before_update() {
     on_both_backends(|device| {
         let (timeline, parameters, _) = record_stock(device);
         let backward = ends(&timeline, |phase| *phase == Phase::Backward);
@@ -167,8 +138,8 @@ fn a_stock_step_holds_all_gradients_before_the_update() {
 }
 
 #[test]
-fn the_phases_name_the_parameters_and_the_summary_the_peak() {
-    let _alone = ALONE.lock();
+fn phases_name_parameters_and_summary_names_peak() {
+    let _alone = alone();
     let (timeline, _, _) = record_fused(&device());
 
     let phases = timeline.marks.iter().map(|mark| mark.phase.to_string());
@@ -179,27 +150,23 @@ fn the_phases_name_the_parameters_and_the_summary_the_peak() {
     assert!(step[4].starts_with("update of 5."), "{}", step[4]);
 
     let peak = timeline.peak();
-    let told = timeline.to_string();
     for words in [
         format!("peak {:.1} MB", peak.bytes.total() as f64 / 1e6),
         format!("in phase: {}", timeline.phase(peak)),
         format!("rest {:.1} MB", peak.bytes.rest as f64 / 1e6),
     ] {
-        assert!(told.contains(&words), "`{words}` is not in: {told}");
+        assert_says(&timeline, &words);
     }
 }
 
 #[test]
-fn a_recording_survives_a_panic_in_what_it_records() {
-    let _alone = ALONE.lock();
+fn recording_with_panic_in_step_is_complete() {
+    let _alone = alone();
     let device = device();
     let mut fused = FusedOptimizer::new_ok(init(&device), AdamConfig::new().init());
     let recorder = MemoryRecorder::start().unwrap();
     fused.step_ok(1e-3, |model| loss(model, x(&device)));
-    let panic = catch_unwind(AssertUnwindSafe(|| {
-        fused.step_ok(1e-3, |_| -> Tensor<1> { panic!("the data ran out") })
-    }));
-    assert!(panic.is_err());
+    panic_of(|| fused.step_ok(1e-3, |_| -> Tensor<1> { panic!("the data ran out") }));
     let timeline = recorder.finish().unwrap();
     let phases: Vec<_> = timeline.marks.iter().map(|mark| &mark.phase).collect();
     assert_eq!(phases.iter().filter(|p| ***p == Phase::Forward).count(), 2);
@@ -207,10 +174,10 @@ fn a_recording_survives_a_panic_in_what_it_records() {
 }
 
 #[test]
-fn a_pass_of_a_long_recurrent_network_fits_in_a_recording() {
+fn recording_holds_passes_of_long_recurrent_network() {
     use burn::nn::{Lstm, LstmConfig};
 
-    let _alone = ALONE.lock();
+    let _alone = alone();
     let device = device();
     let layer = |_| LstmConfig::new(8, 8, true).init(&device);
     let model: Vec<Lstm> = (0..2).map(layer).collect();
@@ -233,34 +200,34 @@ fn a_pass_of_a_long_recurrent_network_fits_in_a_recording() {
 }
 
 #[test]
-fn the_log_is_no_memory_of_the_program_and_goes_with_the_recording() {
-    let _alone = ALONE.lock();
+fn log_is_not_counted_and_freed_with_recording() {
+    let _alone = alone();
     let device = device();
     let model = init(&device);
     let x = x(&device);
     let mut fused = FusedOptimizer::new_ok(model, AdamConfig::new().init());
     let mut step = || drop(fused.step_ok(1e-3, |model| loss(model, x.clone())));
     step();
-    let before = COUNTER.current_usage();
-    COUNTER.reset_peak_usage();
+    let before = BYTES.current_usage();
+    BYTES.reset_peak_usage();
     step();
-    let without = COUNTER.peak_usage();
+    let without = BYTES.peak_usage();
     for finishes in [true, false] {
         let recorder = MemoryRecorder::start().unwrap();
-        COUNTER.reset_peak_usage();
+        BYTES.reset_peak_usage();
         (0..3).for_each(|_| step());
-        assert_near(COUNTER.peak_usage(), without, 0.05);
+        assert_near(BYTES.peak_usage(), without, 0.05);
         if finishes {
             recorder.finish().unwrap();
         }
     }
-    let left = COUNTER.current_usage().abs_diff(before);
+    let left = BYTES.current_usage().abs_diff(before);
     assert!(left < 100_000, "{left} bytes are left of two recordings");
 }
 
 #[test]
-fn mistakes_get_a_clear_error() {
-    let _alone = ALONE.lock();
+fn recorder_misuse_is_an_error() {
+    let _alone = alone();
     let recorder = MemoryRecorder::start().unwrap();
     assert_matches!(MemoryRecorder::start(), Err(MemoryError::AlreadyRecording));
     drop(recorder);
@@ -277,20 +244,20 @@ fn mistakes_get_a_clear_error() {
 }
 
 #[test]
-fn a_timeline_is_written_and_read_back() {
-    let _alone = ALONE.lock();
+fn timeline_is_written_and_read_back() {
+    let _alone = alone();
     let (timeline, _, _) = record_fused(&device());
     let folder = tempfile::tempdir().unwrap();
 
     let json = folder.path().join("memory.json");
     timeline.save_json(&json).unwrap();
-    let read: MemoryTimeline =
-        serde_json::from_str(&std::fs::read_to_string(json).unwrap()).unwrap();
+    let read = std::fs::read(json).unwrap();
+    let read: MemoryTimeline = serde_json::from_slice(&read).unwrap();
     assert_eq!(read, timeline);
 }
 
 #[test]
-fn burns_training_holds_the_weights_once_and_logs_the_peak_of_each_step() {
+fn learner_holds_weights_once_and_logs_peak_of_each_step() {
     use backburn::train::{FusedLearner, LaunchFused};
     use burn::data::dataloader::{DataLoaderBuilder, batcher::Batcher};
     use burn::data::dataset::InMemDataset;
@@ -320,7 +287,7 @@ fn burns_training_holds_the_weights_once_and_logs_the_peak_of_each_step() {
         }
     }
 
-    let _alone = ALONE.lock();
+    let _alone = alone();
     let loader = || {
         let items = InMemDataset::new(vec![0; 12]);
         DataLoaderBuilder::new(Ones).batch_size(4).build(items)
@@ -332,13 +299,13 @@ fn burns_training_holds_the_weights_once_and_logs_the_peak_of_each_step() {
     let learner = FusedLearner::new(model, AdamConfig::new().init(), ConstantLr::new(1e-3));
     let folder = tempfile::tempdir().unwrap();
     let recorder = MemoryRecorder::start().unwrap();
-    COUNTER.reset_peak_usage();
+    BYTES.reset_peak_usage();
     SupervisedTraining::new(folder.path(), loader(), loader())
         .metric_train_numeric(PeakMemoryMetric::new())
         .with_application_logger(None)
         .num_epochs(2)
         .launch_fused(learner);
-    let peak = COUNTER.peak_usage() as f64 / 1e6;
+    let peak = BYTES.peak_usage() as f64 / 1e6;
     let timeline = recorder.finish().unwrap();
 
     // The learner has no weights beside those in training.
@@ -352,10 +319,8 @@ fn burns_training_holds_the_weights_once_and_logs_the_peak_of_each_step() {
         let logs = std::fs::read_dir(folder.path().join("train").join(epoch)).unwrap();
         let mut logs = logs.map(|log| std::fs::read_to_string(log.unwrap().path()).unwrap());
         let log = logs.next().unwrap();
-        let values: Vec<f64> = log
-            .lines()
-            .map(|line| line.split(',').next().unwrap().parse().unwrap())
-            .collect();
+        let values = log.lines().map(|line| line.split(',').next().unwrap());
+        let values: Vec<f64> = values.map(|value| value.parse().unwrap()).collect();
         // Three steps, and the largest of them for the epoch.
         let [steps @ .., epoch] = &values[..] else {
             panic!("the log is empty");
@@ -365,18 +330,16 @@ fn burns_training_holds_the_weights_once_and_logs_the_peak_of_each_step() {
         let model = parameters as f64 / 1e6;
         // Threads that have ended may have kept a few KB to themselves.
         let most = peak + 0.1;
-        assert!(
-            values.iter().all(|value| (model..=most).contains(value)),
-            "{log}"
-        );
+        let are_within = values.iter().all(|it| (model..=most).contains(it));
+        assert!(are_within, "{log}");
     }
 }
 
 #[test]
-fn weights_and_states_in_formats_are_recorded_as_what_they_take() {
+fn weights_and_states_in_formats_are_recorded_as_stored() {
     use backburn::optim::AdamWConfig;
 
-    let _alone = ALONE.lock();
+    let _alone = alone();
     let device = device();
     let model = cast(init(&device), FloatDType::BF16).unwrap();
     let elements = DEPTH * WIDTH * WIDTH;

@@ -1,26 +1,13 @@
-//! Offloaded tensors don't pile up in host memory, and are not on the device.
-//!
-//! A process of its own: it counts every allocated byte, and reads all that the pools of a device hold.
-#![allow(deprecated)] // `ndarray`: Burn 0.22 still ships it, and it stands in for a device with memory of its own.
-
-mod common;
+//! Offloaded tensors are not on the device.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use burn::optim::{LearningRate, RecordState, StateSink, StateSource};
-use peak_alloc::PeakAlloc;
 
-use crate::common::*;
+use super::*;
 
-#[global_allocator]
-static BYTES: PeakAlloc = PeakAlloc;
-
-/// One test at a time: they share the counters.
-static ALONE: Mutex<()> = Mutex::new(());
-
-const MODES: [Offload; 4] = [
+pub const MODES: [Offload; 4] = [
     Offload::States,
     Offload::Updates,
     Offload::Weights(OffloadedBlocks::All),
@@ -39,37 +26,10 @@ fn loss(model: &[Linear], x: Tensor<2>) -> Tensor<1> {
     x.powi_scalar(2).mean()
 }
 
-#[test]
-fn allocated_bytes_do_not_grow_over_500_steps() {
-    let _alone = ALONE.lock();
-    let device = Device::ndarray();
-    for mode in MODES {
-        let config = OffloadConfig::new(mode).with_min_elements(5);
-        let model = stack(4, 4, &Device::flex().autodiff());
-        let mut fused = FusedOptimizer::new_ok(model, AdamConfig::new().init())
-            .with_config_on_ok(FusedConfig::offload(config), &device);
-        let x = Tensor::<2>::random([3, 4], Distribution::Default, &device.clone().autodiff());
-        let mut after = |steps: usize| {
-            for _ in 0..steps {
-                fused.step_ok(1e-3, |model| loss(model, x.clone()));
-            }
-            BYTES.current_usage()
-        };
-        let start = after(20);
-        let end = after(500);
-        // As in `tests/memory.rs`: less than two words a step.
-        assert!(
-            end < start + 16 * 500,
-            "{mode:?}: {} bytes more",
-            end - start
-        );
-    }
-}
-
 /// A weight that is a view of one element, and would be too long for the host with its states and gradients.
 #[test]
-fn a_host_without_the_bytes_of_states_and_gradients_is_refused() {
-    let _alone = ALONE.lock();
+fn host_without_bytes_of_states_and_gradients_is_refused() {
+    let _alone = alone();
     let device = Device::flex().autodiff();
     let elements = 1_usize << 40;
     for (offload, bytes) in [
@@ -164,9 +124,9 @@ impl Optimizer for CountedSgd {
 
 /// In whatever order they are stepped, and if a step fails.
 #[test]
-fn three_states_are_on_the_device_at_most_and_none_between_two_steps() {
-    let _alone = ALONE.lock();
-    let device = Device::ndarray();
+fn few_states_are_on_device_and_none_between_steps() {
+    let _alone = alone();
+    let device = other().inner();
     let x = Tensor::<2>::ones([3, 4], &device.clone().autodiff());
     for (limit, at_most) in [(None, 3), (Some(0), 1)] {
         let config = OffloadConfig::new(Offload::States).with_min_elements(1);
@@ -198,18 +158,14 @@ fn three_states_are_on_the_device_at_most_and_none_between_two_steps() {
 /// A model of 12 blocks that is made on the host: how many of them the device has at a time.
 #[cfg(feature = "wgpu")]
 #[test]
-fn weights_that_wait_on_the_host_are_never_on_the_device_together() {
+fn weights_on_host_are_not_on_device_together() {
     use std::sync::Arc;
 
-    let _alone = ALONE.lock();
+    let _alone = alone();
     let (depth, width) = (12, 256);
     let block = 4 * width * width;
     let device = Device::wgpu(Default::default());
-    let x = Tensor::<2>::random(
-        [4, width],
-        Distribution::Default,
-        &device.clone().autodiff(),
-    );
+    let x = Tensor::<2>::ones([4, width], &device.clone().autodiff());
     for (mode, blocks) in [
         (Offload::Weights(OffloadedBlocks::All), 5),
         (Offload::Weights(OffloadedBlocks::Fraction(0.5)), 11),

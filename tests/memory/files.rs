@@ -1,0 +1,109 @@
+//! Weights come from files one tensor at a time.
+
+use std::path::Path;
+
+use burn::store::{ModuleRecord, ModuleSnapshot, PytorchStore, SafetensorsStore};
+
+use super::pytorch_file::{Entry, write};
+use super::*;
+
+const DEPTH: usize = 6;
+const WIDTH: usize = 256;
+/// Bytes of the largest parameter in f32.
+const LARGEST: usize = 4 * 4 * WIDTH * WIDTH;
+
+fn init() -> Mlp {
+    Mlp::init(DEPTH, WIDTH, &device())
+}
+
+fn last(model: &Mlp) -> TensorData {
+    let weight = model.layers[3].contract.weight.val().inner();
+    weight.cast(FloatDType::BF16).into_data()
+}
+
+/// Panics unless `make` gives a model of this type with the weights of `saved`, and needs no more than its other parameters beside
+/// the one at hand, which is there `held` times in f32.
+#[track_caller]
+fn assert_one_at_a_time(
+    saved: &TensorData,
+    dtype: FloatDType,
+    held: usize,
+    make: impl FnOnce() -> Mlp,
+) {
+    let mut made = None;
+    let needed = peak(|| made = Some(make()));
+    let model = made.unwrap();
+    let weight = model.layers[3].contract.weight.val();
+    assert_eq!(weight.dtype(), DType::from(dtype));
+    assert!(weight.is_require_grad());
+    assert_eq!(last(&model).as_bytes(), saved.as_bytes());
+    // In f32, the last of the parameters is the loaded one.
+    let size = weight.dtype().size();
+    let before = size * model.num_params() - LARGEST / 4 * size;
+    let most = before + held * LARGEST + 150_000;
+    assert!(needed < most, "{dtype:?}: {needed} bytes, {most} at most");
+}
+
+/// A state dict as PyTorch keeps it: weights of linear layers the other way round.
+fn write_pytorch(model: &Mlp, path: &Path) {
+    let mut entries = Vec::new();
+    for (index, layer) in model.layers.iter().enumerate() {
+        for (name, linear) in [("expand", &layer.expand), ("contract", &layer.contract)] {
+            let weight = linear.weight.val().inner().transpose();
+            let bias = linear.bias.as_ref().unwrap().val().inner();
+            let mut push = |name, shape: Vec<usize>, data: TensorData| {
+                entries.push(Entry {
+                    name,
+                    shape,
+                    values: data.iter().collect(),
+                });
+            };
+            let path = format!("layers.{index}.{name}");
+            push(
+                format!("{path}.weight"),
+                weight.dims().to_vec(),
+                weight.into_data(),
+            );
+            push(
+                format!("{path}.bias"),
+                bias.dims().to_vec(),
+                bias.into_data(),
+            );
+        }
+    }
+    write(path, &entries);
+}
+
+#[test]
+fn weights_from_file_are_loaded_one_at_a_time() {
+    let _alone = alone();
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str| folder.path().join(name);
+    let saved = init();
+    saved.clone().save_file(file("model.bpk")).unwrap();
+    let mut store = SafetensorsStore::from_file(file("model.safetensors"));
+    saved.save_into(&mut store).unwrap();
+    drop(store);
+    write_pytorch(&saved, &file("model.pt"));
+    let expected = last(&saved);
+    drop(saved);
+    for dtype in [FloatDType::BF16, FloatDType::F32] {
+        assert_one_at_a_time(&expected, dtype, 2, || {
+            let record = ModuleRecord::load(file("model.bpk")).unwrap();
+            load_record_in(init(), record, dtype).unwrap()
+        });
+        assert_one_at_a_time(&expected, dtype, 2, || {
+            let store = SafetensorsStore::from_file;
+            load_from_store(init(), file("model.safetensors"), store, dtype)
+                .unwrap()
+                .0
+        });
+        // What PyTorch keeps the other way round is turned.
+        assert_one_at_a_time(&expected, dtype, 3, || {
+            let store = PytorchStore::from_file;
+            load_from_store(init(), file("model.pt"), store, dtype)
+                .unwrap()
+                .0
+        });
+    }
+}

@@ -1,0 +1,196 @@
+//! Repeated steps, failures, exports and loads leave no bytes behind.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use backburn::optim::compact_records;
+
+use super::*;
+
+/// Panics if `work`, once it has run a few times, leaves more than `most` bytes in so many runs.
+#[track_caller]
+fn assert_no_growth(name: &str, few: usize, runs: usize, most: usize, mut work: impl FnMut()) {
+    (0..few).for_each(|_| work());
+    let before = BYTES.current_usage();
+    (0..runs).for_each(|_| work());
+    let left = BYTES.current_usage().saturating_sub(before);
+    assert!(left < most, "{name}: {left} bytes after {runs} runs");
+}
+
+/// Less than two words a step, which no leak of a node or of an entry in a map stays under. Threads allocate a little now
+/// and then.
+const MOST: usize = 16 * 500;
+
+#[test]
+fn steps_leave_no_bytes() {
+    let _alone = alone();
+    let fused = || FusedOptimizer::new_ok(Mlp::init(3, 4, &device()), AdamConfig::new().init());
+    let reads_more = |model: &Mlp, x: Tensor<2>| {
+        for layer in &model.layers {
+            // Read, and read into an operation, but not part of the loss.
+            let _ = layer.expand.weight.val();
+            let _ = layer.contract.forward(layer.expand.forward(x.clone()));
+        }
+        model.layers[1].expand.forward(x).mean()
+    };
+    for (name, loss) in [
+        ("all used", Mlp::loss as fn(&Mlp, Tensor<2>) -> Tensor<1>),
+        ("read and not used", reads_more),
+    ] {
+        let mut fused = fused();
+        let step = || drop(fused.step_ok(1e-3, |model| loss(model, x(4))));
+        assert_no_growth(name, 20, 500, MOST, step);
+    }
+    for offload in offload::MODES {
+        let config = FusedConfig::offload(OffloadConfig::new(offload).with_min_elements(5));
+        let mut fused = fused().with_config_on_ok(config, &other());
+        let step = || {
+            let x = Tensor::random([4, 4], Distribution::Default, &other());
+            fused.step_ok(1e-3, |model| model.recomputed_loss(x));
+        };
+        assert_no_growth(&format!("{offload:?}"), 20, 500, MOST, step);
+    }
+    for sharding in [Sharding::State, Sharding::Full] {
+        let mut fused = replicas::replicas(3, 2, 4, sharding);
+        let step = || {
+            let loss = |model: &Mlp, x| model.recomputed_loss(x);
+            fused.step_ok(1e-3, vec![x(4); 3], loss);
+        };
+        // Rust's own tables grow now and then.
+        assert_no_growth(&format!("{sharding:?}"), 50, 500, 20_000, step);
+    }
+}
+
+/// By an optimizer, after the backward pass, and in the second run of a block: what the passes had recorded is let go.
+#[test]
+fn failed_steps_leave_no_bytes() {
+    let _alone = alone();
+    // What a panic prints is kept by the test harness.
+    std::panic::set_hook(Box::new(|_| {}));
+    let x = x(64);
+    type Fail<'a> = &'a dyn Fn(&mut FusedOptimizer<Mlp>) -> bool;
+    let in_second_run: Fail<'_> = &|fused| {
+        let step = || {
+            fused.step_ok(1e-3, |model| {
+                type HasRun = Constant<Arc<AtomicBool>>;
+                let once = |model: &Mlp, (x, Constant(has_run)): (_, HasRun)| {
+                    assert!(!has_run.swap(true, Ordering::Relaxed), "once");
+                    model.loss(x)
+                };
+                let input = (x.clone(), Constant(Arc::default()));
+                gradient_checkpointing(model, input, once) + model.loss(x.clone())
+            })
+        };
+        catch_unwind(AssertUnwindSafe(step)).is_err()
+    };
+    let after_backward: Fail<'_> = &|fused| {
+        let step = || {
+            fused.step_with_backward_ok(1e-3, |model| {
+                let gradients = model.loss(x.clone()).backward();
+                assert!(x.dims()[0] == 0, "after the backward pass");
+                ((), GradientsParams::from_grads(gradients, model))
+            });
+        };
+        catch_unwind(AssertUnwindSafe(step)).is_err()
+    };
+    let not_tracked: Fail<'_> = &|fused| {
+        let step = fused.step(1e-3, |model| model.loss(x.clone()).detach());
+        step.is_err()
+    };
+    for (name, fail) in [
+        ("in the second run of a block", in_second_run),
+        ("after the backward pass", after_backward),
+        ("not tracked", not_tracked),
+    ] {
+        let model = Mlp::init(4, 64, &device());
+        let mut fused = FusedOptimizer::new_ok(model, AdamConfig::new().init());
+        let failures = || {
+            assert!((0..10).all(|_| fail(&mut fused)));
+            for _ in 0..2 {
+                fused.step_ok(1e-3, |model| model.loss(x.clone()));
+            }
+        };
+        assert_no_growth(name, 1, 2, 4096, failures);
+    }
+    drop(std::panic::take_hook());
+}
+
+#[test]
+fn exports_and_loads_without_step_leave_no_bytes() {
+    let _alone = alone();
+    let x = x(2);
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoint = Checkpoint::at(folder.path());
+    let config = FusedConfig::lagged(1.0).with_averaging(Some(WeightAveragingConfig::new()));
+    type Export<'a> = &'a dyn Fn(&mut FusedOptimizer<Mlp>);
+    let load: Export<'_> = &|fused| drop(checkpoint.load::<()>(fused).unwrap());
+    // A call of the first ones notes about 100 kB, and one of the last about 4 kB a parameter.
+    let exports: [(&str, Export<'_>, usize); 6] = [
+        ("model", &|fused| drop(fused.model()), 1_000_000),
+        ("valid", &|fused| drop(fused.valid()), 1_000_000),
+        ("averaged", &|fused| drop(fused.averaged()), 1_000_000),
+        (
+            "full",
+            &|fused| drop(fused.full_precision_model()),
+            1_000_000,
+        ),
+        (
+            "save",
+            &|fused| checkpoint.save(fused, &Progress::new(1)).unwrap(),
+            1_000_000,
+        ),
+        ("load", load, 64 * 1024),
+    ];
+    for config in [FusedConfig::new(), config] {
+        let model = Mlp::init(25, 2, &device());
+        let fused = FusedOptimizer::new_ok(model, backburn::optim::AdamWConfig::new().init());
+        let mut fused = fused.with_config_ok(config);
+        fused.step_ok(1e-3, |model| model.loss(x.clone()));
+        for (name, export, most) in exports {
+            assert_no_growth(name, 2, 40, most, || export(&mut fused));
+        }
+    }
+}
+
+/// In multiples of the parameters' bytes, since `before`, after some steps: states are written in place by then.
+fn held(fused: &mut FusedOptimizer<Mlp>, before: usize) -> f64 {
+    let x = x(WIDTH);
+    for _ in 0..3 {
+        fused.step_ok(1e-3, |model| model.loss(x.clone()));
+    }
+    multiple(BYTES.current_usage() - before)
+}
+
+#[test]
+fn loaded_training_holds_what_saved_one_holds() {
+    let _alone = alone();
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoint = Checkpoint::at(folder.path());
+    let ours = backburn::optim::AdamWConfig::new();
+    let codes = ours.clone().with_state_format(StateFormat::Bits8).init();
+    type Load<'a> = &'a dyn Fn(&mut FusedOptimizer<Mlp>);
+    let loads: [Load<'_>; 3] = [
+        &|fused| fused.load_record_ok(fused.to_record()),
+        &|fused| fused.load_record_ok(compact_records(|| fused.to_record())),
+        &|fused| {
+            checkpoint.save(fused, &Progress::new(1)).unwrap();
+            checkpoint.load::<()>(fused).unwrap();
+        },
+    ];
+    for optimizer in [ours.init(), codes, AdamWConfig::new().init()] {
+        // Threads of the backend have buffers of their own.
+        held(&mut FusedOptimizer::new_ok(mlp(), optimizer.clone()), 0);
+        for (index, load) in loads.into_iter().enumerate() {
+            let before = BYTES.current_usage();
+            let mut fused = FusedOptimizer::new_ok(mlp(), optimizer.clone());
+            let first = held(&mut fused, before);
+            load(&mut fused);
+            let then = held(&mut fused, before);
+            assert!(
+                then < first + 0.05,
+                "{index}: {first:.2} P, then {then:.2} P"
+            );
+        }
+    }
+}
