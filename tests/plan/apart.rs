@@ -42,7 +42,7 @@ fn plan_for_device_is_not_exceeded() {
 }
 
 #[test]
-fn a_device_that_is_not_there_is_refused_by_its_number() {
+fn missing_device_is_refused_by_its_number() {
     let _alone = alone();
     let absent = Device::wgpu(DeviceKind::DiscreteGpu(99));
     // Named by its maker, and by the planner.
@@ -60,7 +60,7 @@ fn a_device_that_is_not_there_is_refused_by_its_number() {
 }
 
 #[test]
-fn what_the_device_has_is_the_users_to_say() {
+fn budget_of_machine_without_known_memory_is_refused() {
     let _alone = alone();
     let refused = plan(&[], Budget::Machine).map(drop);
     let error = refused.unwrap_err().to_string();
@@ -68,7 +68,7 @@ fn what_the_device_has_is_the_users_to_say() {
 }
 
 #[test]
-fn what_waits_on_the_host_leaves_the_device_and_trains() {
+fn offloaded_candidate_leaves_device_and_trains() {
     let _alone = alone();
     let on_device = plan(&[Technique::Blocks], ENOUGH).unwrap().candidates.pop();
     let weights = 4 * Mlp::init(&device()).num_params();
@@ -89,7 +89,7 @@ fn what_waits_on_the_host_leaves_the_device_and_trains() {
 
 /// Burn's own Adam makes copies, beside the states that are on the way.
 #[test]
-fn an_update_beside_states_on_the_way_is_counted() {
+fn update_beside_states_in_flight_is_counted() {
     let _alone = alone();
     let init = || -> Vec<Linear> {
         let layer = |_| LinearConfig::new(512, 512).with_bias(false).init(&device());

@@ -1,226 +1,289 @@
 //! Refusals of the planner, with their reasons.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Mutex;
 
-use backburn::memory::MemoryRecorder;
-use backburn::optim::{AdamWConfig, MuonConfig};
+use backburn::memory::{MemoryError, MemoryRecorder};
+use backburn::optim::{AdamWConfig, LionConfig, MuonConfig};
 use burn::config::Config;
 
-use crate::models::*;
-use crate::{ENOUGH, alone, device, init, plan, planner};
-
 use crate::common::*;
+use crate::models::*;
+use crate::{ENOUGH, alone, device, fixed, init, peak, plan, planner};
 
-#[test]
-fn a_budget_or_a_batch_of_zero_is_refused() {
-    let _alone = alone();
-    let error = plan::<Mlp>(0).unwrap_err();
-    assert_matches!(error, PlanError::Invalid { .. });
-    assert_says(&error, "budget is 0");
-    let planner = planner::<Mlp>().with_batch(0);
-    let error = planner.plan(Mlp::loss, ENOUGH).unwrap_err();
-    assert_matches!(error, PlanError::Invalid { .. });
-    assert_says(&error, "batch has 0 items");
+/// A layer and its loss.
+fn layer(from: usize, to: usize) -> Linear {
+    LinearConfig::new(from, to).init(&device())
+}
+
+fn loss_of(from: usize) -> impl Fn(&Linear, usize) -> Tensor<1> {
+    move |model, items| {
+        let x = Tensor::<2>::ones([items, from], &device());
+        model.forward(x).mean()
+    }
 }
 
 #[test]
-fn a_loss_that_does_not_depend_on_the_model_is_refused() {
+fn unusable_input_is_refused_with_its_error() {
+    use FusedError as E;
+    use PlanError::Fused;
+
     let _alone = alone();
     let constant = |_: &Mlp, items: usize| Tensor::<1>::ones([items], &device()).mean();
-    let refused = planner::<Mlp>().plan(constant, ENOUGH);
-    let is_refused = matches!(refused, Err(PlanError::Fused(FusedError::LossNotTracked)));
-    assert!(is_refused, "{refused:?}");
-
     let leaf = |_: &Mlp, _| Tensor::<1>::ones([1], &device()).require_grad() * 2.0;
-    let refused = planner::<Mlp>().plan(leaf, ENOUGH);
-    let is_refused = matches!(
-        refused,
-        Err(PlanError::Fused(FusedError::LossWithoutParameters { .. }))
-    );
-    assert!(is_refused, "{refused:?}");
+    let flex = Device::flex();
+    let without_autodiff = Planner::new(|| Mlp::init(&flex), AdamWConfig::new()).with_batch(2);
+    let frozen = Planner::new(|| init::<Mlp>().no_grad(), AdamWConfig::new()).with_batch(8);
+    let empty = Planner::new(Vec::<Linear>::new, AdamWConfig::new()).with_batch(8);
+    let of_empty = |_: &Vec<Linear>, items: usize| Tensor::<1>::ones([items], &device()).mean();
+    let muon = Planner::new(|| layer(64, 64), MuonConfig::new()).plan(loss_of(64), ENOUGH);
+    let split24 = AdamWConfig::new().with_weight_format(WeightFormat::Split24);
+    let split24 = Planner::new(|| layer(64, 64), split24).plan(loss_of(64), ENOUGH);
+    let no_batch = planner::<Mlp>().with_batch(0).plan(Mlp::loss, ENOUGH);
+    type Is = fn(&PlanError) -> bool;
+    let refused: &[(Option<PlanError>, Is)] = &[
+        (
+            plan::<Mlp>(0).err(),
+            |it| matches!(it, PlanError::Invalid { reason } if reason.contains("budget is 0")),
+        ),
+        (plan::<Bag>(1).err(), |it| {
+            matches!(it, PlanError::NothingFits { .. })
+        }),
+        (
+            no_batch.err(),
+            |it| matches!(it, PlanError::Invalid { reason } if reason.contains("batch has 0 items")),
+        ),
+        (planner::<Mlp>().plan(constant, ENOUGH).err(), |it| {
+            matches!(it, Fused(E::LossNotTracked))
+        }),
+        (planner::<Mlp>().plan(leaf, ENOUGH).err(), |it| {
+            matches!(it, Fused(E::LossWithoutParameters { .. }))
+        }),
+        (without_autodiff.plan(Mlp::loss, ENOUGH).err(), |it| {
+            matches!(it, Fused(E::NotAutodiff { .. }))
+        }),
+        (frozen.plan(Mlp::loss, ENOUGH).err(), |it| {
+            matches!(it, Fused(E::NothingTrained { .. }))
+        }),
+        (empty.plan(of_empty, ENOUGH).err(), |it| {
+            matches!(it, Fused(E::LossNotTracked))
+        }),
+        (
+            muon.err(),
+            |it| matches!(it, Fused(E::UnsupportedParameter { path, .. }) if path == "bias"),
+        ),
+        (
+            split24.err(),
+            |it| matches!(it, Fused(E::UnsupportedParameter { path, .. }) if path == "weight"),
+        ),
+        #[cfg(feature = "cuda")]
+        (
+            planner::<Mlp>()
+                .with_device(&Device::cuda(99))
+                .plan(Mlp::loss, ENOUGH)
+                .err(),
+            |it| matches!(it, Fused(E::DeviceUnavailable { .. })),
+        ),
+    ];
+    for (index, (error, is_expected)) in refused.iter().enumerate() {
+        let error = error
+            .as_ref()
+            .unwrap_or_else(|| panic!("{index} is not refused"));
+        assert!(is_expected(error), "{index}: {error}");
+    }
+    // No number is too large.
+    plan::<Bag>(usize::MAX).unwrap();
 }
 
 #[test]
-fn a_batch_of_one_that_does_not_fit_says_that_it_cannot_be_split() {
+fn batch_of_one_that_does_not_fit_can_not_be_split() {
     let _alone = alone();
     let planner = planner::<Plain>().with_batch(1);
     let whole = planner.plan(Plain::loss, ENOUGH).unwrap();
     let budget = whole.device_bytes / 4;
-    let refused = planner.plan(Plain::loss, budget);
-    let error = refused.unwrap_err();
+    let error = planner.plan(Plain::loss, budget).unwrap_err();
     let PlanError::NothingFits { least, .. } = &error else {
         panic!("{error}");
     };
-    let missing = least - budget;
-    let text = error.to_string();
-    assert_says(&text, "can't be split");
-    assert_says(&text, &format!("{missing} more"));
-    for words in ["about", "Freeze", "LoRA", "4 bits"] {
-        assert_says(&text, words);
+    let missing = format!("{} more", least - budget);
+    for words in [
+        "can't be split",
+        &missing,
+        "about",
+        "Freeze",
+        "LoRA",
+        "4 bits",
+    ] {
+        assert_says(&error, words);
     }
 }
 
+/// No pass over an item comes to its end, or no weight is made.
 #[test]
-fn a_plan_for_another_model_is_refused_by_the_difference() {
+fn budget_below_item_or_weights_names_least_bytes() {
+    let _alone = alone();
+    let least_of = |refused: PlanError| match refused {
+        PlanError::NothingFits { least, .. } => least,
+        error => panic!("{error}"),
+    };
+    let of_item = 4 * 64 * 40_000;
+    let planner = Planner::new(|| layer(64, 64), AdamWConfig::new());
+    let loss = |model: &Linear, items: usize| {
+        let x = Tensor::<2>::ones([40_000 * items, 64], &device());
+        model.forward(x).tanh().mean()
+    };
+    let refused = planner.plan(loss, fixed() + of_item / 2).unwrap_err();
+    let least = least_of(refused);
+    assert!(least > of_item, "{least}");
+
+    let weights = 4 * plan::<Bag>(ENOUGH).unwrap().model.elements;
+    let before = peak(|| ()).1;
+    let budget = before + weights / 2;
+    let (refused, taken) = peak(|| plan::<Bag>(budget));
+    let least = least_of(refused.unwrap_err());
+    assert!(least > before + weights, "{least}");
+    assert!(taken < budget, "{taken} of {budget}");
+}
+
+#[test]
+fn plan_of_another_model_is_refused_by_difference() {
+    let _alone = alone();
+    let error = plan::<Bag>(ENOUGH).unwrap().fuse(init::<Mlp>).unwrap_err();
+    assert_matches!(error, PlanError::AnotherModel { .. });
+    assert_says(&error, "320264 elements");
+    // The same number of elements in another shape.
+    let without_bias = |from, to| {
+        let config = LinearConfig::new(from, to).with_bias(false);
+        move || config.init(&device())
+    };
+    let planner = Planner::new(without_bias(4, 6), AdamWConfig::new()).with_batch(2);
+    let plan = planner.plan(loss_of(4), ENOUGH).unwrap();
+    let refused = plan.fuse(without_bias(6, 4)).map(drop);
+    assert_matches!(refused, Err(PlanError::AnotherModel { .. }));
+}
+
+#[test]
+fn edited_plan_that_can_not_be_is_refused_by_field() {
+    let _alone = alone();
+    let whole = plan::<Bag>(ENOUGH).unwrap();
+    let refused = |edit: fn(&mut Plan<AdamWConfig>), words: &str| {
+        let mut plan = whole.clone();
+        edit(&mut plan);
+        assert_says(&plan.fuse(init::<Bag>).unwrap_err(), words);
+    };
+    refused(
+        |plan| plan.accumulation = 0,
+        "`accumulation` of the plan is 0",
+    );
+    let negative = |plan: &mut Plan<AdamWConfig>| {
+        let scaling = LossScalingConfig::new().with_initial_scale(-1.0);
+        plan.config.loss_scaling = Some(scaling);
+    };
+    refused(negative, "`initial_scale`");
+    let offloads = |plan: &mut Plan<AdamWConfig>| {
+        plan.config.offload = Some(OffloadConfig::new(Offload::States));
+    };
+    refused(offloads, "is the host itself");
+
+    let formats = AdamWConfig::new().with_state_format(StateFormat::Bits8);
+    let mut edited = Plan {
+        optimizer: formats.with_weight_format(WeightFormat::Split24),
+        ..whole
+    };
+    let step = |plan: &Plan<AdamWConfig>| {
+        let mut fused = plan.fuse(init::<Bag>).unwrap();
+        fused.step_ok(1e-3, |model| model.loss(plan.batch));
+    };
+    let text = panic_of(|| step(&edited));
+    for words in ["`embedding.weight`", "bf16", "backburn::cast"] {
+        assert_says(&text, words);
+    }
+    edited.weights = Some(FloatDType::BF16);
+    step(&edited);
+    // More blocks than there are, and bytes that do not exist, do no harm.
+    edited.config.gradient_checkpointing.keep_activations = vec![false; 10_000];
+    (edited.device_bytes, edited.taken) = (usize::MAX, 99);
+    step(&edited);
+    (edited.accumulation, edited.batch) = (usize::MAX, 2);
+    assert_says(&edited, &usize::MAX.to_string());
+}
+
+#[test]
+fn damaged_plan_file_is_refused_with_place() {
     let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("plan.json");
-    let plan = plan::<Bag>(ENOUGH).unwrap();
-    plan.save(&file).unwrap();
-    let plan = Plan::<AdamWConfig>::load(&file).unwrap();
-    let error = plan.fuse(init::<Mlp>).unwrap_err();
-    assert_matches!(error, PlanError::AnotherModel { .. });
-    let text = error.to_string();
-    assert_says(&text, "320264 elements");
-
-    // The same number of elements in another shape.
-    let planner = |from, to| {
-        let init = move || LinearConfig::new(from, to).with_bias(false).init(&device());
-        Planner::new(init, AdamWConfig::new()).with_batch(2)
-    };
-    let loss = |from: usize| {
-        move |model: &burn::nn::Linear, items: usize| {
-            model
-                .forward(Tensor::<2>::ones([items, from], &device()))
-                .mean()
-        }
-    };
-    let plan = planner(4, 6).plan(loss(4), ENOUGH).unwrap();
-    let init = || LinearConfig::new(6, 4).with_bias(false).init(&device());
-    let refused = plan.fuse(init).map(drop);
-    assert!(matches!(refused, Err(PlanError::AnotherModel { .. })));
-}
-
-#[test]
-fn an_edited_plan_that_cannot_be_is_refused() {
-    let _alone = alone();
-    let whole = plan::<Bag>(ENOUGH).unwrap();
-    let mut plan = whole.clone();
-    plan.accumulation = 0;
-    let error = plan.fuse(init::<Bag>).unwrap_err().to_string();
-    assert_says(&error, "`accumulation` of the plan is 0");
-    plan.accumulation = usize::MAX;
-    plan.batch = 2;
-    assert!(plan.to_string().contains(&usize::MAX.to_string()));
-    let mut plan = whole;
-    plan.config.loss_scaling = Some(backburn::LossScalingConfig::new().with_initial_scale(-1.0));
-    let error = plan.fuse(init::<Bag>).unwrap_err();
-    assert_matches!(error, PlanError::Fused(_));
-}
-
-#[test]
-fn planning_beside_a_recording_is_refused() {
-    let _alone = alone();
-    let recorder = MemoryRecorder::start().unwrap();
-    let refused = plan::<Bag>(ENOUGH).map(drop);
-    assert_matches!(refused, Err(PlanError::Memory(_)));
-    drop(recorder);
-    plan::<Bag>(ENOUGH).unwrap();
-}
-
-/// It is no more than a number that is too large.
-#[test]
-fn any_budget_is_planned_for() {
-    let _alone = alone();
-    for budget in [1, usize::MAX] {
-        let planned = plan::<Bag>(budget);
-        assert_eq!(planned.is_ok(), budget > 1, "{planned:?}");
+    let refused = || Plan::<AdamWConfig>::load(&file).map(drop).unwrap_err();
+    refused();
+    plan::<Bag>(ENOUGH).unwrap().save(&file).unwrap();
+    let error = Plan::<LionConfig>::load(&file).unwrap_err();
+    assert_says(&error, "`AdamWConfig`");
+    assert_says(&error, "`LionConfig`");
+    let text = std::fs::read_to_string(&file).unwrap();
+    for damaged in ["", "{}", &text[..text.len() / 2]] {
+        std::fs::write(&file, damaged).unwrap();
+        refused();
+    }
+    for (from, to, words) in [
+        ("\"hash\"", "\"hush\"", ""),
+        ("\"AdamWConfig\"", "\"LionConfig\"", ""),
+        ("\"batch\": 32", "\"batch\": -1", "integer `-1`"),
+        ("\"batch\": 32", "\"batch\": 1.5", "floating point `1.5`"),
+        ("\"weights\": null", "\"weights\": \"F7\"", "variant `F7`"),
+        (
+            "\"accumulation\": 1",
+            "\"accumulation\": \"no\"",
+            "string \"no\"",
+        ),
+    ] {
+        assert!(text.contains(from), "{from}");
+        std::fs::write(&file, text.replacen(from, to, 1)).unwrap();
+        let error = refused();
+        assert_says(&error, words);
+        assert_says(&error, if words.is_empty() { "" } else { "line" });
     }
 }
 
-/// A panic of the closure is passed on, and planning can start again.
+fn is_refused_beside_recording() -> bool {
+    let error = plan::<Bag>(ENOUGH).map(drop);
+    matches!(error, Err(PlanError::Memory(MemoryError::AlreadyRecording)))
+}
+
+/// Between two passes of the first planner, nothing records.
 #[test]
-fn a_loss_that_panics_leaves_nothing_under_way() {
+fn planner_beside_recording_or_planner_is_refused() {
+    static REFUSED: Mutex<Option<bool>> = Mutex::new(None);
     let _alone = alone();
+    let recorder = MemoryRecorder::start().unwrap();
+    assert!(is_refused_beside_recording());
+    drop(recorder);
+    let first = planner::<Bag>()
+        .with_progress(|_| *REFUSED.lock().unwrap() = Some(is_refused_beside_recording()));
+    first.plan(Bag::loss, ENOUGH).unwrap();
+    assert_eq!(*REFUSED.lock().unwrap(), Some(true));
+    // It is over with the panic of a planner, which is passed on.
     let panics = |model: &Bag, items: usize| match items {
         8 => panic!("eight items are too many"),
         _ => model.loss(items),
     };
-    let planned = || planner::<Bag>().plan(panics, ENOUGH).map(drop);
-    let panic = catch_unwind(AssertUnwindSafe(planned)).unwrap_err();
-    let text = panic.downcast_ref::<&str>().unwrap();
-    assert_eq!(*text, "eight items are too many");
+    let text = panic_of(|| planner::<Bag>().plan(panics, ENOUGH).map(drop));
+    assert_eq!(text, "eight items are too many");
     plan::<Bag>(ENOUGH).unwrap();
 }
 
+/// Where no pass ends well, it is unknown if the model has blocks.
 #[test]
-fn a_damaged_file_is_no_plan() {
+fn model_with_blocks_not_measured_is_not_said_to_have_none() {
     let _alone = alone();
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("plan.json");
-    assert!(Plan::<AdamWConfig>::load(&file).is_err());
-    let plan = plan::<Bag>(ENOUGH).unwrap();
-    plan.save(&file).unwrap();
-    let text = std::fs::read_to_string(&file).unwrap();
-    for damaged in [
-        "",
-        "{}",
-        &text[..text.len() / 2],
-        &text.replace("\"hash\"", "\"hush\""),
-    ] {
-        std::fs::write(&file, damaged).unwrap();
-        assert!(Plan::<AdamWConfig>::load(&file).is_err(), "{damaged}");
+    let fused = plan::<Recurrent>(ENOUGH).unwrap().device_bytes;
+    let parts = [5, 20, 30, 40, 45].into_iter();
+    let errors = parts.filter_map(|part| plan::<Recurrent>(fused * part / 100).err());
+    let errors: Vec<_> = errors.map(|error| error.to_string()).collect();
+    assert!(errors.len() > 1);
+    for error in errors {
+        assert!(!error.contains("No block"), "{error}");
     }
-}
-
-#[test]
-fn a_model_without_autodiff_is_refused() {
-    let _alone = alone();
-    let init = || Mlp::init(&burn::tensor::Device::flex());
-    let planner = Planner::new(init, AdamWConfig::new()).with_batch(2);
-    let refused = planner.plan(Mlp::loss, ENOUGH);
-    let is_refused = matches!(
-        refused,
-        Err(PlanError::Fused(FusedError::NotAutodiff { .. }))
-    );
-    assert!(is_refused, "{refused:?}");
-}
-
-#[test]
-fn an_optimizer_of_burns_is_planned_without_formats() {
-    let _alone = alone();
-    let planner = Planner::new(init::<Mlp>, AdamConfig::new().init()).with_batch(Mlp::BATCH);
-    let whole = planner.plan(Mlp::loss, ENOUGH).unwrap();
-    assert!(
-        whole.candidates.iter().all(|it| !it.name.contains("Bits")),
-        "{whole}"
-    );
-    let budget = whole.device_bytes - whole.device_bytes / 8;
-    let plan = planner.plan(Mlp::loss, budget).unwrap();
-    let taken = crate::trained::<Mlp, _>(&plan);
-    assert!(taken <= budget, "{taken} of {budget}\n{plan}");
-}
-
-/// Nobody has a hundred of them.
-#[cfg(feature = "cuda")]
-#[test]
-fn a_device_that_is_not_there_is_refused_by_name() {
-    let planner = planner::<Mlp>().with_device(&burn::tensor::Device::cuda(99));
-    let refused = planner.plan(Mlp::loss, ENOUGH);
-    let is_refused = matches!(
-        refused,
-        Err(PlanError::Fused(FusedError::DeviceUnavailable { .. }))
-    );
-    assert!(is_refused, "{refused:?}");
-}
-
-#[test]
-fn an_optimizer_that_refuses_a_parameter_is_refused_by_its_path() {
-    let _alone = alone();
-    let init = || LinearConfig::new(64, 64).init(&device());
-    let loss = |model: &Linear, items| {
-        model
-            .forward(Tensor::<2>::ones([items, 64], &device()))
-            .mean()
-    };
-    let muon = Planner::new(init, MuonConfig::new()).plan(loss, ENOUGH);
-    let in_bf16 = AdamWConfig::new().with_weight_format(WeightFormat::Split24);
-    let of_f32 = Planner::new(init, in_bf16).plan(loss, ENOUGH);
-    let refused = [(muon.map(drop), "bias"), (of_f32.map(drop), "weight")];
-    for (refused, named) in refused {
-        let Err(PlanError::Fused(FusedError::UnsupportedParameter { path, .. })) = refused else {
-            panic!("{refused:?}");
-        };
-        assert_eq!(path, named);
-    }
+    let planner = planner::<Plain>().with_order(&[Technique::Blocks]);
+    let whole = planner.plan(Plain::loss, ENOUGH).unwrap().device_bytes;
+    let refused = planner.plan(Plain::loss, whole * 9 / 10);
+    assert_says(&refused.unwrap_err(), "No block");
 }

@@ -89,7 +89,7 @@ fn order_is_followed() {
 }
 
 #[test]
-fn a_planner_says_what_it_tries() {
+fn planner_reports_what_it_tries() {
     static TOLD: Mutex<Vec<String>> = Mutex::new(Vec::new());
     let _alone = alone();
     let planner = planner::<Mlp>().with_progress(|tried| TOLD.lock().unwrap().push(tried.into()));
@@ -105,7 +105,7 @@ fn a_planner_says_what_it_tries() {
 }
 
 #[test]
-fn weights_in_bf16_are_measured_where_nothing_else_fits() {
+fn weights_in_bf16_are_measured_if_nothing_else_fits() {
     let _alone = alone();
     let order = [Technique::Blocks, Technique::MicroBatches];
     let whole = planner::<Mlp>().with_order(&order);
@@ -121,7 +121,7 @@ fn weights_in_bf16_are_measured_where_nothing_else_fits() {
 }
 
 #[test]
-fn a_plan_is_saved_read_and_changed() {
+fn plan_is_saved_read_and_changed() {
     let _alone = alone();
     let config = FusedConfig::lagged(1.0);
     let planner = planner::<Mlp>().with_config(config.clone());
@@ -144,7 +144,7 @@ fn a_plan_is_saved_read_and_changed() {
 }
 
 #[test]
-fn the_same_is_planned_again() {
+fn planning_again_gives_same_plan() {
     let _alone = alone();
     let whole = plan::<Mlp>(ENOUGH).unwrap().device_bytes;
     // Not where a few bytes decide: a block has some 800,000.
@@ -178,4 +178,17 @@ fn muon_is_planned_with_its_formats() {
         let has_formats = plan.optimizer.to_string().contains("Bits8");
         assert_eq!(has_formats, budget < whole.device_bytes, "{plan}");
     }
+}
+
+#[test]
+fn optimizer_of_burn_is_planned_without_formats() {
+    let _alone = alone();
+    let planner = Planner::new(init::<Mlp>, AdamConfig::new().init()).with_batch(Mlp::BATCH);
+    let whole = planner.plan(Mlp::loss, ENOUGH).unwrap();
+    let has_formats = whole.candidates.iter().any(|it| it.name.contains("Bits"));
+    assert!(!has_formats, "{whole}");
+    let budget = whole.device_bytes - whole.device_bytes / 8;
+    let plan = planner.plan(Mlp::loss, budget).unwrap();
+    let taken = trained::<Mlp, _>(&plan);
+    assert!(taken <= budget, "{taken} of {budget}\n{plan}");
 }

@@ -13,7 +13,7 @@ fn copy<K: Kind>(file: &Path) -> K {
 
 fn stock<K: Kind>(mut model: K, mut optimizer: ModuleOptimizer, batch: usize, parts: usize) -> K {
     for _ in 0..3 {
-        let mut sums = burn::optim::GradientsAccumulator::new();
+        let mut sums = GradientsAccumulator::new();
         for _ in 0..parts {
             let loss = match parts {
                 1 => model.loss(batch),
@@ -40,12 +40,8 @@ fn equals_stock<K: Kind>(candidate: usize) {
     let initial = folder.path().join("initial.bpk");
     init::<K>().save_file(&initial).unwrap();
     let optimizer = backburn::optim::AdamWConfig::new().init();
-    let expected = stock(
-        copy::<K>(&initial),
-        optimizer,
-        plan.batch,
-        plan.accumulation,
-    );
+    let model = copy::<K>(&initial);
+    let expected = stock(model, optimizer, plan.batch, plan.accumulation);
     let mut fused: FusedOptimizer<K> = plan.fuse(|| copy(&initial)).unwrap();
     let parts = plan.accumulation as f32;
     let loss = |model: &K| match plan.accumulation {
@@ -61,7 +57,7 @@ fn equals_stock<K: Kind>(candidate: usize) {
 }
 
 #[test]
-fn an_exact_plan_trains_as_stock_does_to_the_bit() {
+fn exact_plan_equals_stock() {
     let _alone = alone();
     equals_stock::<Mlp>(0);
     equals_stock::<Mlp>(1);
@@ -72,7 +68,7 @@ fn an_exact_plan_trains_as_stock_does_to_the_bit() {
 }
 
 #[test]
-fn micro_batches_train_as_those_of_stock_do() {
+fn planned_micro_batches_equal_stock() {
     let _alone = alone();
     equals_stock::<Mlp>(2);
     equals_stock::<Plain>(1);

@@ -12,7 +12,6 @@ mod apart;
 mod bad_input;
 mod choices;
 mod fidelity;
-mod layers;
 mod peaks;
 mod unusual;
 
