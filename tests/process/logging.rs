@@ -1,8 +1,4 @@
 //! Each event is logged once.
-//!
-//! A process of its own: it installs a logger.
-
-mod common;
 
 use std::sync::{Mutex, Once};
 
@@ -50,7 +46,7 @@ fn told() -> Vec<(Level, String)> {
 }
 
 #[test]
-fn attaching_copies_and_missing_gradients_are_told_once() {
+fn attaching_copies_and_missing_gradients_are_logged_once() {
     let _alone = ALONE.lock();
     listen();
     let device = Device::flex().autodiff();
@@ -64,64 +60,44 @@ fn attaching_copies_and_missing_gradients_are_told_once() {
     assert_eq!(attached.len(), 1);
     assert_eq!(attached[0].0, Level::Info);
     assert_eq!(attached[0].1, fused.to_string());
-    assert!(
-        attached[0]
-            .1
-            .contains("4 parameters stepped in the backward pass, 0 after it")
-    );
-    assert!(
-        attached[0]
-            .1
-            .contains("4 of 6 parameters are trained (12 of 18 elements)")
-    );
+    for words in [
+        "4 parameters stepped in the backward pass, 0 after it",
+        "4 of 6 parameters are trained (12 of 18 elements)",
+    ] {
+        assert_says(&attached[0].1, words);
+    }
 
     let mut step = || {
         let loss = fused.step_ok(0.1, |model| model[0].forward(x.clone()).mean());
         (loss, fused.model(), told())
     };
     let (_, _, mut missing) = step();
-    missing.sort_by(|left, right| left.1.cmp(&right.1));
-    let missing: Vec<_> = missing
-        .iter()
-        .map(|(level, text)| (*level, &text[..]))
-        .collect();
-    assert_eq!(
-        missing,
-        [
-            (
-                Level::Warn,
-                "parameter `1.bias` got no gradient in this pass"
-            ),
-            (
-                Level::Warn,
-                "parameter `1.weight` got no gradient in this pass"
-            ),
-        ]
-    );
+    missing.sort();
+    let expected = ["1.bias", "1.weight"].map(|path| {
+        let text = format!("parameter `{path}` got no gradient in this pass");
+        (Level::Warn, text)
+    });
+    assert_eq!(missing, expected);
 
     let (_, kept, nothing) = step();
     assert_eq!(nothing, []);
     let (_, _, copied) = step();
     assert_eq!(copied.len(), 2);
     assert!(copied.iter().all(|(level, _)| *level == Level::Debug));
-    assert!(
-        copied
-            .iter()
-            .any(|(_, text)| text.contains("`0.weight` is copied"))
-    );
+    let is_weight = |(_, text): &(Level, String)| text.contains("`0.weight` is copied");
+    assert!(copied.iter().any(is_weight));
     drop(kept);
     let (_, _, nothing) = step();
     assert_eq!(nothing, []);
 }
 
 #[test]
-fn an_input_that_a_block_leaves_unused_is_told_once() {
+fn unused_input_of_block_is_logged_once() {
     let _alone = ALONE.lock();
     listen();
     let device = Device::flex().autodiff();
-    let model: Vec<Linear> = (0..2)
-        .map(|_| LinearConfig::new(2, 2).init(&device))
-        .collect();
+    let layer = || LinearConfig::new(2, 2).init(&device);
+    let model: Vec<Linear> = vec![layer(), layer()];
     let mut fused = FusedOptimizer::new_ok(model, SgdConfig::new().init());
     told();
     let x = Tensor::<2>::ones([3, 2], &device);
@@ -165,7 +141,7 @@ impl Batcher<u8, Tensor<2>> for Ones {
 }
 
 #[test]
-fn a_learner_copies_no_weights() {
+fn learner_logs_no_copy_of_weights() {
     let _alone = ALONE.lock();
     listen();
     let loader = || {
@@ -188,11 +164,6 @@ fn a_learner_copies_no_weights() {
     let [device, attached] = &told[..] else {
         panic!("{told:?}");
     };
-    let alone = "alone, without Burn's gradient checkpointing";
-    assert!(device.1.contains(alone), "{}", device.1);
-    assert!(
-        attached.1.starts_with("FusedOptimizer: 2 parameters"),
-        "{}",
-        attached.1
-    );
+    assert_says(&device.1, "alone, without Burn's gradient checkpointing");
+    assert_says(&attached.1, "FusedOptimizer: 2 parameters");
 }

@@ -1,12 +1,5 @@
-//! The heap gives its pages back until a program asks it not to.
-//!
-//! A process of its own: the setting counts for the whole of it, and can't be taken back.
-
-#![cfg(all(target_os = "linux", target_env = "gnu"))]
-
-mod common;
-
-use std::process::Command;
+//! The heap gives its pages back until a program asks it not to. The setting counts for the whole process, and can't be
+//! taken back.
 
 use backburn::memory::keep_pages;
 
@@ -45,27 +38,24 @@ fn train() {
 }
 
 #[test]
-fn the_heap_keeps_its_pages_for_who_asks_and_for_no_fused_optimizer() {
-    let nothing_is_kept = || [SMALL, LARGE].map(|size| assert_kept(size, 0.0));
-    nothing_is_kept();
-    train();
-    nothing_is_kept();
-    assert!(keep_pages());
-    assert_kept(LARGE, 1.0);
-    assert_kept(SMALL, 0.0); // these have used the same pages, and left them
+fn heap_keeps_pages_if_asked_and_for_no_training() {
+    let name = "keep_pages::heap_keeps_pages_if_asked_and_for_no_training";
+    in_own_process(name, ("BACKBURN_TEST_PAGES", "kept"), || {
+        let nothing_is_kept = || [SMALL, LARGE].map(|size| assert_kept(size, 0.0));
+        nothing_is_kept();
+        train();
+        nothing_is_kept();
+        assert!(keep_pages());
+        assert_kept(LARGE, 1.0);
+        assert_kept(SMALL, 0.0); // these have used the same pages, and left them
+    });
 }
 
 #[test]
-fn what_the_environment_sets_stays() {
-    const NAME: &str = "MALLOC_TRIM_THRESHOLD_";
-    // This test again, in a process with the setting.
-    if std::env::var_os(NAME).is_none() {
-        let mut again = Command::new(std::env::current_exe().unwrap());
-        let again = again.args(["--exact", "what_the_environment_sets_stays"]);
-        let output = again.env(NAME, "100000").output().unwrap();
-        assert!(output.status.success(), "{output:?}");
-        return;
-    }
-    assert!(!keep_pages());
-    assert_kept(SMALL, 0.0);
+fn keep_pages_leaves_setting_of_environment() {
+    let name = "keep_pages::keep_pages_leaves_setting_of_environment";
+    in_own_process(name, ("MALLOC_TRIM_THRESHOLD_", "100000"), || {
+        assert!(!keep_pages());
+        assert_kept(SMALL, 0.0);
+    });
 }

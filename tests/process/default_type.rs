@@ -1,0 +1,29 @@
+//! A device with another default float type, which is chosen before its first use.
+
+use crate::common::*;
+
+#[test]
+fn tokens_of_loss_are_counted_in_type_that_can() {
+    let alone = ("BACKBURN_TEST_TYPE", "bf16");
+    let name = "default_type::tokens_of_loss_are_counted_in_type_that_can";
+    in_own_process(name, alone, || {
+        let mut device = Device::flex();
+        device.configure(FloatDType::BF16).unwrap();
+        let device = device.autodiff();
+        let head = LinearConfig::new(6, 11).init(&device);
+        let head = cast(head, FloatDType::F32).unwrap();
+        // More than bf16 can count.
+        let hidden = Tensor::<2>::random([1001, 6], Distribution::Default, &device);
+        let hidden = hidden.cast(FloatDType::F32);
+        let targets = Tensor::<1, Int>::arange(0..1001, &device).remainder_scalar(11);
+        let [all, none_ignored] = [None, Some(vec![-100])].map(|pads| {
+            let loss = LinearCrossEntropyLossConfig::new().with_pad_tokens(pads);
+            let loss = loss.init().forward(&head, hidden.clone(), targets.clone());
+            loss.into_scalar::<f32>()
+        });
+        assert!(
+            (all - none_ignored).abs() < 1e-6,
+            "{all} and {none_ignored}"
+        );
+    });
+}
