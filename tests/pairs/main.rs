@@ -24,30 +24,19 @@ use options::Options;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
+use crate::common::text_of;
+
 /// Compares the end of a training with that of the loop by hand. Returns the difference as an error.
 fn ends_well(drawn: &[usize]) -> Result<course::Ended, String> {
     let options = Options::of(drawn);
-    catch_unwind(AssertUnwindSafe(|| course::run(&options))).map_err(|panic| {
-        let text = panic.downcast_ref::<String>().cloned();
-        text.or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string))
-            .unwrap_or_default()
-    })
+    catch_unwind(AssertUnwindSafe(|| course::run(&options))).map_err(text_of)
 }
 
 /// The plainest training near `drawn` that goes wrong, too.
 fn least(mut drawn: Vec<usize>) -> (Options, String) {
     loop {
-        let plainer = (0..drawn.len())
-            .filter(|kind| drawn[*kind] > 0)
-            .map(|kind| {
-                let mut plainer = drawn.clone();
-                plainer[kind] = 0;
-                plainer
-            });
-        match plainer
-            .into_iter()
-            .find(|plainer| ends_well(plainer).is_err())
-        {
+        let wrong = table::plainer(&drawn, |_| true).find(|it| ends_well(it).is_err());
+        match wrong {
             Some(plainer) => drawn = plainer,
             None => {
                 let what = ends_well(&drawn).expect_err("it goes wrong");
@@ -79,21 +68,17 @@ fn run(trainings: impl Iterator<Item = Vec<usize>>) {
         }
     }
     println!("{well} ended as by hand, {refused} were refused as they must");
-    assert!(
-        wrong.is_empty(),
-        "{} went wrong:\n{}",
-        wrong.len(),
-        wrong.join("\n\n")
-    );
+    let count = wrong.len();
+    assert!(count == 0, "{count} went wrong:\n{}", wrong.join("\n\n"));
 }
 
 #[test]
-fn every_pair_trains_as_by_hand_or_is_refused_by_name() {
+fn pair_of_options_trains_as_by_hand_or_is_refused() {
     run(table::pairs(Options::KINDS, refused).into_iter());
 }
 
 #[test]
-fn any_training_is_that_by_hand_or_refused_by_name() {
+fn any_training_is_as_by_hand_or_refused_by_name() {
     let of_env = |name: &str, default| {
         let value = std::env::var(name).ok();
         value.map_or(default, |value| value.parse().unwrap())

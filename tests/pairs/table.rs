@@ -62,6 +62,19 @@ fn gain(missing: &HashSet<Pair>, drawn: &[Option<usize>], (kind, option): (usize
         .count()
 }
 
+/// These options with the plainest of one of the kinds that are free.
+pub fn plainer(
+    drawn: &[usize],
+    is_free: impl Fn(usize) -> bool,
+) -> impl Iterator<Item = Vec<usize>> {
+    let kinds = (0..drawn.len()).filter(move |kind| is_free(*kind) && drawn[*kind] > 0);
+    kinds.map(|kind| {
+        let mut plainer = drawn.to_vec();
+        plainer[kind] = 0;
+        plainer
+    })
+}
+
 /// Takes the plainest option of kinds that are free, as long as there are fewer reasons to refuse it then.
 pub fn made_plainer(
     drawn: &mut Vec<usize>,
@@ -70,13 +83,7 @@ pub fn made_plainer(
 ) {
     loop {
         let reasons = refused(drawn);
-        let free = (0..drawn.len()).filter(|kind| is_free(*kind) && drawn[*kind] > 0);
-        let plainer = free.map(|kind| {
-            let mut plainer = drawn.clone();
-            plainer[kind] = 0;
-            plainer
-        });
-        let least = plainer.min_by_key(|plainer| refused(plainer));
+        let least = plainer(drawn, &is_free).min_by_key(|plainer| refused(plainer));
         match least {
             Some(plainer) if refused(&plainer) < reasons => *drawn = plainer,
             _ => return,
@@ -85,7 +92,7 @@ pub fn made_plainer(
 }
 
 #[test]
-fn the_table_has_every_pair() {
+fn table_has_every_pair() {
     let table = pairs(&[3, 2, 4], |_| 0);
     let found: HashSet<_> = table.iter().flat_map(|drawn| pairs_of(drawn)).collect();
     assert_eq!(found.len(), 3 * 2 + 3 * 4 + 2 * 4);

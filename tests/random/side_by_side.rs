@@ -100,7 +100,7 @@ fn train_replicas(device: &Device, place: Place, clips: bool, sharding: Sharding
 }
 
 #[test]
-fn replicas_beside_other_trainings_wait_for_each_other() {
+fn replicas_beside_other_trainings_draw_apart() {
     on_the_cpu(|device| {
         for sharding in [Sharding::State, Sharding::Full] {
             thread::scope(|scope| {
