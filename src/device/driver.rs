@@ -39,7 +39,7 @@ mod tests {
     use super::too_old;
 
     #[test]
-    fn a_driver_is_as_new_as_the_device_needs() {
+    fn driver_older_than_device_needs_is_refused() {
         assert_eq!(too_old("580.95.05", "ptx_sm100"), None);
         assert_eq!(too_old("470.256.02", "ptx_sm80"), None);
         let fault = too_old("520.61.05", "ptx_sm90").unwrap();

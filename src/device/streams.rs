@@ -26,7 +26,7 @@ mod tests {
     use super::shared;
 
     #[test]
-    fn fewer_streams_than_threads_are_told() {
+    fn streams_shared_by_threads_name_option() {
         assert_eq!(shared(128, 3), None);
         assert_eq!(shared(3, 3), None);
         assert!(shared(1, 3).unwrap().contains("`max_streams`"));
