@@ -17,188 +17,106 @@ fn with(model: &Path, field: &str, value: Value) {
     fs::write(&file, config.to_string()).unwrap();
 }
 
+/// Panics unless the command is refused with an error that says `words`. `spoil` changes the model in the first folder, and returns
+/// the data, which it writes into the second.
+#[track_caller]
+fn assert_refused(options: &str, words: &str, spoil: impl Fn(&Path, &Path) -> PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let model = copy("llama", folder.path());
+    let data = spoil(&model, folder.path());
+    let options: Vec<&str> = options.split(' ').filter(|it| !it.is_empty()).collect();
+    let result = command(&model, &data, &folder.path().join("out"), &options);
+    let error = format!("{:#}", result.expect_err(words));
+    assert!(error.contains(words), "{words}: {error}");
+}
+
 #[test]
-fn bad_input_is_a_clear_error() {
-    type Spoil = fn(&Path, &Path) -> (PathBuf, &'static str);
-    // What is done to a model in a folder and which data is used, options, and what the error says.
-    let cases: &[(Spoil, &str)] = &[
+fn bad_options_are_refused_by_name() {
+    for (options, words) in [
         (
-            |_, folder| (text(folder), "--length 1000"),
+            "--length 1000",
             "`--length` is 1000, and the model was made for 256",
         ),
-        (|_, folder| (text(folder), "--batch 0"), "`--batch` is 0"),
+        ("--batch 0", "`--batch` is 0"),
+        ("--accumulate 5", "each micro-batch takes one"),
+        ("--targets q_proj,head", "names head"),
+        ("--merge", "is for adapters"),
+        ("--fit 1MB", "1000000"),
+    ] {
+        assert_refused(options, words, |_, folder| text(folder));
+    }
+}
+
+#[test]
+fn bad_data_is_refused_with_file_and_line() {
+    let without_answer = r#"{"messages": [{"role": "user", "content": "?"}]}"#;
+    let unknown_role = r#"{"messages": [{"role": "tool", "content": "?"}, {"role": "assistant", "content": "!"}]}"#;
+    for (file, text, words) in [
+        ("empty.txt", " \n", "empty.txt has no text to learn"),
         (
-            |_, folder| (text(folder), "--accumulate 5"),
-            "each micro-batch takes one",
-        ),
-        (
-            |_, folder| (text(folder), "--targets q_proj,head"),
-            "names head",
-        ),
-        (|_, folder| (text(folder), "--merge"), "is for adapters"),
-        (|_, folder| (text(folder), "--fit 1MB"), "1000000"),
-        (
-            |_, folder| (folder.join("none.txt"), ""),
-            "none.txt can't be read",
-        ),
-        (
-            |_, folder| (write(folder, "empty.txt", " \n"), ""),
-            "empty.txt has no text to learn",
-        ),
-        (
-            |_, folder| {
-                (
-                    write(folder, "a.jsonl", "{\"text\": \"yes\"}\n{\"text\": 1}\n"),
-                    "",
-                )
-            },
+            "a.jsonl",
+            "{\"text\": \"yes\"}\n{\"text\": 1}\n",
             "a.jsonl:2: a line is an object",
         ),
+        ("b.jsonl", "\n{text}", "b.jsonl:2: this is no JSON"),
         (
-            |_, folder| (write(folder, "b.jsonl", "\n{text}"), ""),
-            "b.jsonl:2: this is no JSON",
-        ),
-        (
-            |_, folder| {
-                (
-                    write(
-                        folder,
-                        "c.jsonl",
-                        "{\"messages\": [{\"role\": \"user\", \"content\": \"?\"}]}",
-                    ),
-                    "",
-                )
-            },
+            "c.jsonl",
+            without_answer,
             "c.jsonl:1: no message has the role `assistant`",
         ),
-        (
-            |_, folder| {
-                (
-                    write(
-                        folder,
-                        "d.jsonl",
-                        "{\"messages\": [{\"role\": \"tool\", \"content\": \"?\"}, {\"role\": \"assistant\", \"content\": \"!\"}]}",
-                    ),
-                    "",
-                )
-            },
-            "unknown role",
-        ),
-        (
-            |_, folder| {
-                let file = folder.join("e.txt");
-                fs::write(&file, b"first\n\xff\xfe").unwrap();
-                (file, "")
-            },
-            "e.txt:2: this is no UTF-8 text",
-        ),
-        (
-            |model, folder| {
-                fs::remove_file(model.join("config.json")).unwrap();
-                (text(folder), "")
-            },
-            "config.json can't be read",
-        ),
-        (
-            |model, folder| {
-                with(model, "model_type", json!("gemma2"));
-                (text(folder), "")
-            },
-            "`model_type` is gemma2",
-        ),
-        (
-            |model, folder| {
-                with(
-                    model,
-                    "rope_scaling",
-                    json!({"rope_type": "longrope", "factor": 2.0}),
-                );
-                (text(folder), "")
-            },
-            "`rope_type` is longrope",
-        ),
-        (
-            |model, folder| {
-                with(model, "hidden_act", json!("gelu"));
-                (text(folder), "")
-            },
-            "`hidden_act` is gelu",
-        ),
-        (
-            |model, folder| {
-                with(model, "vocab_size", json!(300));
-                (text(folder), "")
-            },
-            "use the tokenizer of the model",
-        ),
-        (
-            |model, folder| {
-                with(model, "num_hidden_layers", json!(3));
-                (text(folder), "")
-            },
-            "lack [\"model.layers.2.",
-        ),
-        (
-            |model, folder| {
-                with(model, "num_hidden_layers", json!(1));
-                (text(folder), "")
-            },
-            "the config says nothing of",
-        ),
-        (
-            |model, folder| {
-                with(model, "intermediate_size", json!(97));
-                (text(folder), "")
-            },
-            "mlp.down_proj.weight",
-        ),
-        (
-            |model, folder| {
-                fs::remove_file(model.join("tokenizer.json")).unwrap();
-                (text(folder), "")
-            },
-            "tokenizer.json is missing",
-        ),
-        (
-            |model, folder| {
-                fs::remove_file(model.join("model.safetensors")).unwrap();
-                (text(folder), "")
-            },
-            "has neither `model.safetensors` nor",
-        ),
-        (
-            |model, folder| {
-                let file = model.join("model.safetensors");
-                let bytes = fs::read(&file).unwrap();
-                fs::write(&file, &bytes[..bytes.len() / 2]).unwrap();
-                (text(folder), "")
-            },
-            "model.safetensors",
-        ),
-        (
-            |model, folder| {
-                let index =
-                    json!({"weight_map": {"lm_head.weight": "model-00002-of-00002.safetensors"}});
-                fs::remove_file(model.join("model.safetensors")).unwrap();
-                fs::write(
-                    model.join("model.safetensors.index.json"),
-                    index.to_string(),
-                )
-                .unwrap();
-                (text(folder), "")
-            },
-            "model-00002-of-00002.safetensors is missing",
-        ),
-    ];
-    for (spoil, expected) in cases {
-        let folder = tempfile::tempdir().unwrap();
-        let model = copy("llama", folder.path());
-        let (data, more) = spoil(&model, folder.path());
-        let more: Vec<&str> = more.split(' ').filter(|it| !it.is_empty()).collect();
-        let result = command(&model, &data, &folder.path().join("out"), &more);
-        let error = format!("{:#}", result.expect_err(expected));
-        assert!(error.contains(expected), "{expected}: {error}");
+        ("d.jsonl", unknown_role, "unknown role"),
+    ] {
+        assert_refused("", words, |_, folder| write(folder, file, text));
     }
+    let missing = |_: &Path, folder: &Path| folder.join("none.txt");
+    assert_refused("", "none.txt can't be read", missing);
+    assert_refused("", "e.txt:2: this is no UTF-8 text", |_, folder| {
+        let file = folder.join("e.txt");
+        fs::write(&file, b"first\n\xff\xfe").unwrap();
+        file
+    });
+}
+
+#[test]
+fn bad_model_is_refused_by_field_or_file() {
+    let longrope = json!({"rope_type": "longrope", "factor": 2.0});
+    for (field, value, words) in [
+        ("model_type", json!("gemma2"), "`model_type` is gemma2"),
+        ("rope_scaling", longrope, "`rope_type` is longrope"),
+        ("hidden_act", json!("gelu"), "`hidden_act` is gelu"),
+        ("vocab_size", json!(300), "use the tokenizer of the model"),
+        ("num_hidden_layers", json!(3), "lack [\"model.layers.2."),
+        ("num_hidden_layers", json!(1), "the config says nothing of"),
+        ("intermediate_size", json!(97), "mlp.down_proj.weight"),
+    ] {
+        assert_refused("", words, |model, folder| {
+            with(model, field, value.clone());
+            text(folder)
+        });
+    }
+    for (file, words) in [
+        ("config.json", "config.json can't be read"),
+        ("tokenizer.json", "tokenizer.json is missing"),
+        ("model.safetensors", "has neither `model.safetensors` nor"),
+    ] {
+        assert_refused("", words, |model, folder| {
+            fs::remove_file(model.join(file)).unwrap();
+            text(folder)
+        });
+    }
+    assert_refused("", "model.safetensors", |model, folder| {
+        let file = model.join("model.safetensors");
+        let bytes = fs::read(&file).unwrap();
+        fs::write(&file, &bytes[..bytes.len() / 2]).unwrap();
+        text(folder)
+    });
+    let part = "model-00002-of-00002.safetensors";
+    assert_refused("", &format!("{part} is missing"), |model, folder| {
+        let index = json!({"weight_map": {"lm_head.weight": part}}).to_string();
+        fs::remove_file(model.join("model.safetensors")).unwrap();
+        fs::write(model.join("model.safetensors.index.json"), index).unwrap();
+        text(folder)
+    });
 }
 
 #[test]
