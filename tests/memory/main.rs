@@ -1,4 +1,4 @@
-//! The memory of gradients is released, and nothing else takes its place. Recordings and estimates tell it right.
+//! Fused training releases the memory of gradients, and recordings report it.
 //!
 //! A process of its own: it counts every allocated byte.
 
@@ -14,12 +14,7 @@ mod files;
 mod formats;
 mod growth;
 mod loss;
-#[path = "../../benches/plan/models.rs"]
-mod models;
 mod offload;
-#[allow(dead_code)] // A part of a benchmark.
-#[path = "../../benches/estimates/peaks.rs"]
-mod peaks;
 mod pytorch_file;
 mod quantized;
 mod recorder;

@@ -31,34 +31,17 @@ fn formats_on_servers_are_refused_by_name() {
             let adamw = adamw().with_state_format(format);
             MuonWithAdamWConfig::new(vec![]).with_adamw(adamw).init()
         };
-        let refused: [(ModuleOptimizer, FloatDType, &str); 8] = [
-            (bits8(), FloatDType::F32, "`StateFormat::Bits8`"),
-            (
-                states(StateFormat::Bits4),
-                FloatDType::F32,
-                "`StateFormat::Bits4`",
-            ),
-            (bits8(), FloatDType::BF16, "`StateFormat::Bits8`"),
-            (
-                muon(StateFormat::Bits8),
-                FloatDType::F32,
-                "`StateFormat::Bits8`",
-            ),
-            (
-                weights(WeightFormat::Stochastic),
-                FloatDType::BF16,
-                "`WeightFormat::Stochastic`",
-            ),
-            (
-                weights(WeightFormat::Split24),
-                FloatDType::BF16,
-                "`WeightFormat::Split24`",
-            ),
-            (
-                wrapped(WeightFormat::Split24),
-                FloatDType::BF16,
-                "`WeightFormat::Split24`",
-            ),
+        use StateFormat::{Bits4, Bits8};
+        use WeightFormat::{Split24, Stochastic};
+        let (f32, bf16) = (FloatDType::F32, FloatDType::BF16);
+        let refused = [
+            (bits8(), f32, "`StateFormat::Bits8`"),
+            (states(Bits4), f32, "`StateFormat::Bits4`"),
+            (bits8(), bf16, "`StateFormat::Bits8`"),
+            (muon(Bits8), f32, "`StateFormat::Bits8`"),
+            (weights(Stochastic), bf16, "`WeightFormat::Stochastic`"),
+            (weights(Split24), bf16, "`WeightFormat::Split24`"),
+            (wrapped(Split24), bf16, "`WeightFormat::Split24`"),
         ];
         for (optimizer, dtype, format) in refused {
             let model = cast(Net::init(&server.device), dtype).unwrap();
@@ -97,9 +80,7 @@ fn formats_stepped_beside_the_server_are_trained() {
         // On the main device.
         let devices = [flex(), server.device.clone()];
         let config = FusedConfig::new().with_ownership(Ownership::MainDevice);
-        let batches = devices
-            .each_ref()
-            .map(|device| Tensor::ones([5, 6], device));
+        let batches = ones(&devices);
         let model = Net::init(&flex());
         let mut fused = FusedReplicas::new_with_config(model, bits8(), devices, config).unwrap();
         fused.step_ok(RATE, batches, Net::loss);

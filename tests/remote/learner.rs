@@ -40,7 +40,7 @@ impl_train_step!(Net, Tensor<2>);
 impl_inference_step!(Net, Tensor<2>);
 
 #[test]
-fn a_training_whose_server_dies_ends_with_an_error() {
+fn launched_training_with_killed_server_ends_with_an_error() {
     for sharding in [Sharding::State, Sharding::Full] {
         in_time(move || {
             let folder = tempfile::tempdir().unwrap();

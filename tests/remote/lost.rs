@@ -7,7 +7,7 @@ use super::resumed::{TIMEOUT, with_timeout};
 use super::*;
 
 #[test]
-fn a_server_that_dies_while_replicas_train_ends_a_step_with_an_error() {
+fn server_killed_while_replicas_train_ends_step() {
     for (killed, millis, sharding) in [
         (0, 30, Sharding::State),
         (1, 55, Sharding::Full),
@@ -52,41 +52,43 @@ fn a_server_that_dies_while_replicas_train_ends_a_step_with_an_error() {
 }
 
 #[test]
-fn killed_server_before_training_is_an_error() {
-    in_time(|| {
-        let mut server = Server::start();
-        server.kill();
-        let error = check_device(&server.device, FloatDType::F32).unwrap_err();
-        assert_matches!(error, FusedError::DeviceUnavailable { .. });
-    });
-}
-
-#[test]
-fn stopped_server_before_training_is_an_error() {
-    with_timeout("lost::stopped_server_before_training_is_an_error", || {
-        let server = Server::start();
-        server.stop();
-        let start = Instant::now();
-        let error = check_device(&server.device, FloatDType::F32).unwrap_err();
-        assert_matches!(error, FusedError::DeviceUnavailable { .. });
-        assert!(start.elapsed() <= TIMEOUT[1], "{:?}", start.elapsed());
+fn lost_server_before_training_is_an_error() {
+    with_timeout("lost::lost_server_before_training_is_an_error", || {
+        for stops in [false, true] {
+            let mut server = Server::start();
+            match stops {
+                true => server.stop(),
+                false => server.kill(),
+            }
+            let start = Instant::now();
+            let error = check_device(&server.device, FloatDType::F32).unwrap_err();
+            assert_matches!(error, FusedError::DeviceUnavailable { .. });
+            assert!(start.elapsed() <= TIMEOUT[1], "{:?}", start.elapsed());
+        }
     });
 }
 
 /// A read in a step has the same timeout as the end of the step.
 #[test]
-fn stopped_server_is_an_error_with_every_policy() {
-    with_timeout("lost::stopped_server_is_an_error_with_every_policy", || {
-        let exact = GlobalNormClippingConfig::Exact(1.0);
-        let scaling = LossScalingConfig::new();
-        for config in [FusedConfig::clipping(exact), FusedConfig::scaling(scaling)] {
-            let server = Server::start();
+fn lost_server_is_an_error_with_every_policy() {
+    with_timeout("lost::lost_server_is_an_error_with_every_policy", || {
+        for (config, stops) in [
+            (FusedConfig::new(), false),
+            (FusedConfig::lagged(1.0), false),
+            (FusedConfig::exact(1.0), false),
+            (FusedConfig::exact(1.0), true),
+            (FusedConfig::scaling(LossScalingConfig::new()), true),
+        ] {
+            let mut server = Server::start();
             let model = Net::init(&server.device);
             let mut fused = FusedOptimizer::new_ok(model, adamw()).with_config_ok(config);
             let x = Tensor::<2>::ones([5, 6], &server.device);
             let mut step = || fused.step_repeatable(RATE, |model| model.loss(x.clone()));
             step().unwrap();
-            server.stop();
+            match stops {
+                true => server.stop(),
+                false => server.kill(),
+            }
             let start = Instant::now();
             let error = step().map(drop).unwrap_err();
             println!("{:?}, {error}", start.elapsed());
@@ -97,64 +99,32 @@ fn stopped_server_is_an_error_with_every_policy() {
 }
 
 #[test]
-fn stopped_server_of_a_rank_ends_the_step_on_all() {
-    with_timeout(
-        "lost::stopped_server_of_a_rank_ends_the_step_on_all",
-        || {
-            for sharding in [Sharding::State, Sharding::Full] {
-                let server = Server::start();
-                let devices = [flex(), server.device.clone()];
-                let batches = devices
-                    .each_ref()
-                    .map(|device| Tensor::ones([5, 6], device));
-                let mut fused = FusedReplicas::new_ok(Net::init(&flex()), adamw(), devices)
-                    .with_config_ok(FusedConfig::sharded(sharding));
-                fused.step_ok(RATE, batches.clone(), Net::loss);
-                server.stop();
-                let start = Instant::now();
-                let error = fused.step(RATE, batches, Net::loss).unwrap_err();
-                println!("{:?}, {error}", start.elapsed());
-                assert_clean(&error);
-                assert!(start.elapsed() <= TIMEOUT[1], "{:?}", start.elapsed());
-            }
-        },
-    );
+fn stopped_server_of_rank_ends_step_on_all() {
+    with_timeout("lost::stopped_server_of_rank_ends_step_on_all", || {
+        for sharding in [Sharding::State, Sharding::Full] {
+            let server = Server::start();
+            let devices = [flex(), server.device.clone()];
+            let batches = ones(&devices);
+            let mut fused = FusedReplicas::new_ok(Net::init(&flex()), adamw(), devices)
+                .with_config_ok(FusedConfig::sharded(sharding));
+            fused.step_ok(RATE, batches.clone(), Net::loss);
+            server.stop();
+            let start = Instant::now();
+            let error = fused.step(RATE, batches, Net::loss).unwrap_err();
+            println!("{:?}, {error}", start.elapsed());
+            assert_clean(&error);
+            assert!(start.elapsed() <= TIMEOUT[1], "{:?}", start.elapsed());
+        }
+    });
 }
 
 #[test]
-fn a_server_that_is_gone_is_an_error_with_every_policy() {
-    type Policy = fn(FusedOptimizer<Net>) -> FusedOptimizer<Net>;
-    let policies: [Policy; 3] = [
-        |fused| fused,
-        |fused| fused.with_config_ok(FusedConfig::lagged(1.0)),
-        |fused| fused.with_config_ok(FusedConfig::exact(1.0)),
-    ];
-    for policy in policies {
-        in_time(move || {
-            let mut server = Server::start();
-            let device = server.device.clone();
-            let mut fused = policy(FusedOptimizer::new_ok(Net::init(&device), adamw()));
-            let x = Tensor::<2>::ones([5, 6], &device);
-            let mut step = || fused.step_repeatable(RATE, |model| model.loss(x.clone()));
-            step().unwrap();
-            server.kill();
-            let Err(error) = step() else {
-                panic!("the server is gone")
-            };
-            assert_matches!(error, FusedError::DeviceLost { .. });
-        });
-    }
-}
-
-#[test]
-fn a_lost_server_takes_states_and_no_weights() {
+fn lost_server_takes_states_and_no_weights() {
     in_time(|| {
         let server = Server::start();
         let devices = [flex(), server.device.clone()];
         let initial = Net::init(&flex());
-        let batches = devices
-            .each_ref()
-            .map(|device| Tensor::ones([5, 6], device));
+        let batches = ones(&devices);
         let doomed = Arc::new(Mutex::new(None::<Server>));
         let held = doomed.clone();
         // When the sum of its gradients is there, which then can't be stepped. By size, the second largest is the server's.
@@ -189,7 +159,7 @@ struct Normed {
 }
 
 #[test]
-fn a_lost_server_is_an_error_where_there_are_running_statistics() {
+fn lost_server_with_running_statistics_is_an_error() {
     in_time(|| {
         let mut server = Server::start();
         let devices = [flex(), server.device.clone()];
@@ -201,9 +171,7 @@ fn a_lost_server_is_an_error_where_there_are_running_statistics() {
             let x = model.norm.forward(model.linear.forward(x));
             x.powi_scalar(3).mean()
         };
-        let batches = devices
-            .each_ref()
-            .map(|device| Tensor::<2>::ones([5, 6], device));
+        let batches = ones(&devices);
         let mut fused = FusedReplicas::new_ok(model, adamw(), devices);
         fused.step_ok(RATE, batches.clone(), loss);
         server.kill();

@@ -13,7 +13,6 @@ mod server;
 
 use std::io::Read;
 use std::net::TcpListener;
-use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use burn::server::{RemoteServer, TokenAuthorizer, WebSocketTransport};
@@ -87,19 +86,15 @@ fn adamw() -> ModuleOptimizer {
     AdamWConfig::new().init()
 }
 
-/// Ends the test if `work` has not ended in time.
-fn in_time<R: Send + 'static>(work: impl FnOnce() -> R + Send + 'static) -> R {
-    let (sender, receiver) = channel();
-    let thread = std::thread::spawn(move || {
-        let result = work();
-        let _ = sender.send(());
-        result
-    });
-    let done = receiver.recv_timeout(Duration::from_secs(120));
-    if done.is_err() && !thread.is_finished() {
-        panic!("a thread hangs");
-    }
-    thread.join().unwrap()
+fn batch() -> Tensor<2> {
+    Tensor::random([5, 6], Distribution::Default, &flex())
+}
+
+/// A batch of ones for each device.
+fn ones<const N: usize>(devices: &[Device; N]) -> [Tensor<2>; N] {
+    devices
+        .each_ref()
+        .map(|device| Tensor::ones([5, 6], device))
 }
 
 /// Burn's optimizers, and ours, which step by tensor operations there.
@@ -115,21 +110,16 @@ fn optimizers() -> Vec<ModuleOptimizer> {
 }
 
 #[test]
-fn a_remote_device_is_trained_on_as_one_of_this_process() {
+fn remote_device_trains_as_device_of_this_process() {
     in_time(|| {
         let server = Server::start();
         let initial = Net::init(&flex());
-        let batches: Vec<Tensor<2>> = (0..4)
-            .map(|_| Tensor::random([5, 6], Distribution::Default, &flex()))
-            .collect();
+        let batches: Vec<_> = (0..4).map(|_| batch()).collect();
         for index in 0..optimizers().len() {
-            let mut stock = copy(&initial, || Net::init(&flex()));
+            let stock = copy(&initial, || Net::init(&flex()));
             let mut optimizer = optimizers().remove(index);
-            for x in &batches {
-                let gradients = stock.loss(x.clone()).backward();
-                let gradients = GradientsParams::from_grads(gradients, &stock);
-                stock = optimizer.step(RATE, stock, gradients);
-            }
+            let loss = |model: &Net, step: usize| model.loss(batches[step].clone());
+            let stock = train_stock(stock, &mut optimizer, batches.len(), RATE, loss);
             let model = copy(&initial, || Net::init(&server.device));
             let mut fused = FusedOptimizer::new_ok(model, optimizers().remove(index));
             for x in &batches {
@@ -147,27 +137,21 @@ fn replicas_train_on_two_servers() {
         let servers = [Server::start(), Server::start()];
         let devices: Vec<Device> = servers.iter().map(|server| server.device.clone()).collect();
         let initial = Net::init(&flex());
-        let steps: Vec<[Tensor<2>; 2]> = (0..4)
-            .map(|_| [(); 2].map(|_| Tensor::random([5, 6], Distribution::Default, &flex())))
-            .collect();
-        let expected = {
+        let steps: Vec<_> = (0..4).map(|_| [batch(), batch()]).collect();
+        let train = |devices: &[Device], sharding| {
             let model = copy(&initial, || Net::init(&flex()));
-            let mut fused = FusedReplicas::new_ok(model, adamw(), [flex(), flex()]);
-            for batches in &steps {
-                fused.step_ok(RATE, batches.clone(), Net::loss);
-            }
-            fused.model()
-        };
-        for sharding in [Sharding::State, Sharding::Full] {
-            let model = copy(&initial, || Net::init(&flex()));
-            let mut fused = FusedReplicas::new_ok(model, adamw(), devices.clone())
+            let mut fused = FusedReplicas::new_ok(model, adamw(), devices.to_vec())
                 .with_config_ok(FusedConfig::sharded(sharding));
             for batches in &steps {
-                let batches = batches.clone().into_iter().zip(&devices);
+                let batches = batches.clone().into_iter().zip(devices);
                 let batches: Vec<_> = batches.map(|(x, device)| x.to_device(device)).collect();
                 fused.step_ok(RATE, batches, Net::loss);
             }
-            assert_equal_weights(&expected, &fused.model().fork(&flex()));
+            fused.model().fork(&flex())
+        };
+        for sharding in [Sharding::State, Sharding::Full] {
+            let expected = train(&[flex(), flex()], sharding);
+            assert_equal_weights(&expected, &train(&devices, sharding));
         }
     });
 }

@@ -37,12 +37,11 @@ impl Mixed {
 
 /// Batches for two ranks.
 fn steps(count: usize) -> Vec<[Tensor<2>; 2]> {
-    let batch = || Tensor::random([5, 6], Distribution::Default, &flex());
     (0..count).map(|_| [batch(), batch()]).collect()
 }
 
 #[test]
-fn what_moves_between_servers_goes_through_this_process() {
+fn replicas_on_servers_with_changing_owners_train_as_local() {
     in_time(|| {
         let servers = [Server::start(), Server::start()];
         let remote = servers.each_ref().map(|server| server.device.clone());
@@ -71,7 +70,7 @@ fn what_moves_between_servers_goes_through_this_process() {
 }
 
 #[test]
-fn a_model_moves_to_another_server_with_its_states() {
+fn model_moved_to_another_server_keeps_states() {
     in_time(|| {
         let servers = [Server::start(), Server::start()];
         let remote = servers.each_ref().map(|server| server.device.clone());

@@ -17,9 +17,7 @@ pub fn assert_resumed(
     again: impl FnOnce() -> Device,
 ) {
     let initial = Net::init(&flex());
-    let batches: Vec<Tensor<2>> = (0..6)
-        .map(|_| Tensor::random([5, 6], Distribution::Default, &flex()))
-        .collect();
+    let batches: Vec<_> = (0..6).map(|_| batch()).collect();
     let training = |device: &Device| {
         let model = copy(&initial, || Net::init(device));
         let optimizer = backburn::optim::AdamWConfig::new().init();
@@ -99,15 +97,9 @@ pub const TIMEOUT: [Duration; 2] = [Duration::from_secs(3), Duration::from_secs(
 
 /// Runs `test`, that of this name, in a process where servers must answer within the first [`TIMEOUT`].
 pub fn with_timeout(name: &str, test: impl FnOnce() + Send + 'static) {
-    const VARIABLE: &str = "BACKBURN_SERVER_TIMEOUT";
-    if std::env::var_os(VARIABLE).is_some() {
-        return in_time(test);
-    }
-    let status = std::process::Command::new(std::env::current_exe().unwrap())
-        .args([name, "--exact", "--nocapture"])
-        .env(VARIABLE, TIMEOUT[0].as_secs().to_string())
-        .status();
-    assert!(status.unwrap().success(), "{name}");
+    let seconds = TIMEOUT[0].as_secs().to_string();
+    let variable = ("BACKBURN_SERVER_TIMEOUT", seconds.as_str());
+    in_own_process(name, variable, || in_time(test));
 }
 
 #[test]
