@@ -59,7 +59,8 @@ fn replicas_on_devices_of_several_kinds_equal_stock() {
         let expected = train_stock(model, &devices, &steps, Stock::Sharded).fork(&devices[0]);
         let plainly = |config: FusedConfig| config;
         type Choose = fn(FusedConfig) -> FusedConfig;
-        let chosen: [(Choose, fn(&Network, _) -> _); 3] = [
+        type Loss = fn(&Network, Tensor<2, Int>) -> Tensor<1>;
+        let chosen: [(Choose, Loss); 3] = [
             (plainly, Network::loss),
             (plainly, Network::loss_in_blocks),
             (with_policies, Network::loss_in_blocks),

@@ -17,8 +17,10 @@ fn steps(device: &Device, ranks: usize) -> Vec<Batches> {
     silent.into_iter().enumerate().map(step).collect()
 }
 
+type Step = fn(&mut FusedReplicas<Network>, Batches);
+
 /// The ways to make a step.
-const WAYS: [(&str, fn(&mut FusedReplicas<Network>, Batches)); 3] = [
+const WAYS: [(&str, Step); 3] = [
     ("step", |fused, batches| {
         let ranks = batches.len();
         assert_eq!(fused.step_ok(RATE, batches, Network::loss).len(), ranks);

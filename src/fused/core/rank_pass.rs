@@ -19,13 +19,14 @@ use crate::random::Stream;
 use crate::replica::Membership;
 use crate::weights::{AttachedModule, LocalParams};
 
+/// Runs the part of every rank in a pass, each with its attached module.
+type Run<'a, M, R> = dyn FnMut(&[RankPass], &[AttachedModule<M>]) -> Result<R, FusedError> + 'a;
+
 /// The closures of all ranks, which run in every pass of a step.
 pub(in crate::fused) struct Executor<'a, M, R> {
     /// The kind of closure of each rank. If any rank has one, the first has one.
     pub(in crate::fused) closures: &'a [Closure],
-    /// Runs the part of every rank in a pass, each with its attached module.
-    pub(in crate::fused) run:
-        &'a mut dyn FnMut(&[RankPass], &[AttachedModule<M>]) -> Result<R, FusedError>,
+    pub(in crate::fused) run: &'a mut Run<'a, M, R>,
 }
 
 /// The part of one rank in a pass that has begun, on any thread.

@@ -48,7 +48,7 @@ pub fn assert_near<M: Module>(expected: &M, found: &M) {
     for ((path, expected), (_, found)) in weights(expected).iter().zip(&weights(found)) {
         let most = expected
             .iter::<f64>()
-            .fold(0.0, |most, x| most.max(x.abs()))
+            .fold(0.0, |most, x| f64::max(most, x.abs()))
             / 1000.0;
         for (expected, found) in expected.iter::<f64>().zip(found.iter::<f64>()) {
             let error = (expected - found).abs();
