@@ -29,7 +29,7 @@ impl Dropping {
 
     fn loss(&self, x: Tensor<2>, draws: Draws, step: usize) -> Tensor<1> {
         let dropout = match draws {
-            Draws::EverySecondStep if step.is_multiple_of(2) => DropoutConfig::new(0.0).init(),
+            Draws::EverySecondStep if !step.is_multiple_of(2) => DropoutConfig::new(0.0).init(),
             _ => self.dropout.clone(),
         };
         let x = dropout.forward(x);
