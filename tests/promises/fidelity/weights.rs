@@ -6,7 +6,7 @@ use burn::nn::loss::CrossEntropyLossConfig;
 use super::*;
 use crate::backends::on_every_backend;
 
-fn weights_tied_between_embedding_and_output(device: &Device) {
+fn weights_tied_to_output_match_stock(device: &Device) {
     #[derive(Module, Debug)]
     struct Tied {
         embedding: Embedding,
@@ -30,171 +30,141 @@ fn weights_tied_between_embedding_and_output(device: &Device) {
     );
 }
 
-fn weights_not_used_in_the_loss(device: &Device) {
-    let x = random([5, 3], device);
-    assert_fused_equals_stock(
-        || TwoHeads::init(device),
-        |model, _| {
-            let x = model.body.forward(x.clone());
-            let _read_but_not_in_the_loss = model.second.forward(x.clone());
+/// A use of the weights, its loss, and the parameters that it trains.
+type Use = (
+    &'static str,
+    fn(&TwoHeads, [Tensor<2>; 2], usize) -> Tensor<1>,
+    fn(&str) -> bool,
+);
+
+const USES: [Use; 5] = [
+    (
+        "read but not in the loss",
+        |model, [x, _], _| {
+            let x = model.body.forward(x);
+            let _read = model.second.forward(x.clone());
             square_mean(model.first.forward(x))
         },
         |path| !path.starts_with("second"),
-    );
-}
-
-fn weights_used_in_some_steps_only(device: &Device) {
-    let x = random([5, 3], device);
-    assert_fused_equals_stock(
-        || TwoHeads::init(device),
-        |model, step| {
-            let x = model.body.forward(x.clone());
-            let head = if step % 2 == 0 {
-                &model.first
-            } else {
-                &model.second
-            };
-            square_mean(head.forward(x))
+    ),
+    (
+        "in some steps",
+        |model, [x, _], step| {
+            let head = [&model.first, &model.second][step % 2];
+            square_mean(head.forward(model.body.forward(x)))
         },
         |_| true,
-    );
-}
-
-fn frozen_weights(device: &Device) {
-    let x = random([5, 3], device);
-    assert_fused_equals_stock(
-        || {
-            let group = ParamGroup::from_predicate("first");
-            TwoHeads::init(device).freeze_group(group)
-        },
-        |model, _| {
-            let x = model.body.forward(x.clone());
-            square_mean(model.first.forward(x.clone()) - model.second.forward(x))
-        },
+    ),
+    (
+        "frozen",
+        |model, [x, _], _| model.loss(x),
         |path| !path.starts_with("first"),
-    );
+    ),
+    (
+        "several forward passes in a step",
+        |model, [x, y], _| {
+            let of = |x, head: &Linear| square_mean(head.forward(model.body.forward(x)));
+            of(x, &model.first) + of(y, &model.second)
+        },
+        |_| true,
+    ),
+    (
+        "without a gradient in the step",
+        |model, [x, _], _| {
+            let judge = model.first.clone().no_grad();
+            let x = model.body.forward(x);
+            let target = model.valid().second.forward(x.clone().inner());
+            square_mean(judge.forward(x) - Tensor::from_inner(target))
+        },
+        |path| path.starts_with("body"),
+    ),
+];
+
+fn weights_in_every_use_match_stock(device: &Device) {
+    for (name, loss, trained) in USES {
+        println!("{name}");
+        let init = || match name {
+            "frozen" => TwoHeads::init(device).freeze_group(ParamGroup::from_predicate("first")),
+            _ => TwoHeads::init(device),
+        };
+        let x = [(); 2].map(|()| random([5, 3], device));
+        assert_fused_equals_stock(init, |model, step| loss(model, x.clone(), step), trained);
+    }
 }
 
-fn weights_frozen_and_thawed_between_steps(device: &Device) {
+fn weights_frozen_and_thawed_match_stock(device: &Device) {
     let x = random([5, 3], device);
-    let loss = |model: &TwoHeads, _: usize| {
-        let x = model.body.forward(x.clone());
-        square_mean(model.first.forward(x.clone()) - model.second.forward(x))
-    };
+    let loss = |model: &TwoHeads, _: usize| model.loss(x.clone());
     let freeze = |model: TwoHeads| model.freeze_group(ParamGroup::from_predicate("body"));
-    let optimizer = || AdamWConfig::new().init();
     let initial = TwoHeads::init(device);
+    let copy = || copy(&initial, || TwoHeads::init(device));
 
-    let mut stock_optimizer = optimizer();
-    let stock = copy(&initial, || TwoHeads::init(device));
-    let stock = train_stock(stock, &mut stock_optimizer, 2, RATE, loss);
-    let stock = train_stock(freeze(stock), &mut stock_optimizer, 2, RATE, loss);
-    let stock = train_stock(stock.unfreeze(), &mut stock_optimizer, 2, RATE, loss);
+    let mut optimizer = AdamWConfig::new().init();
+    let mut fused = FusedOptimizer::new_ok(copy(), optimizer.clone());
+    let stock = train_stock(copy(), &mut optimizer, 2, RATE, loss);
+    let stock = train_stock(freeze(stock), &mut optimizer, 2, RATE, loss);
+    let stock = train_stock(stock.unfreeze(), &mut optimizer, 2, RATE, loss);
 
-    let fused = copy(&initial, || TwoHeads::init(device));
-    let mut fused = FusedOptimizer::new_ok(fused, optimizer());
     train_fused(&mut fused, 2, RATE, loss);
     let before = fused.model();
     fused.change_model_ok(freeze);
-    assert_eq!((fused.num_released(), fused.num_frozen()), (4, 2));
+    assert_eq!(parts(&fused), (4, 0, 2));
     train_fused(&mut fused, 2, RATE, loss);
     assert_changed(&before, &fused.model(), |path| !path.starts_with("body"));
     fused.change_model_ok(TwoHeads::unfreeze);
     train_fused(&mut fused, 2, RATE, loss);
-
     assert_equal_weights(&stock, &fused.model());
 }
 
-fn lora_adapters_on_a_frozen_base(device: &Device) {
+fn lora_adapters_match_stock(device: &Device) {
     let x = random([5, 3], device);
-    assert_fused_equals_stock(
-        || TwoHeads::init(device).apply_lora(Lora::new(2, 4.0)),
-        |model, _| {
-            let x = model.body.forward(x.clone());
-            square_mean(model.first.forward(x.clone()) - model.second.forward(x) + 1.0)
-        },
-        |path| path.contains(".lora."),
-    );
-}
-
-fn lora_adapters_on_a_base_in_training(device: &Device) {
-    let x = random([5, 3], device);
-    let init = || {
-        TwoHeads::init(device)
-            .apply_lora(Lora::new(2, 4.0))
-            .unfreeze()
-    };
-    let fused = FusedOptimizer::new_ok(init(), SgdConfig::new().init());
-    assert_eq!(
-        (
-            fused.num_released(),
-            fused.num_retained(),
-            fused.num_frozen()
-        ),
-        (9, 3, 0)
-    );
-
-    assert_fused_equals_stock(
-        init,
-        |model, _| {
-            let x = model.body.forward(x.clone());
-            square_mean(model.first.forward(x.clone()) - model.second.forward(x) + 1.0)
-        },
-        |_| true,
-    );
-}
-
-fn lazily_initialized_parameters(device: &Device) {
-    #[derive(Module, Debug)]
-    struct Lazy {
-        weight: Param<Tensor<2>>,
-        linear: Linear,
+    for (thaws, expected) in [(false, (6, 0, 6)), (true, (9, 3, 0))] {
+        let init = || {
+            let adapted = TwoHeads::init(device).apply_lora(Lora::new(2, 4.0));
+            if thaws { adapted.unfreeze() } else { adapted }
+        };
+        let fused = FusedOptimizer::new_ok(init(), SgdConfig::new().init());
+        assert_eq!(parts(&fused), expected);
+        let trained = |path: &str| thaws || path.contains(".lora.");
+        assert_fused_equals_stock(init, |model, _| model.loss(x.clone()), trained);
     }
+}
 
-    let init = || Lazy {
-        weight: Initializer::Uniform {
-            min: -1.0,
-            max: 1.0,
-        }
-        .init([3, 3], device),
-        linear: LinearConfig::new(3, 2).init(device),
+fn lazily_initialized_parameters_match_stock(device: &Device) {
+    let init = || -> (Param<Tensor<2>>, Linear) {
+        let (min, max) = (-1.0, 1.0);
+        let lazy = Initializer::Uniform { min, max }.init([3, 3], device);
+        (lazy, LinearConfig::new(3, 2).init(device))
     };
     let lazy = init();
-    assert!(!lazy.weight.is_initialized());
+    assert!(!lazy.0.is_initialized());
     let mut fused = FusedOptimizer::new_ok(lazy, AdamWConfig::new().init());
-    let initialized = fused.model();
+    let stock = copy(&fused.model(), init);
 
     let x = random([4, 3], device);
-    let loss = |model: &Lazy, _: usize| {
-        square_mean(model.linear.forward(x.clone().matmul(model.weight.val())))
+    let loss = |(weight, linear): &(Param<Tensor<2>>, Linear), _: usize| {
+        square_mean(linear.forward(x.clone().matmul(weight.val())))
     };
-    let stock = copy(&initialized, init);
     let stock = train_stock(stock, &mut AdamWConfig::new().init(), STEPS, RATE, loss);
     train_fused(&mut fused, STEPS, RATE, loss);
     assert_equal_weights(&stock, &fused.model());
 }
 
-fn weights_in_column_layout(device: &Device) {
+fn weights_in_columns_match_stock(device: &Device) {
     let x = random([4, 3], device);
+    let config = LinearConfig::new(3, 5).with_layout(LinearLayout::Col);
     assert_fused_equals_stock(
-        || {
-            LinearConfig::new(3, 5)
-                .with_layout(LinearLayout::Col)
-                .init(device)
-        },
-        |model, _| square_mean(model.forward(x.clone())),
+        || config.init(device),
+        |model: &Linear, _| square_mean(model.forward(x.clone())),
         |_| true,
     );
 }
 
 on_every_backend!(
-    weights_tied_between_embedding_and_output,
-    weights_not_used_in_the_loss,
-    weights_used_in_some_steps_only,
-    frozen_weights,
-    weights_frozen_and_thawed_between_steps,
-    lora_adapters_on_a_frozen_base,
-    lora_adapters_on_a_base_in_training,
-    lazily_initialized_parameters,
-    weights_in_column_layout,
+    weights_tied_to_output_match_stock,
+    weights_in_every_use_match_stock,
+    weights_frozen_and_thawed_match_stock,
+    lora_adapters_match_stock,
+    lazily_initialized_parameters_match_stock,
+    weights_in_columns_match_stock,
 );
