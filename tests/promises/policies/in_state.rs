@@ -5,46 +5,40 @@ use std::collections::HashMap;
 use backburn::optim::{
     AccumulateInState, AdamConfig, AdamWConfig, ElementWiseOptimizer, SgdConfig,
 };
-use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::optim::decay::WeightDecayConfig;
 
 use super::*;
 use crate::backends::on_every_backend;
 
-const SIZES: [usize; 4] = [3, 1, 2, 3];
-
 fn groups(device: &Device) -> Vec<Vec<Tensor<2>>> {
-    let mut batches = batches(device, SIZES.iter().sum()).into_iter();
-    SIZES
-        .map(|size| batches.by_ref().take(size).collect())
-        .into()
+    [3, 1, 2, 3].map(|size| batches(device, size)).into()
 }
 
 fn train(fused: &mut FusedOptimizer<Squashed>, groups: &[Vec<Tensor<2>>], rate: f64) {
+    let updates = fused.num_released() + fused.num_retained();
     for group in groups {
         let (last, before) = group.split_last().unwrap();
         for x in before {
             let weights_before = weights(&fused.model());
-            fused.accumulate_ok(|model| model.loss(x.clone()));
+            fused.accumulate_ok(|model| model.loss(x));
             assert_eq!(fused.last_step().updated, 0);
             let same = weights_before == weights(&fused.model());
             assert!(same, "only the last micro-batch moves the parameters");
         }
-        fused.step_ok(rate, |model| model.loss(last.clone()));
-        assert_eq!(fused.last_step().updated, 4);
+        fused.step_ok(rate, |model| model.loss(last));
+        assert_eq!(fused.last_step().updated, updates);
     }
 }
 
-/// The state of a parameter on the host: its two moments.
-type Moments = (Vec<f32>, Vec<f32>);
-
-/// Steps every parameter by the formula of AdamA, in f32 and in the order of Burn's Adam.
-struct Reference<'a> {
-    gradients: &'a [GradientsParams],
-    moments: &'a mut HashMap<ParamId, Moments>,
-    time: i32,
-    /// Decoupled weight decay and epsilon of AdamW; Adam otherwise.
-    decoupled: bool,
+fn stock(
+    model: Squashed,
+    mut optimizer: ModuleOptimizer,
+    groups: &[Vec<Tensor<2>>],
+    rate: f64,
+) -> Squashed {
+    groups.iter().fold(model, |model, group| {
+        step_stock(model, &mut optimizer, rate, group, Squashed::loss)
+    })
 }
 
 const BETA_1: f32 = 0.9;
@@ -52,247 +46,189 @@ const BETA_2: f32 = 0.999;
 const EPSILON: f32 = 1e-5;
 const DECAY: f32 = 0.01;
 
-impl ModuleMapper for Reference<'_> {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let (id, value, mapper) = param.consume();
-        let (shape, device) = (value.shape(), value.device());
-        let host = |tensor: Tensor<D>| -> Vec<f32> { tensor.into_data().iter().collect() };
-        let mut parameter = host(value.inner());
-        let zeros = || vec![0.0; parameter.len()];
-        let (m, v) = self.moments.entry(id).or_insert_with(|| (zeros(), zeros()));
-        for (index, gradients) in self.gradients.iter().enumerate() {
-            let gradient = host(gradients.get::<D>(id).expect("every parameter has one"));
-            for ((m, v), g) in m.iter_mut().zip(v.iter_mut()).zip(gradient) {
-                if index == 0 {
-                    (*m, *v) = (*m * BETA_1, *v * BETA_2);
-                }
-                *m += g * (1.0 - BETA_1);
-                *v += g * g * (1.0 - BETA_2);
-            }
-        }
-        let (bias_1, bias_2) = (1.0 - BETA_1.powi(self.time), 1.0 - BETA_2.powi(self.time));
-        let rate = LEARNING_RATE as f32;
-        for ((parameter, m), v) in parameter.iter_mut().zip(m).zip(v) {
-            if self.decoupled {
-                let delta = *m / bias_1 / ((*v / bias_2).sqrt() + EPSILON);
-                let decay = 1.0 - LEARNING_RATE * f64::from(DECAY);
-                *parameter = *parameter * decay as f32 - delta * rate;
-            } else {
-                let root = bias_2.sqrt();
-                let delta = *m * (root / bias_1) / (v.sqrt() + EPSILON * root);
-                *parameter -= delta * rate;
-            }
-        }
-        let value = Tensor::from_data(TensorData::new(parameter, shape), &device);
-        Param::from_mapped_value(id, value.require_grad(), mapper)
-    }
-}
-
+/// Steps every parameter by the formula of AdamA, in f32 and in the order of Burn's Adam: with the decoupled weight decay and
+/// epsilon of AdamW, or as Adam.
 fn reference(mut model: Squashed, groups: &[Vec<Tensor<2>>], decoupled: bool) -> Squashed {
+    let host = |row: Tensor<1>| -> Vec<f32> { row.into_data().iter().collect() };
     let mut moments = HashMap::new();
     for (group, time) in groups.iter().zip(1..) {
-        let gradients = group.iter().map(|x| {
-            let gradients = model.loss(x.clone()).backward();
-            GradientsParams::from_grads(gradients, &model)
-        });
-        let gradients: Vec<_> = gradients.collect();
-        model = model.map(&mut Reference {
-            gradients: &gradients,
-            moments: &mut moments,
-            time,
-            decoupled,
+        let mut gradients: HashMap<ParamId, Vec<Vec<f32>>> = HashMap::new();
+        for x in group {
+            let mut of_batch = summed(&model, std::slice::from_ref(x), Squashed::loss);
+            map_gradients(&model, &mut of_batch, |id, gradient| {
+                gradients.entry(id).or_default().push(host(gradient));
+                None
+            });
+        }
+        let (bias_1, bias_2) = (1.0 - BETA_1.powi(time), 1.0 - BETA_2.powi(time));
+        let rate = LEARNING_RATE as f32;
+        model = map_values(model, |id, value| {
+            let device = value.device();
+            let mut parameter = host(value);
+            let zeros = || vec![0.0; parameter.len()];
+            let (m, v) = moments.entry(id).or_insert_with(|| (zeros(), zeros()));
+            for (index, gradient) in gradients[&id].iter().enumerate() {
+                for ((m, v), g) in m.iter_mut().zip(v.iter_mut()).zip(gradient) {
+                    if index == 0 {
+                        (*m, *v) = (*m * BETA_1, *v * BETA_2);
+                    }
+                    *m += g * (1.0 - BETA_1);
+                    *v += g * g * (1.0 - BETA_2);
+                }
+            }
+            for ((parameter, m), v) in parameter.iter_mut().zip(m).zip(v) {
+                if decoupled {
+                    let delta = *m / bias_1 / ((*v / bias_2).sqrt() + EPSILON);
+                    let decay = 1.0 - LEARNING_RATE * f64::from(DECAY);
+                    *parameter = *parameter * decay as f32 - delta * rate;
+                } else {
+                    let root = bias_2.sqrt();
+                    let delta = *m * (root / bias_1) / (v.sqrt() + EPSILON * root);
+                    *parameter -= delta * rate;
+                }
+            }
+            Tensor::from_data(&parameter[..], &device)
         });
     }
     model
-}
-
-fn moments_take_the_gradients_by_the_formula_of_adam_a(device: &Device) {
-    let initial = Squashed::init(device);
-    let copy = || copy(&initial, || Squashed::init(device));
-    let groups = groups(device);
-    let adam = AdamConfig::new().build();
-    let mut fused = FusedOptimizer::accumulating_in_state_ok(copy(), adam);
-    train(&mut fused, &groups, LEARNING_RATE);
-    assert_equal_weights(&reference(copy(), &groups, false), &fused.model());
-
-    let adam_w = AdamWConfig::new().with_weight_decay(DECAY).build();
-    let mut fused = FusedOptimizer::accumulating_in_state_ok(copy(), adam_w);
-    train(&mut fused, &groups, LEARNING_RATE);
-    assert_equal_weights(&reference(copy(), &groups, true), &fused.model());
 }
 
 /// Parameters that carry a reparameterization are leaves, stepped at the end of the pass.
-fn a_trained_lora_base_accumulates_in_the_state_too(device: &Device) {
-    let adapted = || {
-        let adapted = Squashed::init(device).apply_lora(Lora::new(2, 4.0));
-        adapted.unfreeze()
-    };
-    let initial = adapted();
-    let copy = || copy(&initial, adapted);
+fn in_state_moments_follow_formula_of_adam_a(device: &Device) {
+    let plain = || Squashed::init(device);
+    let adapted = || plain().apply_lora(Lora::new(2, 4.0)).unfreeze();
+    let inits: [(&dyn Fn() -> Squashed, _); 2] = [(&plain, 0), (&adapted, 2)];
     let groups = groups(device);
-    let adam = AdamConfig::new().build();
-    let mut fused = FusedOptimizer::accumulating_in_state_ok(copy(), adam);
-    assert_eq!(fused.num_retained(), 2);
-    let updates = fused.num_released() + fused.num_retained();
-    for group in &groups {
-        let (last, before) = group.split_last().unwrap();
-        for x in before {
-            let weights_before = weights(&fused.model());
-            fused.accumulate_ok(|model| model.loss(x.clone()));
-            assert!(weights_before == weights(&fused.model()));
+    for (init, retained) in inits {
+        let initial = init();
+        let copy = || copy(&initial, init);
+        let adam = AdamConfig::new().build();
+        let adam = FusedOptimizer::accumulating_in_state_ok(copy(), adam);
+        let adam_w = AdamWConfig::new().with_weight_decay(DECAY).build();
+        let adam_w = FusedOptimizer::accumulating_in_state_ok(copy(), adam_w);
+        for (mut fused, decoupled) in [(adam, false), (adam_w, true)] {
+            assert_eq!(fused.num_retained(), retained);
+            train(&mut fused, &groups, LEARNING_RATE);
+            let expected = reference(copy(), &groups, decoupled);
+            assert_equal_weights(&expected, &fused.model());
         }
-        fused.step_ok(LEARNING_RATE, |model| model.loss(last.clone()));
-        assert_eq!(fused.last_step().updated, updates);
     }
-    assert_equal_weights(&reference(copy(), &groups, false), &fused.model());
 }
 
-fn stock(
-    mut model: Squashed,
-    mut optimizer: ModuleOptimizer,
-    groups: &[Vec<Tensor<2>>],
-    rate: f64,
-) -> Squashed {
-    for group in groups {
-        let mut accumulator = GradientsAccumulator::new();
-        for x in group {
-            let gradients = model.loss(x.clone()).backward();
-            accumulator.accumulate(&model, GradientsParams::from_grads(gradients, &model));
-        }
-        model = optimizer.step(rate, model, accumulator.grads());
-    }
-    model
-}
-
-fn velocity_takes_the_gradients_as_their_sum(device: &Device) {
+fn in_state_velocity_takes_sum_of_gradients(device: &Device) {
     let initial = Squashed::init(device);
-    let copy = || copy(&initial, || Squashed::init(device));
     let groups = groups(device);
     // Small, so that rounding does not grow from step to step.
     let rate = 1e-3;
     // With Burn's default dampening, which spares the first group.
-    let momentum = MomentumConfig::new();
-    let burns = burn::optim::SgdConfig::new()
-        .with_momentum(Some(momentum.clone()))
-        .with_weight_decay(Some(WeightDecayConfig::new(0.01)));
-    let ours = SgdConfig::new()
-        .with_momentum(Some(momentum))
-        .with_weight_decay(Some(WeightDecayConfig::new(0.01)));
-    let stock = stock(copy(), burns.init(), &groups, rate);
-    let mut fused = FusedOptimizer::accumulating_in_state_ok(copy(), ours.build());
+    let momentum = Some(MomentumConfig::new());
+    let decay = Some(WeightDecayConfig::new(0.01));
+    let burns = burn::optim::SgdConfig::new().with_momentum(momentum.clone());
+    let burns = burns.with_weight_decay(decay.clone()).init();
+    let ours = SgdConfig::new().with_momentum(momentum);
+    let ours = ours.with_weight_decay(decay).build();
+    let stock = stock(initial.copied(), burns, &groups, rate);
+    let mut fused = FusedOptimizer::accumulating_in_state_ok(initial.copied(), ours);
     train(&mut fused, &groups, rate);
     // The terms of a sum in another order: equal but for rounding.
     assert_near_weights(&stock, &fused.model(), 1e-5, 1e-5);
 }
 
-fn without_micro_batches_it_is_the_optimizer_itself(device: &Device) {
-    fn assert_same<R: AccumulateInState>(
-        device: &Device,
-        burns: ModuleOptimizer,
-        ours: impl Fn() -> ElementWiseOptimizer<R>,
-    ) {
+fn in_state_without_micro_batches_matches_stock(device: &Device) {
+    let groups: Vec<_> = batches(device, 5).into_iter().map(|x| vec![x]).collect();
+    let assert_same = |burns: ModuleOptimizer, ours: &dyn Fn(Squashed) -> FusedOptimizer<_>| {
         let initial = Squashed::init(device);
-        let copy = || copy(&initial, || Squashed::init(device));
-        let groups: Vec<_> = batches(device, 5).into_iter().map(|x| vec![x]).collect();
-        let stock = stock(copy(), burns, &groups, LEARNING_RATE);
-        let mut fused = FusedOptimizer::accumulating_in_state_ok(copy(), ours());
+        let mut fused = ours(initial.copied());
         train(&mut fused, &groups, LEARNING_RATE);
+        let stock = stock(initial, burns, &groups, LEARNING_RATE);
         assert_equal_weights(&stock, &fused.model());
-    }
-    let momentum = || Some(MomentumConfig::new());
-    let stock = burn::optim::AdamConfig::new().with_amsgrad(true).init();
-    assert_same(device, stock, || {
-        AdamConfig::new().with_amsgrad(true).build()
+    };
+    let burns = burn::optim::AdamConfig::new().with_amsgrad(true).init();
+    assert_same(burns, &|model| {
+        let adam = AdamConfig::new().with_amsgrad(true).build();
+        FusedOptimizer::accumulating_in_state_ok(model, adam)
     });
-    let stock = burn::optim::AdamWConfig::new().init();
-    assert_same(device, stock, || AdamWConfig::new().build());
-    let stock = burn::optim::SgdConfig::new()
-        .with_momentum(momentum())
-        .init();
-    assert_same(device, stock, || {
-        SgdConfig::new().with_momentum(momentum()).build()
+    assert_same(burn::optim::AdamWConfig::new().init(), &|model| {
+        FusedOptimizer::accumulating_in_state_ok(model, AdamWConfig::new().build())
+    });
+    let momentum = Some(MomentumConfig::new());
+    let burns = burn::optim::SgdConfig::new().with_momentum(momentum.clone());
+    assert_same(burns.init(), &|model| {
+        let sgd = SgdConfig::new().with_momentum(momentum.clone()).build();
+        FusedOptimizer::accumulating_in_state_ok(model, sgd)
     });
 }
 
-fn a_parameter_without_gradient_in_the_last_micro_batch_is_stepped(device: &Device) {
+fn in_state_no_gradient_in_last_micro_batch_is_stepped(device: &Device) {
     let initial = Squashed::init(device);
-    let copy = || copy(&initial, || Squashed::init(device));
-    let [x, y] = &batches(device, 2)[..] else {
-        unreachable!()
+    let batches = batches(device, 2);
+    let loss = |model: &Squashed, index: &usize| match index {
+        0 => model.loss(&batches[0]),
+        _ => model.input.forward(batches[1].clone()).square().sum(),
     };
-    let hidden = |model: &Squashed, x: &Tensor<2>| model.input.forward(x.clone()).square().sum();
-    let loss = |model: &Squashed, x: &Tensor<2>| model.loss(x.clone());
-
-    let mut stock = copy();
-    let mut accumulator = GradientsAccumulator::new();
-    for gradients in [loss(&stock, x).backward(), hidden(&stock, y).backward()] {
-        accumulator.accumulate(&stock, GradientsParams::from_grads(gradients, &stock));
-    }
     let momentum = Some(MomentumConfig::new());
     let burns = burn::optim::SgdConfig::new().with_momentum(momentum.clone());
-    stock = burns.init().step(LEARNING_RATE, stock, accumulator.grads());
+    let stock = step_stock(
+        initial.copied(),
+        &mut burns.init(),
+        LEARNING_RATE,
+        &[0, 1],
+        loss,
+    );
 
-    let sgd = || SgdConfig::new().with_momentum(momentum.clone()).build();
-    let mut fused = FusedOptimizer::accumulating_in_state_ok(copy(), sgd());
-    fused.accumulate_ok(|model| loss(model, x));
-    fused.step_ok(LEARNING_RATE, |model| hidden(model, y));
+    let sgd = SgdConfig::new().with_momentum(momentum).build();
+    let mut fused = FusedOptimizer::accumulating_in_state_ok(initial.copied(), sgd.clone());
+    step_group(&mut fused, LEARNING_RATE, &[0, 1], loss);
     assert_eq!(fused.last_step().updated, 4);
     assert_eq!(fused.last_step().without_gradient, 0);
     assert_equal_weights(&stock, &fused.model());
 
     // So it is when there is no last micro-batch.
-    let mut fused = FusedOptimizer::accumulating_in_state_ok(copy(), sgd());
-    fused.accumulate_ok(|model| loss(model, x));
-    fused.accumulate_ok(|model| hidden(model, y));
+    let mut fused = FusedOptimizer::accumulating_in_state_ok(initial.copied(), sgd);
+    fused.accumulate_ok(|model| loss(model, &0));
+    fused.accumulate_ok(|model| loss(model, &1));
     fused.step_accumulated_ok(LEARNING_RATE);
     assert_equal_weights(&stock, &fused.model());
-    let error = fused.step_accumulated(LEARNING_RATE).unwrap_err();
-    assert_eq!(error, FusedError::NothingAccumulated);
+    assert_nothing_accumulated(&mut fused);
 }
 
-fn its_record_is_that_of_the_optimizer(device: &Device) {
-    let initial = Squashed::init(device);
+fn in_state_record_continues_in_stock(device: &Device) {
     let groups = groups(device);
     let adam_w = AdamWConfig::new();
-    let mut fused = FusedOptimizer::accumulating_in_state_ok(initial, adam_w.build());
+    let in_state = |model| FusedOptimizer::accumulating_in_state_ok(model, adam_w.build());
+    let mut fused = in_state(Squashed::init(device));
     train(&mut fused, &groups, LEARNING_RATE);
 
-    let x = groups[0][0].clone();
-    let model = || copy(&fused.model(), || Squashed::init(device));
-    let optimizer = burn::optim::AdamWConfig::new().init();
-    let mut optimizer = optimizer.load_record(fused.to_record());
-    let stock = train_stock(model(), &mut optimizer, 1, LEARNING_RATE, |model, _| {
-        model.loss(x.clone())
-    });
-    let mut again = FusedOptimizer::accumulating_in_state_ok(model(), adam_w.build());
+    let x = &groups[1];
+    let burns = burn::optim::AdamWConfig::new().init();
+    let mut burns = burns.load_record(fused.to_record());
+    let model = fused.model().copied();
+    let stock = step_stock(model, &mut burns, LEARNING_RATE, x, Squashed::loss);
+    let mut again = in_state(fused.model().copied());
     again.load_record_ok(fused.to_record());
-    again.step_ok(LEARNING_RATE, |model| model.loss(x.clone()));
+    step_group(&mut again, LEARNING_RATE, x, Squashed::loss);
     assert_equal_weights(&stock, &again.model());
 
     // A group that had begun is gone with the state it began in.
-    let x = &groups[0][0];
-    again.accumulate_ok(|model| model.loss(x.clone()));
+    again.accumulate_ok(|model| model.loss(&x[0]));
     again.load_record_ok(fused.to_record());
-    let error = again.step_accumulated(LEARNING_RATE).unwrap_err();
-    assert_eq!(error, FusedError::NothingAccumulated);
+    assert_nothing_accumulated(&mut again);
 }
 
 on_every_backend!(
-    a_trained_lora_base_accumulates_in_the_state_too,
-    moments_take_the_gradients_by_the_formula_of_adam_a,
-    velocity_takes_the_gradients_as_their_sum,
-    without_micro_batches_it_is_the_optimizer_itself,
-    a_parameter_without_gradient_in_the_last_micro_batch_is_stepped,
-    its_record_is_that_of_the_optimizer,
+    in_state_moments_follow_formula_of_adam_a,
+    in_state_velocity_takes_sum_of_gradients,
+    in_state_without_micro_batches_matches_stock,
+    in_state_no_gradient_in_last_micro_batch_is_stepped,
+    in_state_record_continues_in_stock,
 );
 
 #[test]
-fn optimizers_without_a_fitting_state_are_refused() {
+fn in_state_optimizer_without_fitting_state_is_refused() {
     fn assert_refused(optimizer: ElementWiseOptimizer<impl AccumulateInState>, words: &str) {
-        let device = Device::flex().autodiff();
-        let model = Squashed::init(&device);
+        let model = Squashed::init(&flex());
         let error = FusedOptimizer::accumulating_in_state(model, optimizer).unwrap_err();
-        assert!(matches!(error, FusedError::NotInState { .. }));
+        assert_matches!(error, FusedError::NotInState { .. });
         assert_says(&error, words);
     }
     assert_refused(SgdConfig::new().build(), "without momentum");
@@ -300,34 +236,27 @@ fn optimizers_without_a_fitting_state_are_refused() {
     let sgd = SgdConfig::new().with_momentum(Some(nesterov));
     assert_refused(sgd.build(), "Nesterov");
     let decay = Some(WeightDecayConfig::new(0.1));
-    assert_refused(
-        AdamConfig::new().with_weight_decay(decay).build(),
-        "use `AdamW`",
-    );
+    let decayed = AdamConfig::new().with_weight_decay(decay);
+    assert_refused(decayed.build(), "use `AdamW`");
     let cautious = AdamWConfig::new().with_cautious_weight_decay(true);
     assert_refused(cautious.build(), "whole update");
 }
 
 #[test]
-fn policies_that_need_the_sum_are_refused() {
-    let device = Device::flex().autodiff();
+fn in_state_policies_that_need_sum_are_refused() {
+    let device = flex();
     let fused = || {
         let adam = AdamConfig::new().build();
         FusedOptimizer::accumulating_in_state_ok(Squashed::init(&device), adam)
     };
-    let exact = fused().with_config(FusedConfig::exact(1.0));
-    assert!(exact.unwrap_err().to_string().contains("Lagged"));
-    let skipping = fused().with_config(FusedConfig::scaling(LossScalingConfig::new()));
-    assert!(skipping.unwrap_err().to_string().contains("SkipParameter"));
+    let error = fused().with_config(FusedConfig::exact(1.0)).unwrap_err();
+    assert_says(&error, "Lagged");
+    let skipping = FusedConfig::scaling(LossScalingConfig::new());
+    assert_says(&fused().with_config(skipping).unwrap_err(), "SkipParameter");
 
     let scaling = LossScalingConfig::new().with_overflow(Overflow::SkipParameter);
-    let mut fused =
-        fused().with_config_ok(FusedConfig::lagged(1.0).with_loss_scaling(Some(scaling)));
+    let config = FusedConfig::lagged(1.0).with_loss_scaling(Some(scaling));
+    let mut fused = fused().with_config_ok(config);
     train(&mut fused, &groups(&device), LEARNING_RATE);
-    let rate: ModuleLearningRate = LEARNING_RATE.into();
-    let [x, ..] = &batches(&device, 1)[..] else {
-        unreachable!()
-    };
-    fused.step_ok(rate, |model| model.loss(x.clone()));
     assert!(fused.last_step().gradient_norm.is_some());
 }

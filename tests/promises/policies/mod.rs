@@ -5,7 +5,6 @@ mod clipping;
 mod hook_order;
 mod hooks;
 mod in_state;
-mod not_finite;
 mod observers;
 mod range;
 mod resume;
@@ -34,10 +33,13 @@ impl Network {
 
     /// The true gradient of a bias right before a batch norm is zero, and AdamW makes steps of what rounding leaves of
     /// it. Hence the tangent between the two.
-    fn loss(&self, x: Tensor<2>) -> Tensor<1> {
-        let x = self.norm.forward(self.input.forward(x).tanh());
-        let x = self.output.forward(x);
-        x.powi_scalar(2).sum()
+    fn loss(&self, x: &Tensor<2>) -> Tensor<1> {
+        let x = self.norm.forward(self.input.forward(x.clone()).tanh());
+        self.output.forward(x).powi_scalar(2).sum()
+    }
+
+    fn copied(&self) -> Self {
+        copy(self, || Self::init(&self.devices()[0]))
     }
 }
 
@@ -56,9 +58,13 @@ impl Squashed {
         }
     }
 
-    fn loss(&self, x: Tensor<2>) -> Tensor<1> {
-        let x = self.output.forward(self.input.forward(x).tanh());
-        x.powi_scalar(2).sum()
+    fn loss(&self, x: &Tensor<2>) -> Tensor<1> {
+        let x = self.input.forward(x.clone()).tanh();
+        self.output.forward(x).powi_scalar(2).sum()
+    }
+
+    fn copied(&self) -> Self {
+        copy(self, || Self::init(&self.devices()[0]))
     }
 }
 
@@ -75,47 +81,19 @@ fn infinite(device: &Device) -> Tensor<2> {
     batch.slice_fill([0..5, 0..1], f32::INFINITY)
 }
 
-/// The gradients of parameters of `module`, with the norm of each.
-struct Each<'a> {
-    gradients: &'a mut GradientsParams,
-    norms: Vec<(ParamId, f64)>,
-    coefficient: f64,
-}
-
-impl ModuleVisitor for Each<'_> {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if let Some(gradient) = self.gradients.remove::<D>(param.id) {
-            let squares = gradient.clone().square().sum().into_scalar::<f64>();
-            self.norms.push((param.id, squares.sqrt()));
-            let gradient = gradient.mul_scalar(self.coefficient);
-            self.gradients.register(param.id, gradient);
-        }
-    }
-}
-
-/// The norm of every gradient by parameter.
-fn norms<M: Module>(model: &M, gradients: &mut GradientsParams) -> Vec<(ParamId, f64)> {
-    scale(model, gradients, 1.0)
-}
-
 /// The global norm.
 fn norm<M: Module>(model: &M, gradients: &mut GradientsParams) -> f64 {
-    let squares = norms(model, gradients);
-    let squares = squares.into_iter().map(|(_, norm)| norm * norm);
-    squares.sum::<f64>().sqrt()
+    let mut squares = 0.0;
+    map_gradients(model, gradients, |_, gradient| {
+        squares += gradient.clone().square().sum().into_scalar::<f64>();
+        Some(gradient)
+    });
+    squares.sqrt()
 }
 
 /// Multiplies every gradient.
-fn scale<M: Module>(
-    model: &M,
-    gradients: &mut GradientsParams,
-    coefficient: f64,
-) -> Vec<(ParamId, f64)> {
-    let mut each = Each {
-        gradients,
-        norms: Vec::new(),
-        coefficient,
-    };
-    model.visit(&mut each);
-    each.norms
+fn scale<M: Module>(model: &M, gradients: &mut GradientsParams, coefficient: f64) {
+    map_gradients(model, gradients, |_, gradient| {
+        Some(gradient.mul_scalar(coefficient))
+    });
 }

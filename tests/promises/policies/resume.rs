@@ -1,11 +1,9 @@
 //! The optimizer's record contains the adaptive state of the policies, so a resumed run equals the uninterrupted one.
 
-use burn::optim::*;
+use burn::optim::LionConfig;
 
 use super::*;
 use crate::backends::on_every_backend;
-
-type Choose = fn(FusedOptimizer<Squashed>) -> FusedOptimizer<Squashed>;
 
 /// Far below the usual norm, so that every step is clipped.
 fn lagged(fused: FusedOptimizer<Squashed>) -> FusedOptimizer<Squashed> {
@@ -22,11 +20,17 @@ fn scaled(fused: FusedOptimizer<Squashed>) -> FusedOptimizer<Squashed> {
     fused.with_config_ok(config.with_loss_scaling(Some(scaling)))
 }
 
-fn step(fused: &mut FusedOptimizer<Squashed>, x: &Tensor<2>) {
-    fused.step_ok(LEARNING_RATE, |model| model.loss(x.clone()));
+/// Plain SGD shows every coefficient in the weights.
+fn sgd(model: Squashed) -> FusedOptimizer<Squashed> {
+    FusedOptimizer::new_ok(model, SgdConfig::new().init())
 }
 
-fn lagged_clipping_resumes_exactly(device: &Device) {
+fn step(fused: &mut FusedOptimizer<Squashed>, x: &Tensor<2>) {
+    fused.step_ok(LEARNING_RATE, |model| model.loss(x));
+}
+
+fn policies_resume_from_record(device: &Device) {
+    type Choose = fn(FusedOptimizer<Squashed>) -> FusedOptimizer<Squashed>;
     let policies: [Choose; 3] = [
         lagged,
         |fused| scaled(lagged(fused)),
@@ -34,34 +38,27 @@ fn lagged_clipping_resumes_exactly(device: &Device) {
     ];
     for choose in policies {
         let batches = batches(device, 6);
-        // Plain SGD shows every coefficient in the weights.
-        let fused = |model| choose(FusedOptimizer::new_ok(model, SgdConfig::new().init()));
-        let mut through = fused(Squashed::init(device));
+        let mut through = choose(sgd(Squashed::init(device)));
         for x in &batches[..3] {
             step(&mut through, x);
         }
-        let mut resumed = fused(copy(&through.model(), || Squashed::init(device)));
+        let mut resumed = choose(sgd(through.model().copied()));
         resumed.load_record_ok(through.to_record());
         for x in &batches[3..] {
             step(&mut through, x);
             step(&mut resumed, x);
-            assert_eq!(through.last_step().clipping, resumed.last_step().clipping);
-            assert_eq!(
-                through.last_step().loss_scale,
-                resumed.last_step().loss_scale
-            );
-            assert!(through.last_step().clipping.unwrap() < 1.0);
+            let [through, resumed] = [&through, &resumed].map(FusedOptimizer::last_step);
+            assert_eq!(through.clipping, resumed.clipping);
+            assert_eq!(through.loss_scale, resumed.loss_scale);
+            assert!(through.clipping.unwrap() < 1.0);
         }
         assert_equal_weights(&through.model(), &resumed.model());
     }
 }
 
-fn a_record_from_before_the_first_step_clips_nothing(device: &Device) {
+fn record_before_first_step_clips_nothing(device: &Device) {
     let batches = batches(device, 2);
-    let mut fused = lagged(FusedOptimizer::new_ok(
-        Squashed::init(device),
-        SgdConfig::new().init(),
-    ));
+    let mut fused = lagged(sgd(Squashed::init(device)));
     let record = fused.to_record();
     step(&mut fused, &batches[0]);
     fused.load_record_ok(record);
@@ -69,31 +66,28 @@ fn a_record_from_before_the_first_step_clips_nothing(device: &Device) {
     assert_eq!(fused.last_step().clipping, Some(1.0));
 }
 
-fn stock_burn_passes_the_policies_over(device: &Device) {
+fn record_of_policies_loads_in_stock_and_back(device: &Device) {
     let batches = batches(device, 3);
-    let optimizers: [fn() -> ModuleOptimizer; 3] = [
-        || SgdConfig::new().init(),
-        || AdamWConfig::new().init(),
-        || LionConfig::new().init(),
-    ];
-    for optimizer in optimizers {
-        let mut fused = lagged(scaled(FusedOptimizer::new_ok(
-            Squashed::init(device),
-            optimizer(),
-        )));
+    for optimizer in [
+        SgdConfig::new().init(),
+        AdamWConfig::new().init(),
+        LionConfig::new().init(),
+    ] {
+        let new = |model| FusedOptimizer::new_ok(model, optimizer.clone());
+        let mut fused = lagged(scaled(new(Squashed::init(device))));
         step(&mut fused, &batches[0]);
-        let model = || copy(&fused.model(), || Squashed::init(device));
-        let loss = |model: &Squashed, step: usize| model.loss(batches[1 + step].clone());
+        let model = || fused.model().copied();
+        let loss = |model: &Squashed, step: usize| model.loss(&batches[1 + step]);
 
-        let mut stock = optimizer().load_record(fused.to_record());
+        let mut stock = optimizer.clone().load_record(fused.to_record());
         let stock_model = train_stock(model(), &mut stock, 2, LEARNING_RATE, loss);
-        let mut plain = FusedOptimizer::new_ok(model(), optimizer());
+        let mut plain = new(model());
         plain.load_record_ok(fused.to_record());
         train_fused(&mut plain, 2, LEARNING_RATE, loss);
         assert_equal_weights(&stock_model, &plain.model());
 
         // And a stock record loads where there are policies.
-        let mut back = lagged(scaled(FusedOptimizer::new_ok(model(), optimizer())));
+        let mut back = lagged(scaled(new(model())));
         back.load_record_ok(stock.to_record());
         step(&mut back, &batches[1]);
         assert_eq!(back.last_step().clipping, Some(1.0));
@@ -101,7 +95,7 @@ fn stock_burn_passes_the_policies_over(device: &Device) {
     }
 }
 
-fn a_refused_record_leaves_the_policies_as_they_are(device: &Device) {
+fn refused_record_leaves_policies_unchanged(device: &Device) {
     let x = batches(device, 1).remove(0);
     let fused = || FusedOptimizer::new_ok(Squashed::init(device), AdamWConfig::new().init());
     let mut other = lagged(scaled(fused()));
@@ -118,16 +112,16 @@ fn a_refused_record_leaves_the_policies_as_they_are(device: &Device) {
 }
 
 on_every_backend!(
-    lagged_clipping_resumes_exactly,
-    a_record_from_before_the_first_step_clips_nothing,
-    stock_burn_passes_the_policies_over,
-    a_refused_record_leaves_the_policies_as_they_are,
+    policies_resume_from_record,
+    record_before_first_step_clips_nothing,
+    record_of_policies_loads_in_stock_and_back,
+    refused_record_leaves_policies_unchanged,
 );
 
 /// A record from the time when it contained only the loss scale.
 #[test]
-fn a_record_with_the_loss_scale_alone_loads() {
-    let device = Device::flex().autodiff();
+fn record_with_loss_scale_alone_loads() {
+    let device = flex();
     let id = u64::from_be_bytes(*b"lossscal").to_string();
     let bytes: Bytes = burn_pack::Writer::new(Vec::new())
         .with_scalar(&format!("{id}.__rank"), 1usize.into())
@@ -136,11 +130,7 @@ fn a_record_with_the_loss_scale_alone_loads() {
         .with_metadata(&id, "")
         .into_bytes()
         .unwrap();
-    let model = Squashed::init(&device);
-    let mut fused = scaled(lagged(FusedOptimizer::new_ok(
-        model,
-        SgdConfig::new().init(),
-    )));
+    let mut fused = scaled(lagged(sgd(Squashed::init(&device))));
     fused.load_record_ok(OptimizerRecord::from_bytes(bytes).unwrap());
     let x = batches(&device, 1).remove(0);
     let scales = [(); 3].map(|()| {
@@ -151,18 +141,16 @@ fn a_record_with_the_loss_scale_alone_loads() {
 }
 
 #[test]
-fn the_norm_of_exact_clipping_resumes_for_lagged_clipping() {
-    let device = Device::flex().autodiff();
-    let x = &batches(&device, 1)[0];
+fn norm_of_exact_clipping_resumes_for_lagged_clipping() {
+    let x = &batches(&flex(), 1)[0];
     for exact in [
         GlobalNormClippingConfig::Exact(0.01),
         GlobalNormClippingConfig::ExactInBuffer(0.01),
     ] {
-        let sgd = |model| FusedOptimizer::new_ok(model, SgdConfig::new().init());
         let config = FusedConfig::clipping(exact);
-        let mut before = sgd(Squashed::init(&device)).with_config_ok(config);
-        before.step_repeatable_ok(LEARNING_RATE, |model| model.loss(x.clone()));
-        let mut resumed = lagged(sgd(copy(&before.model(), || Squashed::init(&device))));
+        let mut before = sgd(Squashed::init(&flex())).with_config_ok(config);
+        before.step_repeatable_ok(LEARNING_RATE, |model| model.loss(x));
+        let mut resumed = lagged(sgd(before.model().copied()));
         resumed.load_record_ok(before.to_record());
         step(&mut resumed, x);
         let norm = before.last_step().gradient_norm.unwrap();

@@ -10,17 +10,15 @@ struct Placed {
 }
 
 /// The pairs of devices that this build has.
-#[allow(deprecated)] // Burn 0.22 still ships ndarray.
 fn pairs() -> Vec<[Device; 2]> {
+    let [flex, ndarray] = cpus();
     let others = [
-        Device::ndarray(),
+        ndarray,
         #[cfg(feature = "wgpu")]
-        Device::wgpu(Default::default()),
+        Device::wgpu(Default::default()).autodiff(),
     ];
-    let pairs = others
-        .into_iter()
-        .flat_map(|other| [[Device::flex(), other.clone()], [other, Device::flex()]]);
-    pairs.map(|pair| pair.map(Device::autodiff)).collect()
+    let pairs = |other: Device| [[flex.clone(), other.clone()], [other, flex.clone()]];
+    others.into_iter().flat_map(pairs).collect()
 }
 
 impl Placed {
@@ -37,36 +35,38 @@ impl Placed {
         layer.forward(x.to_device(&device)).tanh()
     }
 
-    fn loss(&self, x: Tensor<2>, in_blocks: bool) -> Tensor<1> {
-        let x = self
-            .layers
-            .iter()
-            .fold(x, |x, layer| block_if(in_blocks, layer, x, Self::run));
-        let x = self
-            .norm
-            .forward(x.to_device(&self.norm.gamma.val().device()));
+    fn loss(&self, x: &Tensor<2>) -> Tensor<1> {
+        self.loss_of(x, false)
+    }
+
+    fn loss_in_blocks(&self, x: &Tensor<2>) -> Tensor<1> {
+        self.loss_of(x, true)
+    }
+
+    fn loss_of(&self, x: &Tensor<2>, in_blocks: bool) -> Tensor<1> {
+        let layers = self.layers.iter();
+        let x = layers.fold(x.clone(), |x, layer| {
+            block_if(in_blocks, layer, x, Self::run)
+        });
+        let x = x.to_device(&self.norm.gamma.val().device());
+        let x = self.norm.forward(x);
         // A weight that is used where it does not lie.
         let device = self.layers[1].weight.val().device();
-        let again = x
-            .to_device(&device)
-            .matmul(self.layers[0].weight.val().to_device(&device));
-        again.powi_scalar(2).sum()
+        let weight = self.layers[0].weight.val().to_device(&device);
+        x.to_device(&device).matmul(weight).powi_scalar(2).sum()
     }
 
     fn devices_of(&self) -> Vec<Device> {
-        self.layers
-            .iter()
-            .map(|layer| layer.weight.val().device())
-            .collect()
+        let layers = self.layers.iter();
+        layers.map(|layer| layer.weight.val().device()).collect()
     }
-}
 
-fn x(devices: &[Device; 2]) -> Vec<Tensor<2>> {
-    batches(&devices[0], 6)
-}
-
-fn copied(initial: &Placed, devices: &[Device; 2]) -> Placed {
-    copy(initial, || Placed::init(devices))
+    fn copied(&self) -> Self {
+        let devices = self.devices_of();
+        copy(self, || {
+            Self::init(&[devices[0].clone(), devices[1].clone()])
+        })
+    }
 }
 
 /// Burn alone, with a factor on the gradients of each step that `choose` makes of all norms so far.
@@ -74,40 +74,51 @@ fn stock(
     mut model: Placed,
     mut optimizer: ModuleOptimizer,
     groups: &[&[Tensor<2>]],
-    choose: impl Fn(&[f64]) -> f64,
+    choose: Option<fn(&[f64]) -> f64>,
 ) -> Placed {
-    let mut all_norms = Vec::new();
+    let mut norms = Vec::new();
     for group in groups {
-        let mut sum = GradientsAccumulator::new();
-        for x in *group {
-            let gradients = model.loss(x.clone(), false).backward();
-            sum.accumulate(&model, GradientsParams::from_grads(gradients, &model));
-        }
-        let mut gradients = sum.grads();
-        all_norms.push(norm(&model, &mut gradients));
-        let coefficient = choose(&all_norms);
-        if coefficient != 1.0 {
-            scale(&model, &mut gradients, coefficient);
+        let mut gradients = summed(&model, group, Placed::loss);
+        if let Some(choose) = choose {
+            norms.push(norm(&model, &mut gradients));
+            scale(&model, &mut gradients, choose(&norms));
         }
         model = optimizer.step(LEARNING_RATE, model, gradients);
     }
     model
 }
 
+/// To which every step is clipped.
+const LARGEST: f64 = 0.01;
+
 #[test]
-fn layers_on_several_devices_are_trained_as_in_stock() {
+fn layers_on_several_devices_match_stock() {
+    // Clipped gradients are small: with the default, rounding differences between devices decide their updates.
+    let clipped = AdamConfig::new().with_epsilon(1e-3).init();
+    let exact: fn(&[f64]) -> f64 = |norms| (LARGEST / norms[norms.len() - 1]).min(1.0);
+    let lagged: fn(&[f64]) -> f64 = |norms| match norms {
+        [.., before, _] => (LARGEST / before).min(1.0),
+        _ => 1.0,
+    };
+    let cases = [
+        (AdamConfig::new().init(), FusedConfig::new(), None),
+        (optim::AdamWConfig::new().init(), FusedConfig::new(), None),
+        (clipped.clone(), FusedConfig::exact(LARGEST), Some(exact)),
+        (clipped, FusedConfig::lagged(LARGEST), Some(lagged)),
+    ];
     for devices in pairs() {
-        let (initial, batches) = (Placed::init(&devices), x(&devices));
-        let groups: Vec<_> = batches.chunks(1).collect();
-        let ours = || optim::AdamWConfig::new().init();
-        let optimizers: [&dyn Fn() -> ModuleOptimizer; 2] = [&|| AdamConfig::new().init(), &ours];
-        for optimizer in optimizers {
-            let expected = stock(copied(&initial, &devices), optimizer(), &groups, |_| 1.0);
-            for in_blocks in [false, true] {
-                let mut fused = FusedOptimizer::new_ok(copied(&initial, &devices), optimizer());
-                for x in &batches {
-                    fused.step_ok(LEARNING_RATE, |model| model.loss(x.clone(), in_blocks));
+        let (initial, batches) = (Placed::init(&devices), batches(&devices[0], 6));
+        let steps: Vec<_> = batches.chunks(1).collect();
+        for (optimizer, config, choose) in &cases {
+            let expected = stock(initial.copied(), optimizer.clone(), &steps, *choose);
+            for loss in [Placed::loss, Placed::loss_in_blocks] {
+                let mut fused = FusedOptimizer::new_ok(initial.copied(), optimizer.clone())
+                    .with_config_ok(config.clone());
+                for step in &steps {
+                    step_group(&mut fused, LEARNING_RATE, step, loss);
                 }
+                let clipping = fused.last_step().clipping;
+                assert_eq!(clipping.is_some_and(|it| it < 1.0), choose.is_some());
                 assert_equal_weights(&expected, &fused.model());
                 assert_eq!(fused.model().devices_of(), initial.devices_of());
                 assert_eq!(fused.num_retained(), 0);
@@ -117,94 +128,46 @@ fn layers_on_several_devices_are_trained_as_in_stock() {
 }
 
 #[test]
-fn the_norm_is_that_over_all_devices() {
+fn accumulation_and_scaling_on_several_devices_match_stock() {
     for devices in pairs() {
-        let (initial, batches) = (Placed::init(&devices), x(&devices));
-        let groups: Vec<_> = batches.chunks(1).collect();
-        // Clipped gradients are small: with the default, rounding differences between devices decide their updates.
-        let adam = || AdamConfig::new().with_epsilon(1e-3).init();
-        // All steps are clipped.
-        let largest = 0.01;
-        let exact = |norms: &[f64]| (largest / norms[norms.len() - 1]).min(1.0);
-        let lagged = |norms: &[f64]| match norms {
-            [.., before, _] => (largest / before).min(1.0),
-            _ => 1.0,
-        };
-        for in_blocks in [false, true] {
-            let train = |clipping| {
-                let fused = FusedOptimizer::new_ok(copied(&initial, &devices), adam());
-                let mut fused = fused.with_config_ok(FusedConfig::clipping(clipping));
-                for x in &batches {
-                    fused.step_repeatable_ok(LEARNING_RATE, |model| {
-                        model.loss(x.clone(), in_blocks)
-                    });
-                }
-                assert!(
-                    fused
-                        .last_step()
-                        .clipping
-                        .is_some_and(|factor| factor < 1.0)
-                );
-                fused.model()
-            };
-            let expected = stock(copied(&initial, &devices), adam(), &groups, exact);
-            let found = train(GlobalNormClippingConfig::Exact(largest));
-            assert_equal_weights(&expected, &found);
-            let expected = stock(copied(&initial, &devices), adam(), &groups, lagged);
-            let found = train(GlobalNormClippingConfig::Lagged(largest));
-            assert_equal_weights(&expected, &found);
-        }
-    }
-}
-
-#[test]
-fn accumulation_and_loss_scaling_work_on_several_devices() {
-    for devices in pairs() {
-        let (initial, batches) = (Placed::init(&devices), x(&devices));
+        let (initial, batches) = (Placed::init(&devices), batches(&devices[0], 6));
         let groups: Vec<_> = batches.chunks(3).collect();
-        let adamw = || AdamWConfig::new().init();
-        let expected = stock(copied(&initial, &devices), adamw(), &groups, |_| 1.0);
-        let fused = FusedOptimizer::new_ok(copied(&initial, &devices), adamw());
+        let adamw = AdamWConfig::new().init();
+        let expected = stock(initial.copied(), adamw.clone(), &groups, None);
         // A power of two changes no digit.
-        let mut fused = fused.with_config_ok(FusedConfig::scaling(
-            LossScalingConfig::new().with_initial_scale(1024.0),
-        ));
+        let scaling = LossScalingConfig::new().with_initial_scale(1024.0);
+        let mut fused = FusedOptimizer::new_ok(initial.copied(), adamw)
+            .with_config_ok(FusedConfig::scaling(scaling));
         for group in &groups {
             for x in &group[..2] {
-                fused.accumulate_ok(|model| model.loss(x.clone(), true));
+                fused.accumulate_ok(|model| model.loss_in_blocks(x));
             }
-            fused.step_repeatable_ok(LEARNING_RATE, |model| model.loss(group[2].clone(), false));
+            fused.step_repeatable_ok(LEARNING_RATE, |model| model.loss(&group[2]));
         }
         assert_equal_weights(&expected, &fused.model());
         // An overflow on one device skips the step on all.
         let before = weights(&fused.model().layers);
-        fused.step_repeatable_ok(LEARNING_RATE, |model| {
-            model.loss(infinite(&devices[0]), false)
-        });
+        fused.step_repeatable_ok(LEARNING_RATE, |model| model.loss(&infinite(&devices[0])));
         assert_eq!(weights(&fused.model().layers), before);
     }
 }
 
 #[test]
-fn records_of_several_devices_resume_exactly() {
+fn record_of_several_devices_resumes_exactly() {
     for devices in pairs() {
-        let (initial, batches) = (Placed::init(&devices), x(&devices));
-        let new = |model| FusedOptimizer::new_ok(model, AdamConfig::new().init());
-        let mut whole = new(copied(&initial, &devices));
-        let mut first = new(copied(&initial, &devices));
-        for x in &batches {
-            whole.step_ok(LEARNING_RATE, |model| model.loss(x.clone(), false));
-        }
-        for x in &batches[..3] {
-            first.step_ok(LEARNING_RATE, |model| model.loss(x.clone(), false));
-        }
-        let record = first.to_record().into_bytes().unwrap();
-        let model = copied(&first.model(), &devices);
-        let mut second = new(model);
-        second.load_record_ok(OptimizerRecord::from_bytes(record).unwrap());
-        for x in &batches[3..] {
-            second.step_ok(LEARNING_RATE, |model| model.loss(x.clone(), false));
-        }
+        let (initial, batches) = (Placed::init(&devices), batches(&devices[0], 6));
+        let adam = AdamConfig::new().init();
+        let train = |fused: &mut FusedOptimizer<Placed>, batches: &[Tensor<2>]| {
+            for x in batches {
+                fused.step_ok(LEARNING_RATE, |model| model.loss(x));
+            }
+        };
+        let [mut whole, mut first] =
+            [(); 2].map(|()| FusedOptimizer::new_ok(initial.copied(), adam.clone()));
+        train(&mut whole, &batches);
+        train(&mut first, &batches[..3]);
+        let mut second = resumed(&first, adam, || Placed::init(&devices));
+        train(&mut second, &batches[3..]);
         // (Burn's records lack the running statistics of the last step.)
         assert_equal_weights(&whole.model().layers, &second.model().layers);
         assert_eq!(second.model().devices_of(), initial.devices_of());
