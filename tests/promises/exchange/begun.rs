@@ -6,28 +6,10 @@ use backburn::optim::{
 
 use super::*;
 
-const WAYS: [Way; 5] = [
-    Way::IntoParts,
-    Way::Config,
-    Way::FreezeAndThaw,
-    Way::Record,
-    Way::RecordInBytes,
-];
-
-/// The fate of a group of micro-batches.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Group {
-    GoesOn,
-    /// The group ends, with a learning rate of zero: a record holds the sums, but not that more micro-batches follow.
-    Ends,
-}
-
 impl Way {
-    fn group(self) -> Group {
-        match self {
-            Way::IntoParts | Way::Config | Way::FreezeAndThaw => Group::GoesOn,
-            Way::Record | Way::RecordInBytes => Group::Ends,
-        }
+    /// A record holds the sums, but not that more micro-batches follow.
+    fn ends_group(self) -> bool {
+        matches!(self, Way::Record | Way::RecordInBytes)
     }
 }
 
@@ -51,30 +33,28 @@ impl<R: AccumulateInState> InState<R> {
                 return fused;
             }
             Way::Record => fused.to_record(),
-            Way::RecordInBytes => {
-                OptimizerRecord::from_bytes(fused.to_record().into_bytes().unwrap()).unwrap()
-            }
+            Way::RecordInBytes => reread(fused.to_record()),
         };
         let mut resumed = self.fuse(fused.model());
         resumed.load_record_ok(record);
         resumed
     }
 
-    /// A group of two; one of two with an exchange between them, as far as there is one; one of one.
-    fn train(&self, group: Group, exchange: Option<Way>) -> (Net, States) {
-        let loss = |net: &Net, batch: usize| net.loss(self.cell.batches[batch].clone());
+    /// A group of two; one of two with an exchange between them, as far as there is one, or one that ends there with a learning
+    /// rate of zero; one of one.
+    fn train(&self, ends: bool, exchange: Option<Way>) -> (Net, States) {
+        let loss = |net: &Net, batch: &usize| net.loss(self.cell.batches[*batch].clone());
         let mut fused = self.fuse(self.cell.net());
-        fused.accumulate_ok(|net| loss(net, 0));
-        fused.step_ok(RATE, |net| loss(net, 1));
-        match group {
-            Group::GoesOn => drop(fused.accumulate_ok(|net| loss(net, 2))),
-            Group::Ends => drop(fused.step_ok(0.0, |net| loss(net, 2))),
+        step_group(&mut fused, RATE, &[0, 1], loss);
+        match ends {
+            false => drop(fused.accumulate_ok(|net| loss(net, &2))),
+            true => drop(fused.step_ok(0.0, |net| loss(net, &2))),
         }
         if let Some(way) = exchange {
             fused = self.exchange(way, fused);
         }
-        fused.step_ok(RATE, |net| loss(net, 3));
-        fused.step_ok(RATE, |net| loss(net, 4));
+        fused.step_ok(RATE, |net| loss(net, &3));
+        fused.step_ok(RATE, |net| loss(net, &4));
         (fused.model(), states(fused.to_record()))
     }
 }
@@ -86,11 +66,11 @@ fn assert_kept(name: &str, optimizer: ElementWiseOptimizer<impl AccumulateInStat
             optimizer: optimizer.clone(),
         };
         for way in WAYS {
-            println!("{way:?}, {name}, {dtype:?}: {:?}", way.group());
-            let exchanged = training.train(Group::GoesOn, Some(way));
-            let expected = match way.group() {
-                Group::GoesOn => training.train(Group::GoesOn, None),
-                Group::Ends => training.train(Group::Ends, Some(way)),
+            println!("{way:?}, {name}, {dtype:?}");
+            let exchanged = training.train(false, Some(way));
+            let expected = match way.ends_group() {
+                false => training.train(false, None),
+                true => training.train(true, Some(way)),
             };
             assert_same(&expected, &exchanged);
         }
@@ -98,7 +78,7 @@ fn assert_kept(name: &str, optimizer: ElementWiseOptimizer<impl AccumulateInStat
 }
 
 #[test]
-fn a_group_goes_on_where_its_state_is_the_same_and_ends_in_a_record() {
+fn group_in_state_continues_or_ends_in_record() {
     let momentum = || Some(MomentumConfig::new());
     assert_kept("Sgd", SgdConfig::new().with_momentum(momentum()).build());
     assert_kept("Adam", AdamConfig::new().build());

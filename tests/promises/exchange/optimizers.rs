@@ -52,101 +52,77 @@ const OF_BF16: Steps = Steps::Only(FloatDType::BF16, "the format is one of weigh
 /// Every optimizer of Burn's that steps per parameter, every one of ours, ours in formats, and one of a user's.
 pub fn all() -> Vec<Named> {
     use Recorded::{HalvesInF32, InF32, InPart, Stateless, ThroughF32};
-    let named = |name, make, recorded| Named {
+    let named = |name, recorded, make| Named {
         name,
         make,
         recorded,
         steps: Steps::All,
     };
-    let in_format = |name, make, steps| Named {
+    let in_format = |name, steps, make| Named {
         name,
         make,
         recorded: ThroughF32,
         steps,
     };
     vec![
-        named("Sgd", || SgdConfig::new().init(), Stateless),
-        named("Sgd with momentum", momentum, InF32),
-        named("Adam", || AdamConfig::new().init(), InF32),
-        named(
-            "Adam with AMSGrad",
-            || AdamConfig::new().with_amsgrad(true).init(),
-            InF32,
-        ),
-        named("AdamW", || AdamWConfig::new().init(), InF32),
-        named("AdaGrad", || AdaGradConfig::new().init(), InF32),
-        named(
-            "RmsProp",
-            || RmsPropConfig::new().with_centered(true).init(),
-            InF32,
-        ),
-        named("Adafactor", || AdafactorConfig::new().init(), HalvesInF32),
-        named("Adan", || AdanConfig::new().init(), InF32),
-        named("Lamb", || LambConfig::new().init(), InF32),
-        named("Lion", || LionConfig::new().init(), InF32),
-        named("Muon beside AdamW", muon_beside_adamw, InF32),
-        named("our Sgd", || ours::SgdConfig::new().init(), Stateless),
-        named("our Sgd with momentum", our_momentum, ThroughF32),
-        named("our Adam", || ours::AdamConfig::new().init(), ThroughF32),
-        named("our AdamW with AMSGrad", our_amsgrad, ThroughF32),
-        named("our Lion", || ours::LionConfig::new().init(), ThroughF32),
-        in_format("our AdamW in `Bits8`", bits8, FEW_BITS),
-        in_format("our Lion in `Bits4`", bits4, FEW_BITS),
-        in_format("our AdamW in `Split24` and `Bits8`", split24, OF_BF16),
-        in_format("our Sgd in `Stochastic`", stochastic, OF_BF16),
-        in_format("Adafactor in `Split24`", wrapped, OF_BF16),
-        named("a user's, that warms up", || WarmingUp.into(), InPart),
+        named("Sgd", Stateless, || SgdConfig::new().init()),
+        named("Sgd with momentum", InF32, || {
+            SgdConfig::new().with_momentum(dampened()).init()
+        }),
+        named("Adam", InF32, || AdamConfig::new().init()),
+        named("Adam with AMSGrad", InF32, || {
+            AdamConfig::new().with_amsgrad(true).init()
+        }),
+        named("AdamW", InF32, || AdamWConfig::new().init()),
+        named("AdaGrad", InF32, || AdaGradConfig::new().init()),
+        named("RmsProp", InF32, || {
+            RmsPropConfig::new().with_centered(true).init()
+        }),
+        named("Adafactor", HalvesInF32, || AdafactorConfig::new().init()),
+        named("Adan", InF32, || AdanConfig::new().init()),
+        named("Lamb", InF32, || LambConfig::new().init()),
+        named("Lion", InF32, || LionConfig::new().init()),
+        // Muon steps matrices only.
+        named("Muon beside AdamW", InF32, || {
+            let (weights, muon) = (ParamGroup::from_predicate("weight"), MuonConfig::new());
+            let adamw = AdamWConfig::new().init();
+            adamw.with_group(weights, muon.build(), None)
+        }),
+        named("our Sgd", Stateless, || ours::SgdConfig::new().init()),
+        named("our Sgd with momentum", ThroughF32, || {
+            ours::SgdConfig::new().with_momentum(dampened()).init()
+        }),
+        named("our Adam", ThroughF32, || ours::AdamConfig::new().init()),
+        named("our AdamW with AMSGrad", ThroughF32, || {
+            ours::AdamWConfig::new().with_amsgrad(true).init()
+        }),
+        named("our Lion", ThroughF32, || ours::LionConfig::new().init()),
+        in_format("our AdamW in `Bits8`", FEW_BITS, || {
+            let config = ours::AdamWConfig::new();
+            config.with_state_format(StateFormat::Bits8).init()
+        }),
+        in_format("our Lion in `Bits4`", FEW_BITS, || {
+            let config = ours::LionConfig::new();
+            config.with_state_format(StateFormat::Bits4).init()
+        }),
+        in_format("our AdamW in `Split24` and `Bits8`", OF_BF16, || {
+            let config = ours::AdamWConfig::new().with_state_format(StateFormat::Bits8);
+            config.with_weight_format(WeightFormat::Split24).init()
+        }),
+        in_format("our Sgd in `Stochastic`", OF_BF16, || {
+            let config = ours::SgdConfig::new().with_momentum(Some(MomentumConfig::new()));
+            config.with_weight_format(WeightFormat::Stochastic).init()
+        }),
+        in_format("Adafactor in `Split24`", OF_BF16, || {
+            let adafactor = AdafactorConfig::new().build();
+            InFormat::new(adafactor, WeightFormat::Split24).into()
+        }),
+        named("a user's, that warms up", InPart, || WarmingUp.into()),
     ]
 }
 
-fn momentum() -> ModuleOptimizer {
-    let momentum = MomentumConfig::new().with_dampening(0.3);
-    SgdConfig::new().with_momentum(Some(momentum)).init()
-}
-
-fn our_momentum() -> ModuleOptimizer {
-    let momentum = MomentumConfig::new().with_dampening(0.3);
-    ours::SgdConfig::new().with_momentum(Some(momentum)).init()
-}
-
-/// Muon steps matrices only.
-fn muon_beside_adamw() -> ModuleOptimizer {
-    let weights = ParamGroup::from_predicate("weight");
-    let muon = MuonConfig::new().build();
-    AdamWConfig::new().init().with_group(weights, muon, None)
-}
-
-fn our_amsgrad() -> ModuleOptimizer {
-    ours::AdamWConfig::new().with_amsgrad(true).init()
-}
-
-fn bits8() -> ModuleOptimizer {
-    let config = ours::AdamWConfig::new();
-    config.with_state_format(StateFormat::Bits8).init()
-}
-
-fn bits4() -> ModuleOptimizer {
-    let config = ours::LionConfig::new();
-    config.with_state_format(StateFormat::Bits4).init()
-}
-
-fn split24() -> ModuleOptimizer {
-    ours::AdamWConfig::new()
-        .with_state_format(StateFormat::Bits8)
-        .with_weight_format(WeightFormat::Split24)
-        .init()
-}
-
-fn stochastic() -> ModuleOptimizer {
-    ours::SgdConfig::new()
-        .with_momentum(Some(MomentumConfig::new()))
-        .with_weight_format(WeightFormat::Stochastic)
-        .init()
-}
-
-fn wrapped() -> ModuleOptimizer {
-    let adafactor = AdafactorConfig::new().build();
-    InFormat::new(adafactor, WeightFormat::Split24).into()
+fn dampened() -> Option<MomentumConfig> {
+    Some(MomentumConfig::new().with_dampening(0.3))
 }
 
 /// SGD with momentum whose steps grow with their number, which its record leaves out.

@@ -10,12 +10,31 @@ use crate::mlp::Mlp;
 
 const RATE: f64 = 1e-2;
 
-fn flex() -> Device {
-    Device::flex().autodiff()
-}
-
 fn xs(device: &Device, count: usize) -> Vec<Tensor<2>> {
     (0..count)
         .map(|_| Tensor::random([5, 3], Distribution::Default, device))
         .collect()
+}
+
+fn copied(initial: &Mlp) -> Mlp {
+    copy(initial, || Mlp::init(&initial.devices()[0]))
+}
+
+fn adamw(model: Mlp) -> FusedOptimizer<Mlp> {
+    FusedOptimizer::new_ok(model, AdamWConfig::new().init())
+}
+
+fn sgd(model: Mlp) -> FusedOptimizer<Mlp> {
+    FusedOptimizer::new_ok(model, SgdConfig::new().init())
+}
+
+fn loss(model: &Mlp, x: &Tensor<2>) -> Tensor<1> {
+    model.loss(x.clone())
+}
+
+/// Panics after the forward pass.
+fn panics(model: &Mlp, x: &Tensor<2>) -> Tensor<1> {
+    let loss = model.loss(x.clone());
+    assert!(x.dims()[0] > 5, "too few");
+    loss
 }

@@ -1,5 +1,6 @@
 //! An optimizer that panics takes the state that it was given along and nothing else, whichever update it is.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -36,68 +37,51 @@ impl<O: Optimizer> Optimizer for Panicking<O> {
     }
 }
 
+fn panicking<O: Optimizer>(inner: O, update: usize) -> ModuleOptimizer {
+    let updates_left = Arc::new(AtomicUsize::new(update));
+    ModuleOptimizer::from(Panicking {
+        inner,
+        updates_left,
+    })
+}
+
 /// Trains until the optimizer panics in its `update`-th update (of four a step), then two steps more;
 /// beside it stock Burn, without the updates that were not made, and without the state that was lost.
 fn survives<O: Optimizer>(device: &Device, update: usize, inner: impl Fn() -> O) {
-    let initial = Mlp::init(device);
-    let copy = || copy(&initial, || Mlp::init(device));
-    let xs = xs(device, 5);
-    let updates_left = Arc::new(AtomicUsize::new(update));
-    let optimizer = Panicking {
-        inner: inner(),
-        updates_left,
-    };
-    let mut fused = FusedOptimizer::new_ok(copy(), optimizer.into());
-    let mut stock = copy();
+    let mut stock = Mlp::init(device);
     let mut stock_optimizer = ModuleOptimizer::from(inner());
+    let mut fused = FusedOptimizer::new_ok(copied(&stock), panicking(inner(), update));
+    let ids: HashMap<String, ParamId> = [("input", &stock.input), ("output", &stock.output)]
+        .into_iter()
+        .flat_map(|(name, layer)| {
+            let bias = layer.bias.as_ref().unwrap().id;
+            [("weight", layer.weight.id), ("bias", bias)]
+                .map(|(part, id)| (format!("{name}.{part}"), id))
+        })
+        .collect();
 
-    for (step, x) in xs.iter().enumerate() {
-        let gradients = stock.loss(x.clone()).backward();
-        let mut gradients = GradientsParams::from_grads(gradients, &stock);
-        let panics = update / 4 == step;
-        if panics {
+    for (step, x) in xs(device, 5).iter().enumerate() {
+        let mut gradients = summed(&stock, std::slice::from_ref(x), loss);
+        if update / 4 == step {
             let before = weights(&fused.model());
-            let message = panic_of(|| fused.step_ok(RATE, |model| model.loss(x.clone())));
-            let found = weights(&fused.model());
-            // The last parameters come first.
-            let changed: Vec<_> = before
-                .iter()
-                .zip(&found)
-                .map(|((_, a), (_, b))| a.as_bytes() != b.as_bytes())
-                .collect();
-            assert_eq!(
-                changed.iter().filter(|changed| **changed).count(),
-                update % 4
-            );
+            let message = panic_of(|| fused.step_ok(RATE, |model| loss(model, x)));
             assert_says(&message, "no further");
-            assert!(
-                message.contains("put."),
-                "the parameter is named: {message}"
-            );
-            let lost = [("input", &stock.input), ("output", &stock.output)]
-                .into_iter()
-                .flat_map(|(name, layer)| {
-                    let bias = layer.bias.as_ref().unwrap().id;
-                    [
-                        (format!("{name}.weight"), layer.weight.id),
-                        (format!("{name}.bias"), bias),
-                    ]
-                })
-                .find(|(path, _)| message.contains(&format!("`{path}`")))
-                .map(|(_, id)| ParamGroup::from_ids(vec![id]));
+            // The last parameters come first.
+            let after = weights(&fused.model());
+            let pairs = before.iter().zip(&after).filter(|(a, b)| a != b);
+            let changed: Vec<ParamId> = pairs.map(|((path, _), _)| ids[path]).collect();
+            assert_eq!(changed.len(), update % 4);
+            map_gradients(&stock, &mut gradients, |id, gradient| {
+                changed.contains(&id).then_some(gradient)
+            });
+            let mut named = ids.iter();
+            let lost = named.find(|(path, _)| message.contains(&format!("`{path}`")));
+            let (_, lost) = lost.expect("the parameter is named");
             // Burn drops the states of a group that another optimizer is added for.
-            stock_optimizer = stock_optimizer.with_group(lost.unwrap(), inner(), None);
-            // In the order of the visit: weight and bias of the input, then of the output.
-            for (layer, changed) in [&stock.input, &stock.output].iter().zip(changed.chunks(2)) {
-                if !changed[0] {
-                    gradients.remove::<2>(layer.weight.id);
-                }
-                if !changed[1] {
-                    gradients.remove::<1>(layer.bias.as_ref().unwrap().id);
-                }
-            }
+            let group = ParamGroup::from_ids(vec![*lost]);
+            stock_optimizer = stock_optimizer.with_group(group, inner(), None);
         } else {
-            fused.step_ok(RATE, |model| model.loss(x.clone()));
+            fused.step_ok(RATE, |model| loss(model, x));
             assert_eq!(fused.last_step().updated, 4);
         }
         stock = stock_optimizer.step(RATE, stock, gradients);
@@ -108,13 +92,11 @@ fn survives<O: Optimizer>(device: &Device, update: usize, inner: impl Fn() -> O)
     }
     let (model, optimizer) = fused.into_parts();
     assert_equal_weights(&stock, &model);
-    assert_eq!(
-        optimizer.to_record().len(),
-        stock_optimizer.to_record().len()
-    );
+    let (expected, found) = (stock_optimizer.to_record(), optimizer.to_record());
+    assert_eq!(expected.len(), found.len());
 }
 
-fn an_optimizer_that_panics_at_any_update_loses_one_state(device: &Device) {
+fn optimizer_panic_at_any_update_loses_one_state(device: &Device) {
     // Every backend but those of the CPU takes its time.
     let updates: &[usize] = match is_exact(device) {
         true => &[0, 1, 3, 4, 6, 7, 9, 11, 13],
@@ -129,25 +111,22 @@ fn an_optimizer_that_panics_at_any_update_loses_one_state(device: &Device) {
     }
 }
 
-on_every_backend!(an_optimizer_that_panics_at_any_update_loses_one_state);
+on_every_backend!(optimizer_panic_at_any_update_loses_one_state);
 
 /// With values of other types than that of a record, and those of parameters that are stepped at the end.
 #[test]
-fn the_value_stays_and_its_state_starts_anew_in_f64_and_for_retained_parameters() {
-    let device = &flex();
-    let wide = Mlp::init(device).map(&mut Wide);
-    let x = &xs(device, 1)[0];
-    let lora = Mlp::init(device).apply_lora(Lora::new(2, 4.0)).unfreeze();
+fn state_lost_in_panic_starts_again_in_f64_and_if_retained() {
+    let wide = cast(Mlp::init(&flex()), FloatDType::F64).unwrap();
+    let x = &xs(&flex(), 1)[0];
+    let lora = Mlp::init(&flex());
+    let lora = lora.apply_lora(Lora::new(2, 4.0)).unfreeze();
     let wide_x = x.clone().cast(FloatDType::F64);
     for (model, x, updates) in [(wide, &wide_x, 4), (lora, x, 8)] {
         for failing in [updates, updates + 2, 2 * updates - 1] {
-            let optimizer = Panicking {
-                inner: AdamWConfig::new().build(),
-                updates_left: Arc::new(AtomicUsize::new(failing)),
-            };
-            let mut fused = FusedOptimizer::new_ok(model.clone(), optimizer.into());
+            let optimizer = panicking(AdamWConfig::new().build(), failing);
+            let mut fused = FusedOptimizer::new_ok(model.clone(), optimizer);
             let step = |fused: &mut FusedOptimizer<Mlp>| {
-                fused.step_ok(RATE, |model| model.loss(x.clone()));
+                drop(fused.step_ok(RATE, |model| loss(model, x)));
             };
             step(&mut fused);
             assert_eq!(fused.last_step().updated, updates);
@@ -160,16 +139,5 @@ fn the_value_stays_and_its_state_starts_anew_in_f64_and_for_retained_parameters(
             assert_eq!(fused.last_step().updated, updates);
             fused.valid();
         }
-    }
-}
-
-struct Wide;
-
-impl ModuleMapper for Wide {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        param.map(|value| {
-            let wide = value.inner().cast(FloatDType::F64);
-            Tensor::from_inner(wide).require_grad()
-        })
     }
 }
