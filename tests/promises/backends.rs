@@ -1,23 +1,23 @@
 //! Runs the same tests on every backend that is built.
 
+/// Turns functions that take an autodiff device into one test on one backend each.
+macro_rules! on_backend {
+    ($backend:ident $arguments:tt: $($test:ident),*) => {
+        #[allow(deprecated)] // Burn 0.22 still ships ndarray.
+        mod $backend {
+            $(#[test]
+            fn $test() {
+                super::$test(&burn::tensor::Device::$backend $arguments.autodiff());
+            })*
+        }
+    };
+}
+
 /// Runs the tests on the CPU backends only.
 macro_rules! on_every_cpu_backend {
     ($($test:ident),* $(,)?) => {
-        mod flex {
-            $(#[test]
-            fn $test() {
-                super::$test(&burn::tensor::Device::flex().autodiff());
-            })*
-        }
-
-        #[allow(deprecated)] // Burn 0.22 still ships it.
-        mod ndarray {
-            $(#[test]
-            fn $test() {
-                super::$test(&burn::tensor::Device::ndarray().autodiff());
-            })*
-        }
-
+        $crate::backends::on_backend!(flex(): $($test),*);
+        $crate::backends::on_backend!(ndarray(): $($test),*);
     };
 }
 
@@ -25,31 +25,13 @@ macro_rules! on_every_cpu_backend {
 macro_rules! on_every_backend {
     ($($test:ident),* $(,)?) => {
         $crate::backends::on_every_cpu_backend!($($test),*);
-
         #[cfg(feature = "cpu")]
-        mod cpu {
-            $(#[test]
-            fn $test() {
-                super::$test(&burn::tensor::Device::cpu().autodiff());
-            })*
-        }
-
+        $crate::backends::on_backend!(cpu(): $($test),*);
         #[cfg(feature = "wgpu")]
-        mod wgpu {
-            $(#[test]
-            fn $test() {
-                super::$test(&burn::tensor::Device::wgpu(Default::default()).autodiff());
-            })*
-        }
-
+        $crate::backends::on_backend!(wgpu(Default::default()): $($test),*);
         #[cfg(feature = "cuda")]
-        mod cuda {
-            $(#[test]
-            fn $test() {
-                super::$test(&burn::tensor::Device::cuda(0).autodiff());
-            })*
-        }
+        $crate::backends::on_backend!(cuda(0): $($test),*);
     };
 }
 
-pub(crate) use {on_every_backend, on_every_cpu_backend};
+pub(crate) use {on_backend, on_every_backend, on_every_cpu_backend};

@@ -6,18 +6,9 @@ use crate::common::*;
 
 const RATE: f64 = 1e-2;
 
-#[allow(deprecated)] // Burn 0.22 still ships it.
-fn ndarray() -> Device {
-    Device::ndarray().autodiff()
-}
-
-fn device() -> Device {
-    Device::flex().autodiff()
-}
-
 fn init() -> Vec<Linear> {
-    let layer = || LinearConfig::new(6, 6).init(&device());
-    vec![layer(), layer()]
+    let layer = |_| LinearConfig::new(6, 6).init(&flex());
+    (0..2).map(layer).collect()
 }
 
 #[allow(clippy::ptr_arg)] // It is the model.
@@ -28,12 +19,8 @@ fn loss(model: &Vec<Linear>, x: Tensor<2>) -> Tensor<1> {
 }
 
 fn batches(count: usize, device: &Device) -> Vec<Tensor<2>> {
-    let draw = |_| Tensor::random([4, 6], Distribution::Default, &Device::flex());
-    let batches = (0..count).map(draw);
-    batches
-        .map(|x: Tensor<2>| x.to_device(&device.clone().inner()))
-        .map(Tensor::from_inner)
-        .collect()
+    let draw = |_| Tensor::random([4, 6], Distribution::Default, device);
+    (0..count).map(draw).collect()
 }
 
 fn fuse(model: Vec<Linear>) -> FusedOptimizer<Vec<Linear>> {
@@ -51,41 +38,41 @@ fn scaling() -> LossScalingConfig {
         .with_overflow(Overflow::SkipParameter)
 }
 
+fn assert_loads_as_saved(config: &FusedConfig) {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    config.save(file.path()).unwrap();
+    assert_eq!(FusedConfig::load(file.path()).unwrap(), *config);
+}
+
 #[test]
-fn a_config_that_was_saved_is_the_same() {
+fn config_loads_as_saved() {
+    let blocks = GradientCheckpointingConfig::new().with_keep_activations(vec![true, false]);
     let config = lagged()
         .with_loss_scaling(Some(scaling()))
         .with_full_precision_accumulation(true)
-        .with_gradient_checkpointing(
-            GradientCheckpointingConfig::new().with_keep_activations(vec![true, false]),
-        )
+        .with_gradient_checkpointing(blocks)
         .with_offload(Some(OffloadConfig::new(Offload::Updates)))
         .with_sharding(Sharding::Full)
         .with_ownership(Ownership::BySize)
         .with_max_bytes_in_flight(Some(1));
-    let file = tempfile::NamedTempFile::new().unwrap();
-    config.save(file.path()).unwrap();
-    assert_eq!(FusedConfig::load(file.path()).unwrap(), config);
+    assert_loads_as_saved(&config);
     assert_eq!(FusedConfig::load_binary(b"{}").ok(), None);
 }
 
 /// An infinite maximum measures the norm alone.
 #[test]
 fn config_infinite_clipping_norm_loads_as_saved() {
-    let x = batches(1, &device()).remove(0);
+    let x = batches(1, &flex()).remove(0);
     for clipping in [
         GlobalNormClippingConfig::Exact,
         GlobalNormClippingConfig::ExactInBuffer,
         GlobalNormClippingConfig::Lagged,
     ] {
-        for max_norm in [f64::INFINITY, 1.0, 1e-300] {
-            let config = FusedConfig::clipping(clipping(max_norm));
-            let file = tempfile::NamedTempFile::new().unwrap();
-            config.save(file.path()).unwrap();
-            assert_eq!(FusedConfig::load(file.path()).unwrap(), config);
+        for max_norm in [1.0, 1e-300, f64::INFINITY] {
+            assert_loads_as_saved(&FusedConfig::clipping(clipping(max_norm)));
         }
-        let config = FusedConfig::clipping(clipping(f64::INFINITY));
         let mut plain = fuse(init());
+        let config = FusedConfig::clipping(clipping(f64::INFINITY));
         let mut fused = fuse(plain.model()).with_config_ok(config);
         for _ in 0..2 {
             plain.step_ok(RATE, |model| loss(model, x.clone()));
@@ -98,8 +85,8 @@ fn config_infinite_clipping_norm_loads_as_saved() {
 }
 
 #[test]
-fn config_of_a_training_made_again_drops_sums_and_adaptive_state() {
-    let batches = batches(7, &device());
+fn config_changed_drops_sums_and_adaptive_state() {
+    let batches = batches(7, &flex());
     let both = lagged().with_loss_scaling(Some(scaling()));
     let initial = init();
     let train = |drops: bool| {
@@ -126,17 +113,17 @@ fn config_of_a_training_made_again_drops_sums_and_adaptive_state() {
 }
 
 #[test]
-fn config_after_hook_keeps_the_hook() {
+fn config_after_hook_keeps_hook() {
     let fused = fuse(init()).with_hook(ParamGroup::all(), hook(|_| Answer::Veto));
     let mut fused = fused.with_config_ok(lagged());
-    fused.step_ok(RATE, |model| loss(model, batches(1, &device()).remove(0)));
+    fused.step_ok(RATE, |model| loss(model, batches(1, &flex()).remove(0)));
     assert_eq!(fused.last_step().vetoed, 4);
 }
 
 /// States, weights and running statistics come home again.
 #[test]
-fn offload_can_begin_and_end_in_a_training_made_again() {
-    let ndarray = ndarray();
+fn config_changed_begins_and_ends_offload() {
+    let [_, ndarray] = cpus();
     let there = |model: Vec<Linear>| model.fork(&ndarray);
     let initial = init();
     let batches = batches(4, &ndarray);
@@ -150,7 +137,7 @@ fn offload_can_begin_and_end_in_a_training_made_again() {
             fused.step_ok(RATE, |model| loss(model, x.clone()));
         }
         let rests: Vec<_> = fused.model().devices();
-        (fused.model().fork(&device()), rests)
+        (fused.model().fork(&flex()), rests)
     };
     let (expected, _) = train(&[]);
     for offload in [Offload::States, Offload::Updates] {
@@ -159,16 +146,16 @@ fn offload_can_begin_and_end_in_a_training_made_again() {
         assert_eq!(rests, std::slice::from_ref(&ndarray));
         let (found, rests) = train(&[Some(offload), None, Some(offload)]);
         assert_equal_weights(&expected, &found);
-        assert_eq!(rests, [device()], "what waits is on the host");
+        assert_eq!(rests, [flex()], "what waits is on the host");
     }
 }
 
 #[test]
-fn several_devices_take_the_same_config_but_for_offload() {
-    let devices = [device(), device()];
+fn config_of_replicas_is_that_of_one_but_for_offload() {
+    let devices = [flex(), flex()];
     let config = lagged().with_sharding(Sharding::Full);
     let fused = || FusedReplicas::new_ok(init(), AdamConfig::new().init(), devices.clone());
-    let x = batches(2, &device());
+    let x = batches(2, &flex());
     let mut fused_in_full = fused().with_config_ok(config.clone());
     for _ in 0..2 {
         fused_in_full.step_ok(RATE, x.clone(), loss);

@@ -14,31 +14,11 @@ mod two_devices;
 mod two_optimizers;
 
 #[test]
-fn a_loop_of_ones_own() {
-    custom_loop::main().unwrap();
-}
-
-#[test]
-fn a_launched_training() {
+fn small_examples_run() {
     learner::main();
-}
-
-#[test]
-fn adapters() {
+    custom_loop::main().unwrap();
     lora::main().unwrap();
-}
-
-#[test]
-fn a_resumed_training_ends_with_the_same_weights() {
     resume::main().unwrap();
-}
-
-#[test]
-fn two_ranks() {
     two_devices::main().unwrap();
-}
-
-#[test]
-fn a_generator_and_a_critic() {
     two_optimizers::main().unwrap();
 }

@@ -27,83 +27,62 @@ fn text(device: &Device, length: usize) -> Tensor<2, Int> {
     tokens.int()
 }
 
-/// Trains `config` on `texts` in stock and fused, from the same record.
-fn both(
+/// Asserts that `config` trains on `texts` in stock as fused. Returns the paths of the parameters that changed.
+fn assert_matches_stock(
     config: &LanguageModelConfig,
     texts: &[Tensor<2, Int>],
     device: &Device,
-) -> [LanguageModel; 3] {
-    let initial = config.init(device);
-    let copy = || copy(&initial, || config.init(device));
+) -> Vec<String> {
     let loss = |model: &LanguageModel, step: usize| model.losses(texts[step].clone()).total;
-    let (steps, adamw) = (texts.len(), AdamWConfig::new());
-    let stock = train_stock(copy(), &mut adamw.init(), steps, 1e-3, loss);
-    let mut fused = FusedOptimizer::new_ok(copy(), adamw.init());
-    train_fused(&mut fused, steps, 1e-3, loss);
-    [initial, stock, fused.model()]
-}
-
-fn fused_equals_stock(device: &Device) {
-    let texts: Vec<_> = (0..3).map(|_| text(device, 6)).collect();
-    for tied in [false, true] {
-        let [initial, stock, fused] = both(&config().with_tied(tied), &texts, device);
-        assert_equal_weights(&stock, &fused);
-        let changed = changed(&initial, &fused);
-        let outside = |path: &&String| !path.contains(".experts.experts.");
-        // Two vectors and five matrices in each of two layers and, at the ends, two or three.
-        assert_eq!(
-            changed.iter().filter(outside).count(),
-            16 - usize::from(tied) + 1
-        );
-        assert!(changed.len() > 17);
-    }
-}
-
-fn fused_equals_stock_with_experts_without_tokens(device: &Device) {
-    let [initial, stock, fused] = both(&config(), &[text(device, 1)], device);
+    let (steps, adamw) = (texts.len(), AdamWConfig::new().init());
+    let [initial, stock, fused] = train_both(|| config.init(device), &adamw, steps, 1e-3, loss);
     assert_equal_weights(&stock, &fused);
-    let changed = changed(&initial, &fused);
-    let of_experts = changed
-        .iter()
-        .filter(|path| path.contains(".experts.experts."));
-    // Two of five experts in each of two layers, with three weights each.
-    assert_eq!(of_experts.count(), 2 * 2 * 3);
-}
-
-fn recomputed_layers_and_a_chunked_loss_equal_stock(device: &Device) {
-    let loss = LinearCrossEntropyLossConfig::new().with_chunk_size(3);
-    let config = config().with_recompute_layers(true).with_loss(Some(loss));
-    let texts: Vec<_> = (0..3).map(|_| text(device, 6)).collect();
-    let [_, stock, fused] = both(&config, &texts, device);
-    assert_equal_weights(&stock, &fused);
-}
-
-fn a_model_in_tiles_equals_stock(device: &Device) {
-    let texts: Vec<_> = (0..3).map(|_| text(device, 6)).collect();
-    for layers in [false, true] {
-        let config = config().with_tile(Some(3)).with_recompute_layers(layers);
-        let [_, stock, fused] = both(&config, &texts, device);
-        assert_equal_weights(&stock, &fused);
-    }
-}
-
-/// Paths of the parameters that training has changed.
-fn changed(before: &LanguageModel, after: &LanguageModel) -> Vec<String> {
-    let pairs = weights(before).into_iter().zip(weights(after));
+    let pairs = weights(&initial).into_iter().zip(weights(&fused));
     let changed = pairs.filter(|((_, before), (_, after))| before.as_bytes() != after.as_bytes());
     changed.map(|((path, _), _)| path).collect()
 }
 
+fn language_model_matches_stock(device: &Device) {
+    let texts: Vec<_> = (0..3).map(|_| text(device, 6)).collect();
+    for tied in [false, true] {
+        let changed = assert_matches_stock(&config().with_tied(tied), &texts, device);
+        let outside = |path: &&String| !path.contains(".experts.experts.");
+        // Two vectors and five matrices in each of two layers and, at the ends, two or three.
+        let of_ends = 3 - usize::from(tied);
+        assert_eq!(changed.iter().filter(outside).count(), 14 + of_ends);
+        assert!(changed.len() > 17);
+    }
+}
+
+fn language_model_experts_without_tokens_match_stock(device: &Device) {
+    let changed = assert_matches_stock(&config(), &[text(device, 1)], device);
+    let of_experts = |path: &&String| path.contains(".experts.experts.");
+    // Two of five experts in each of two layers, with three weights each.
+    assert_eq!(changed.iter().filter(of_experts).count(), 2 * 2 * 3);
+}
+
+fn language_model_in_blocks_chunks_and_tiles_matches_stock(device: &Device) {
+    let texts: Vec<_> = (0..3).map(|_| text(device, 6)).collect();
+    let loss = LinearCrossEntropyLossConfig::new().with_chunk_size(3);
+    let tiled = || config().with_tile(Some(3));
+    for config in [
+        config().with_recompute_layers(true).with_loss(Some(loss)),
+        tiled(),
+        tiled().with_recompute_layers(true),
+    ] {
+        assert_matches_stock(&config, &texts, device);
+    }
+}
+
 on_every_backend!(
-    fused_equals_stock,
-    fused_equals_stock_with_experts_without_tokens,
-    recomputed_layers_and_a_chunked_loss_equal_stock,
-    a_model_in_tiles_equals_stock,
+    language_model_matches_stock,
+    language_model_experts_without_tokens_match_stock,
+    language_model_in_blocks_chunks_and_tiles_matches_stock,
 );
 
 #[test]
-fn a_model_in_tiles_computes_what_it_does_whole() {
-    let device = Device::flex().autodiff();
+fn language_model_in_tiles_has_loss_of_whole() {
+    let device = flex();
     let text = text(&device, 6);
     let initial = config().init(&device);
     let loss = |tile| {
@@ -118,7 +97,7 @@ fn a_model_in_tiles_computes_what_it_does_whole() {
 }
 
 #[test]
-fn a_token_sees_its_window_and_nothing_after_it() {
+fn token_sees_its_window_and_nothing_after() {
     let device = Device::flex();
     let config = config().with_depth(1).with_experts_per_token(5);
     let model = config.init(&device);
@@ -139,7 +118,7 @@ fn a_token_sees_its_window_and_nothing_after_it() {
 }
 
 #[test]
-fn the_presets_have_the_parameters_that_they_name() {
+fn presets_have_parameters_that_they_name() {
     let device = Device::flex();
     // Lazy: nothing is drawn.
     let parameters = |preset: Preset| preset.config(50_257).init(&device).num_params();

@@ -3,7 +3,7 @@
 use crate::common::*;
 
 #[test]
-fn a_device_that_is_not_there_is_refused_by_name() {
+fn device_that_is_absent_is_refused_by_name() {
     let device = Device::cuda(99);
     let error = check_device(&device, FloatDType::F32).unwrap_err();
     assert_matches!(error, FusedError::DeviceUnavailable { .. });
