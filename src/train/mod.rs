@@ -47,7 +47,7 @@
 //! ```
 //!
 //! Metrics, renderers, summary, early stopping, interruption, checkpointers, resuming with
-//! `.checkpoint(n)`, learning rate schedulers and gradient accumulation are those of the builder.
+//! `.checkpoint(n)` (or [`resume_from_newest`](LaunchFused::resume_from_newest)), learning rate schedulers and gradient accumulation are those of the builder.
 //! Checkpoint folders are compatible with stock Burn in both directions. If a checkpoint has a
 //! state that does not fit its parameter, or that the optimizer of the training can't load,
 //! `launch_fused` panics with the name of the parameter. `Sgd` is an exception: it loads the state of another optimizer
@@ -97,6 +97,7 @@ mod launch;
 mod learner;
 mod metric;
 mod model;
+mod newest;
 mod resume;
 mod snapshot;
 mod strategy;

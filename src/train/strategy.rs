@@ -110,9 +110,13 @@ impl<M: LearnerModel + 'static> SupervisedLearningStrategy<FusedModel<M>> for Fu
             processor: components.event_processor,
             interrupter: components.interrupter,
         };
-        if let (Some(epoch), Some(checkpointer)) = (components.checkpoint, &checkpointer) {
-            resume::check(checkpointer, epoch, &mut learner)
-                .unwrap_or_else(|error| panic!("{error}"));
+        match (components.checkpoint, &checkpointer) {
+            (Some(epoch), Some(checkpointer)) => resume::check(checkpointer, epoch, &mut learner)
+                .unwrap_or_else(|error| panic!("{error}")),
+            (Some(epoch), None) => panic!(
+                "the training can't resume from epoch {epoch} without checkpointers: call `with_default_checkpointers` of the builder"
+            ),
+            (None, _) => {}
         }
         let fuse = |model, optimizer| self.fuse(model, optimizer, &devices);
         let checkout = Checkout::new(&mut learner, fuse);

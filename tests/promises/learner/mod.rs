@@ -11,6 +11,7 @@ mod panics;
 mod policies;
 mod records;
 mod replicas;
+mod resumed;
 
 use std::path::Path;
 use std::sync::Arc;
