@@ -71,6 +71,7 @@
 //! | `replica` | owners of parameters, and flow control between several devices |
 //! | `offload` | transfers states, updates, weights and activations to host memory |
 //! | `device` | checks of devices, and transfers between them |
+//! | `weight_names` | names of weights in files of Hugging Face's `transformers` |
 //! | `quantized` | adapters on frozen quantized weights |
 //! | `parameters` | float parameters of a module: listing, mapping, loading |
 //! | `tap` | autodiff operation that delivers a finished gradient to a sink |
@@ -123,6 +124,8 @@ mod squares;
 mod tap;
 #[cfg(feature = "train")]
 pub mod train;
+#[cfg(feature = "store")]
+mod weight_names;
 mod weights;
 mod worker;
 
@@ -164,6 +167,8 @@ pub use policy::{
 pub use quantized::{BaseFormat, QuantizedAdapter, QuantizedLora};
 pub use replica::{Ownership, Sharding};
 pub use report::StepReport;
+#[cfg(feature = "store")]
+pub use weight_names::WeightNames;
 
 /// Compiles and runs the programs of the README and the book as doc tests.
 #[cfg(doctest)]

@@ -20,6 +20,7 @@ const ORDER: &[&str] = &[
     "pass",
     "load_store",
     "load",
+    "weight_names",
     "quantized",
     "policy",
     "placement",

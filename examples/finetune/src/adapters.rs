@@ -3,10 +3,11 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
+use backburn::WeightNames;
 use burn::module::{Lora, ParamGroup};
 use burn::store::burn_pack::Tensor as PackTensor;
 use burn::store::{
-    ModuleAdapter, ModuleContext, ModuleSnapshot, PathFilter, SafetensorsStore, bridge,
+    KeyRemapper, ModuleAdapter, ModuleContext, ModuleSnapshot, PathFilter, SafetensorsStore, bridge,
 };
 use burn::tensor::{DType, Shape, TensorData};
 use serde::{Deserialize, Serialize};
@@ -28,6 +29,20 @@ pub const TARGETS: [&str; 7] = [
     "up_proj",
     "down_proj",
 ];
+
+/// The paths of [`TARGETS`] in a layer.
+const PATHS: [&str; 7] = [
+    "attention.query",
+    "attention.key",
+    "attention.value",
+    "attention.output",
+    "mlp.swiglu.linear_inner",
+    "mlp.swiglu.linear_outer",
+    "mlp.output",
+];
+
+/// The names of the factors of an adapter, and those of `peft`.
+const FACTORS: [(&str, &str); 2] = [("a", "lora_A"), ("b", "lora_B")];
 
 /// The layers that have adapters, and the size of the adapters.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
@@ -54,10 +69,9 @@ impl Adapters {
 
     /// Returns Burn's reparameterizer, whose first factors have the variance that those of `peft` have.
     pub fn lora(&self, hidden: usize) -> Lora {
-        let paths = self
-            .targets
-            .iter()
-            .map(|target| format!(".{target}.weight"));
+        let targets = TARGETS.iter().zip(PATHS);
+        let targets = targets.filter(|(name, _)| self.targets.iter().any(|it| it == *name));
+        let paths = targets.map(|(_, path)| format!(".{path}.weight"));
         let group = ParamGroup::from_any_predicates(paths.collect());
         let mut lora = Lora::new(self.rank, self.alpha).set_param_group(group);
         lora.init_std = Some((3.0 * hidden as f64).sqrt().recip());
@@ -67,9 +81,16 @@ impl Adapters {
     /// Writes the adapters of `decoder` and their config to `folder`.
     pub fn save(&self, decoder: &Decoder, base: &Path, folder: &Path) -> Result<()> {
         let file = folder.join(WEIGHTS);
-        let mut store = to_file(&file).with_to_adapter(ToPeft).filter(
-            PathFilter::new().with_predicate(|path, _| path.starts_with(PREFIX) || is_factor(path)),
-        );
+        let mut names = WeightNames::decoder().to_file();
+        for (ours, theirs) in FACTORS {
+            let pattern = format!(r"^(.*)\.weight\.q?lora\.{ours}$");
+            let name = format!("base_model.model.${{1}}.{theirs}.weight");
+            names = names.add_pattern(pattern, name)?;
+        }
+        let mut store = to_file(&file)
+            .with_to_adapter(Transposed)
+            .filter(PathFilter::new().with_predicate(|path, _| is_factor(path)))
+            .remap(names);
         let saved = decoder.save_into(&mut store);
         saved.with_context(|| format!("{} can't be written", file.display()))?;
         let base = std::fs::canonicalize(base).unwrap_or(base.to_path_buf());
@@ -92,15 +113,16 @@ impl Adapters {
 
     /// Returns `decoder`, which has adapters, with the factors in a file of `peft`. Those that the file lacks stay.
     pub fn load(mut decoder: Decoder, file: &Path) -> Result<Decoder> {
+        let mut names = KeyRemapper::new();
+        for (ours, theirs) in FACTORS {
+            let pattern = format!(r"^(?:initial\.)?base_model\.model\.(.*)\.{theirs}\.weight$");
+            names = names.add_pattern(pattern, format!("${{1}}.weight.lora.{ours}"))?;
+        }
+        names
+            .patterns
+            .extend(WeightNames::decoder().to_module().patterns);
         let mut store = SafetensorsStore::from_file(file)
-            .with_key_remapping(
-                r"^(?:initial\.)?base_model\.model\.(.*)\.lora_A\.weight$",
-                "$1.weight.lora.a",
-            )
-            .with_key_remapping(
-                r"^(?:initial\.)?base_model\.model\.(.*)\.lora_B\.weight$",
-                "$1.weight.lora.b",
-            )
+            .remap(names)
             .with_from_adapter(Transposed)
             .allow_partial(true);
         let loaded = decoder.load_from(&mut store);
@@ -109,39 +131,9 @@ impl Adapters {
     }
 }
 
-const PREFIX: &str = "base_model.model.";
-
 /// Returns `true` for the path of a factor of an adapter.
 fn is_factor(path: &str) -> bool {
     path.ends_with("lora.a") || path.ends_with("lora.b")
-}
-
-/// Factors transposed and under the names of `peft`.
-#[derive(Clone, Debug)]
-struct ToPeft;
-
-impl ModuleAdapter for ToPeft {
-    fn adapt(&self, tensor: PackTensor, _: ModuleContext<'_>) -> PackTensor {
-        let factor = [("a", "lora_A"), ("b", "lora_B")];
-        let name = factor.into_iter().find_map(|(ours, theirs)| {
-            let kinds = [
-                format!(".weight.lora.{ours}"),
-                format!(".weight.qlora.{ours}"),
-            ];
-            let layer = kinds
-                .iter()
-                .find_map(|end| tensor.name.strip_suffix(end.as_str()))?;
-            Some(format!("{PREFIX}{layer}.{theirs}.weight"))
-        });
-        match name {
-            Some(name) => transposed(tensor, name),
-            None => tensor,
-        }
-    }
-
-    fn clone_box(&self) -> Box<dyn ModuleAdapter> {
-        Box::new(self.clone())
-    }
 }
 
 /// Factors transposed.

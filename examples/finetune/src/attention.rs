@@ -8,15 +8,15 @@ use burn::tensor::ops::AttentionModuleOptions;
 use crate::config::DecoderConfig;
 use crate::rope::rotate;
 
-/// Causal attention, whose fields have the names of `transformers`.
+/// Causal attention.
 #[derive(Module, Debug)]
 pub struct Attention {
-    q_proj: Linear,
-    k_proj: Linear,
-    v_proj: Linear,
-    o_proj: Linear,
-    q_norm: Option<RmsNorm>,
-    k_norm: Option<RmsNorm>,
+    query: Linear,
+    key: Linear,
+    value: Linear,
+    output: Linear,
+    query_norm: Option<RmsNorm>,
+    key_norm: Option<RmsNorm>,
     #[module(skip)]
     heads: usize,
     #[module(skip)]
@@ -35,12 +35,12 @@ impl Attention {
             config.query_key_norm.then(|| norm.init(device))
         };
         Self {
-            q_proj: linear(config.hidden, all, config.query_key_value_bias),
-            k_proj: linear(config.hidden, few, config.query_key_value_bias),
-            v_proj: linear(config.hidden, few, config.query_key_value_bias),
-            o_proj: linear(all, config.hidden, config.output_bias),
-            q_norm: norm(),
-            k_norm: norm(),
+            query: linear(config.hidden, all, config.query_key_value_bias),
+            key: linear(config.hidden, few, config.query_key_value_bias),
+            value: linear(config.hidden, few, config.query_key_value_bias),
+            output: linear(all, config.hidden, config.output_bias),
+            query_norm: norm(),
+            key_norm: norm(),
             heads: config.heads,
             key_value_heads: config.key_value_heads,
         }
@@ -63,12 +63,12 @@ impl Attention {
             None => heads,
         };
         let query = normed(
-            split(self.q_proj.forward(x.clone()), self.heads),
-            &self.q_norm,
+            split(self.query.forward(x.clone()), self.heads),
+            &self.query_norm,
         );
-        let key = self.k_proj.forward(x.clone());
-        let key = normed(split(key, self.key_value_heads), &self.k_norm);
-        let value = split(self.v_proj.forward(x), self.key_value_heads);
+        let key = self.key.forward(x.clone());
+        let key = normed(split(key, self.key_value_heads), &self.key_norm);
+        let value = split(self.value.forward(x), self.key_value_heads);
         let query = rotate(query, cos.clone(), sin.clone());
         let key = rotate(key, cos, sin);
         let masked = masked.unsqueeze::<4>();
@@ -84,7 +84,7 @@ impl Attention {
         let mixed = mixed
             .swap_dims(1, 2)
             .reshape([batch as i32, length as i32, -1]);
-        self.o_proj.forward(mixed)
+        self.output.forward(mixed)
     }
 
     /// Returns a copy of each head of keys or values for each head of queries that it serves.

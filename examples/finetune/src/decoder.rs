@@ -1,13 +1,14 @@
 //! The decoder of `llama`, `mistral`, `qwen2` and `qwen3`.
 //!
-//! Fields have the names of `transformers`, so that tensors load without renaming.
+//! Fields have the names of [`WeightNames::decoder`](backburn::WeightNames::decoder), which maps those in files of `transformers`.
 
 use backburn::{
     LinearCrossEntropyLoss, LinearCrossEntropyLossConfig, LossReduction, gradient_checkpointing,
 };
-use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig, RmsNorm, RmsNormConfig};
+use burn::nn::{
+    Embedding, EmbeddingConfig, Linear, LinearConfig, RmsNorm, RmsNormConfig, SwiGlu, SwiGluConfig,
+};
 use burn::prelude::*;
-use burn::tensor::activation::silu;
 
 use crate::attention::Attention;
 use crate::config::DecoderConfig;
@@ -19,9 +20,11 @@ pub const IGNORED: i64 = -100;
 /// A language model.
 #[derive(Module, Debug)]
 pub struct Decoder {
-    model: Layers,
+    embedding: Embedding,
+    layers: Vec<Layer>,
+    norm: RmsNorm,
     /// `None` if the embedding is the head, too.
-    lm_head: Option<Linear>,
+    head: Option<Linear>,
     #[module(skip)]
     rope: Rope,
     #[module(skip)]
@@ -31,28 +34,19 @@ pub struct Decoder {
     recompute: bool,
 }
 
-#[derive(Module, Debug)]
-struct Layers {
-    embed_tokens: Embedding,
-    layers: Vec<Layer>,
-    norm: RmsNorm,
-}
-
 /// Attention, then an MLP, each behind a norm and with a residual.
 #[derive(Module, Debug)]
 struct Layer {
-    input_layernorm: RmsNorm,
-    self_attn: Attention,
-    post_attention_layernorm: RmsNorm,
+    norm_1: RmsNorm,
+    attention: Attention,
+    norm_2: RmsNorm,
     mlp: Mlp,
 }
 
-/// SwiGLU.
 #[derive(Module, Debug)]
 struct Mlp {
-    gate_proj: Linear,
-    up_proj: Linear,
-    down_proj: Linear,
+    swiglu: SwiGlu,
+    output: Linear,
 }
 
 impl Decoder {
@@ -61,18 +55,16 @@ impl Decoder {
         let norm = RmsNormConfig::new(config.hidden).with_epsilon(config.epsilon);
         let head = LinearConfig::new(config.hidden, config.vocabulary).with_bias(false);
         let layer = |_| Layer {
-            input_layernorm: norm.init(device),
-            self_attn: Attention::init(config, device),
-            post_attention_layernorm: norm.init(device),
+            norm_1: norm.init(device),
+            attention: Attention::init(config, device),
+            norm_2: norm.init(device),
             mlp: Mlp::init(config, device),
         };
         Self {
-            model: Layers {
-                embed_tokens: EmbeddingConfig::new(config.vocabulary, config.hidden).init(device),
-                layers: (0..config.layers()).map(layer).collect(),
-                norm: norm.init(device),
-            },
-            lm_head: (!config.tied).then(|| head.init(device)),
+            embedding: EmbeddingConfig::new(config.vocabulary, config.hidden).init(device),
+            layers: (0..config.layers()).map(layer).collect(),
+            norm: norm.init(device),
+            head: (!config.tied).then(|| head.init(device)),
             rope: config.rope.clone(),
             windows: config.windows.clone(),
             recompute,
@@ -90,9 +82,9 @@ impl Decoder {
         let [batch, length, dim] = hidden.dims();
         let hidden = hidden.reshape([batch * length, dim]);
         let targets = targets.reshape([batch * length]);
-        match &self.lm_head {
+        match &self.head {
             Some(head) => loss().forward(head, hidden, targets),
-            None => loss().forward(&self.model.embed_tokens, hidden, targets),
+            None => loss().forward(&self.embedding, hidden, targets),
         }
     }
 
@@ -114,10 +106,10 @@ impl Decoder {
     }
 
     fn head(&self, hidden: Tensor<3>) -> Tensor<3> {
-        match &self.lm_head {
+        match &self.head {
             Some(head) => head.forward(hidden),
             None => {
-                let weight = self.model.embed_tokens.weight.val();
+                let weight = self.embedding.weight.val();
                 hidden.matmul(weight.transpose().unsqueeze())
             }
         }
@@ -128,9 +120,9 @@ impl Decoder {
         let [_, length] = tokens.dims();
         let device = tokens.device();
         let [cos, sin] = self.rope.table(length, &device);
-        let mut x = self.model.embed_tokens.forward(tokens);
+        let mut x = self.embedding.forward(tokens);
         let run = |layer: &Layer, (x, cos, sin, masked)| layer.forward(x, [cos, sin], masked);
-        for (layer, window) in self.model.layers.iter().zip(&self.windows) {
+        for (layer, window) in self.layers.iter().zip(&self.windows) {
             let masked = masked(length, *window, &device);
             let input = (x, cos.clone(), sin.clone(), masked);
             x = match self.recompute {
@@ -138,7 +130,7 @@ impl Decoder {
                 false => run(layer, input),
             };
         }
-        self.model.norm.forward(x)
+        self.norm.forward(x)
     }
 }
 
@@ -170,28 +162,25 @@ impl Layer {
         rotation: [Tensor<4>; 2],
         masked: Tensor<2, Bool>,
     ) -> Tensor<3> {
-        let normed = self.input_layernorm.forward(x.clone());
-        let x = x + self.self_attn.forward(normed, rotation, masked);
-        let normed = self.post_attention_layernorm.forward(x.clone());
+        let normed = self.norm_1.forward(x.clone());
+        let x = x + self.attention.forward(normed, rotation, masked);
+        let normed = self.norm_2.forward(x.clone());
         x + self.mlp.forward(normed)
     }
 }
 
 impl Mlp {
     fn init(config: &DecoderConfig, device: &Device) -> Self {
-        let linear = |from, to| {
-            let linear = LinearConfig::new(from, to).with_bias(config.mlp_bias);
-            linear.init(device)
-        };
+        let bias = config.mlp_bias;
+        let swiglu = SwiGluConfig::new(config.hidden, config.intermediate).with_bias(bias);
+        let output = LinearConfig::new(config.intermediate, config.hidden).with_bias(bias);
         Self {
-            gate_proj: linear(config.hidden, config.intermediate),
-            up_proj: linear(config.hidden, config.intermediate),
-            down_proj: linear(config.intermediate, config.hidden),
+            swiglu: swiglu.init(device),
+            output: output.init(device),
         }
     }
 
     fn forward(&self, x: Tensor<3>) -> Tensor<3> {
-        let gate = silu(self.gate_proj.forward(x.clone()));
-        self.down_proj.forward(gate * self.up_proj.forward(x))
+        self.output.forward(self.swiglu.forward(x))
     }
 }

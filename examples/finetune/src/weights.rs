@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
-use backburn::{QuantizedLora, load_from_store, load_quantized_from_store};
+use backburn::{QuantizedLora, WeightNames, load_from_store, load_quantized_from_store};
 use burn::store::{
-    BurnToPyTorchAdapter, FloatCastAdapter, ModuleAdapter, ModuleSnapshot, ModuleStore,
-    PyTorchToBurnAdapter, SafetensorsStore,
+    BurnToPyTorchAdapter, FloatCastAdapter, KeyRemapper, ModuleAdapter, ModuleSnapshot,
+    ModuleStore, PyTorchToBurnAdapter, SafetensorsStore,
 };
 use burn::tensor::{DType, FloatDType};
 use serde::Deserialize;
@@ -70,9 +70,11 @@ pub fn load(
     dtype: FloatDType,
     quantized: Option<&QuantizedLora>,
 ) -> Result<Decoder> {
+    let names = WeightNames::decoder();
     let store = |path: PathBuf| {
         SafetensorsStore::from_file(path)
             .with_from_adapter(PyTorchToBurnAdapter)
+            .remap(names.to_module())
             .allow_partial(true)
     };
     let mut missing: Option<BTreeSet<String>> = None;
@@ -99,6 +101,7 @@ pub fn load(
     let missing: Vec<String> = missing
         .into_iter()
         .filter(|it| !it.contains("lora."))
+        .map(|it| renamed(&names.to_file(), &it))
         .collect();
     ensure!(
         missing.is_empty(),
@@ -110,13 +113,23 @@ pub fn load(
 
 /// Returns `true` for a tensor that a file may have in addition: the table of rotations of old files, and the head of a tied model.
 fn is_known(name: &str) -> bool {
-    name.ends_with("rotary_emb.inv_freq") || name == "lm_head.weight"
+    name.ends_with("rotary_emb.inv_freq") || name == "head.weight"
+}
+
+/// Returns the other name of a tensor.
+fn renamed(names: &KeyRemapper, name: &str) -> String {
+    let patterns = names.patterns.iter();
+    patterns.fold(name.to_owned(), |name, (from, to)| {
+        from.replace_all(&name, to.as_str()).into_owned()
+    })
 }
 
 /// Writes the weights of `decoder`, which has no adapters, to `file` in `dtype`.
 pub fn save(decoder: &Decoder, file: &Path, dtype: DType) -> Result<()> {
     let adapter = BurnToPyTorchAdapter.chain(FloatCastAdapter::to(dtype));
-    let mut store = to_file(file).with_to_adapter(adapter);
+    let mut store = to_file(file)
+        .with_to_adapter(adapter)
+        .remap(WeightNames::decoder().to_file());
     let saved = decoder.save_into(&mut store);
     saved.with_context(|| format!("{} can't be written", file.display()))
 }
