@@ -16,6 +16,8 @@ pub(crate) struct AdaptedBase {
     dtype: FloatDType,
     /// Shapes and quantized values of the weights.
     quantized: HashMap<ParamId, ([usize; 2], QuantizedValues)>,
+    /// The path of the last parameter that is part of no adapter.
+    last: String,
 }
 
 impl AdaptedBase {
@@ -24,6 +26,7 @@ impl AdaptedBase {
             lora,
             dtype,
             quantized: HashMap::new(),
+            last: String::new(),
         }
     }
 
@@ -63,6 +66,12 @@ impl Reparameterizer for AdaptedBase {
         path: &str,
         param: Param<Tensor<D>>,
     ) -> (Param<Tensor<D>>, Option<QuantizedAdapter>) {
+        // The factors of an adapter from an earlier file remain trained.
+        let below = path.strip_prefix(self.last.as_str());
+        if !self.last.is_empty() && below.is_some_and(|below| below.starts_with('.')) {
+            return (param, None);
+        }
+        self.last = path.to_string();
         let adapter = self.quantized.remove(&param.id).map(|(shape, values)| {
             let device = param.lazy_device();
             let adapter = self

@@ -87,7 +87,7 @@ fn bad_model_is_refused_by_field_or_file() {
         ("vocab_size", json!(300), "use the tokenizer of the model"),
         ("num_hidden_layers", json!(3), "lack [\"model.layers.2."),
         ("num_hidden_layers", json!(1), "the config says nothing of"),
-        ("intermediate_size", json!(97), "mlp.down_proj.weight"),
+        ("intermediate_size", json!(97), "mlp.output.weight"),
     ] {
         assert_refused("", words, |model, folder| {
             with(model, field, value.clone());

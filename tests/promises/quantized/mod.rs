@@ -340,6 +340,9 @@ fn weights_from_file_are_coded_as_those_in_memory() {
     };
     let (both, _) = load_quantized_from_store(half, &path, others, dtype, lora()).unwrap();
     assert_eq!(without_factors(&both), without_factors(&expected));
+    let mut fused = FusedOptimizer::new_ok(both, AdamConfig::new().init());
+    fused.step_ok(RATE, |model| model.loss(batches(1).remove(0)));
+    assert_eq!(fused.last_step().updated, 6);
 
     // What can't be coded is an error, and no end of the process.
     let adapted = Stack::dense().apply_reparameterization(adapters());
