@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use backburn::optim::AdamWConfig;
-use backburn::{FusedConfig, FusedOptimizer, GlobalNormClippingConfig};
+use backburn::{BaseFormat, FusedConfig, FusedOptimizer, GlobalNormClippingConfig, QuantizedLora};
 use burn::module::Module;
 use burn::prelude::*;
 use burn::store::{ModuleStore, SafetensorsStore, bridge};
@@ -123,18 +123,31 @@ fn logits(model: &Decoder, tensors: &BTreeMap<String, TensorData>) -> TensorData
     model.valid().logits(tokens.inner()).into_data()
 }
 
-/// Trains as the run of that name, and writes the result where a script finds it.
-fn train(model: &str, run: &str) -> (Vec<f64>, Decoder, PathBuf, tempfile::TempDir) {
+/// The decoder that the run of that name trains.
+fn initial(model: &str, run: &str) -> Decoder {
+    let format = match run {
+        "qlora8" => BaseFormat::Bits8,
+        "qlora4" => BaseFormat::Bits4,
+        "lora" => return adapted(load(model), model),
+        _ => return load(model),
+    };
+    let folder = folder(model);
+    let decoder = Decoder::init(&DecoderConfig::read(&folder).unwrap(), true, &device());
+    let lora = QuantizedLora::new(adapters(&expected(model)).lora(64), format);
+    let decoder = weights::load(decoder, &folder, FloatDType::F32, Some(&lora)).unwrap();
+    Adapters::load(decoder, &folder.join("expected.safetensors")).unwrap()
+}
+
+/// Adds the adapters that PyTorch begins with.
+fn adapted(decoder: Decoder, model: &str) -> Decoder {
+    let decoder = decoder.apply_lora(adapters(&expected(model)).lora(64));
+    Adapters::load(decoder, &folder(model).join("expected.safetensors")).unwrap()
+}
+
+/// Returns the losses of the steps of a run, and the trained decoder.
+fn steps(decoder: Decoder, model: &str, run: &str) -> (Vec<f64>, Decoder) {
     let expected = expected(model);
     let all = tensors(&folder(model).join("expected.safetensors"));
-    let decoder = match run {
-        "lora" => {
-            let adapters = adapters(&expected);
-            let decoder = load(model).apply_lora(adapters.lora(64));
-            Adapters::load(decoder, &folder(model).join("expected.safetensors")).unwrap()
-        }
-        _ => load(model),
-    };
     let optimizer = AdamWConfig::new()
         .with_epsilon(1e-8)
         .with_weight_decay(expected.weight_decay)
@@ -155,15 +168,22 @@ fn train(model: &str, run: &str) -> (Vec<f64>, Decoder, PathBuf, tempfile::TempD
         let loss = step(&mut fused, schedule.rate(index), parts(&all, index, count));
         losses.push(loss.unwrap());
     }
+    (losses, fused.model())
+}
+
+/// The folder in which a script finds what a run has written.
+fn out(model: &str, run: &str) -> (PathBuf, tempfile::TempDir) {
     let temporary = tempfile::tempdir().unwrap();
     let out = std::env::var_os("FINETUNE_OUT").map(PathBuf::from);
     let out = out.unwrap_or(temporary.path().to_path_buf());
-    (
-        losses,
-        fused.model(),
-        out.join(format!("{model}-{run}")),
-        temporary,
-    )
+    (out.join(format!("{model}-{run}")), temporary)
+}
+
+/// Trains as the run of that name, and returns where to write the result.
+fn train(model: &str, run: &str) -> (Vec<f64>, Decoder, PathBuf, tempfile::TempDir) {
+    let (losses, decoder) = steps(initial(model, run), model, run);
+    let (out, temporary) = out(model, run);
+    (losses, decoder, out, temporary)
 }
 
 #[test]
@@ -230,5 +250,44 @@ fn merged_adapters_compute_the_same() {
         let again = weights::load(again, &out, FloatDType::F32, None).unwrap();
         let apart = difference(&logits(&again, &all), &all["lora.logits"]);
         assert!(apart < 1e-3, "{model}, merged: {apart:e}");
+    }
+}
+
+/// The script trains in PyTorch on the dense weights of the quantized base, and compares adapters and losses.
+#[test]
+fn quantized_base_trains_as_its_dense_weights() {
+    for model in MODELS {
+        for run in ["qlora8", "qlora4"] {
+            let quantized = initial(model, run);
+            // The second factors are zero.
+            let dense: Decoder = quantized.clone().materialize();
+            let (out, _temporary) = out(model, run);
+            let base = out.join("base");
+            output::write_model(&dense, &folder(model), &base, DType::F32).unwrap();
+            let (losses, trained) = steps(quantized, model, run);
+            output::write_adapters(&trained, &adapters(&expected(model)), &base, &out).unwrap();
+            let text = serde_json::to_string(&losses).unwrap();
+            std::fs::write(out.join("losses.json"), text).unwrap();
+
+            let again = Decoder::init(&DecoderConfig::read(&base).unwrap(), true, &device());
+            let again = weights::load(again, &base, FloatDType::F32, None).unwrap();
+            let (dense_losses, dense) = steps(adapted(again, model), model, run);
+            for (step, (found, wanted)) in losses.iter().zip(&dense_losses).enumerate() {
+                let apart = (found - wanted).abs() / wanted;
+                assert!(
+                    apart < 1e-5,
+                    "{model}, {run}, loss of step {step}: {apart:e}"
+                );
+            }
+            let file = |out: &Path| norms(&out.join("adapter_model.safetensors"));
+            let found = file(&out);
+            let other = out.join("dense");
+            output::write_adapters(&dense, &adapters(&expected(model)), &base, &other).unwrap();
+            for (name, wanted) in file(&other) {
+                let apart = (found[&name] - wanted).abs() / wanted;
+                assert!(apart < 1e-4, "{model}, {run}, {name}: {apart:e}");
+            }
+            assert!(found.keys().all(|name| name.contains("lora_")) && !found.is_empty());
+        }
     }
 }
