@@ -25,7 +25,6 @@ pub(super) fn newest(training: &Path) -> Result<Option<usize>, CheckpointError> 
     let unreadable = |error: io::Error| CheckpointError::Unreadable {
         file: folder.clone(),
         reason: error.to_string(),
-        older: None,
     };
     let entries = match fs::read_dir(&folder) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
