@@ -2,6 +2,7 @@
 
 use crate::memory::{Phase, RecomputedBlock};
 
+use super::concurrent_calls::ConcurrentCalls;
 use super::probe::RecordedPass;
 
 /// Bytes in use over a pass whose blocks were all recomputed.
@@ -12,6 +13,7 @@ pub(super) struct ActivationCurve {
     /// Index of the first sample of the backward pass.
     backward: usize,
     blocks: Vec<RecomputedBlock>,
+    concurrent_calls: ConcurrentCalls,
     /// Measured bytes of kept activations, in multiples of the recorded ones.
     share: f64,
 }
@@ -32,6 +34,7 @@ impl ActivationCurve {
             samples: samples.collect(),
             backward,
             blocks: timeline.blocks.clone(),
+            concurrent_calls: ConcurrentCalls::of(timeline),
             share: 1.0,
         })
     }
@@ -63,9 +66,10 @@ impl ActivationCurve {
     fn moments(&self, keep: &[bool]) -> impl Iterator<Item = (usize, usize)> {
         self.samples.iter().map(|(seconds, bytes)| {
             let blocks = self.blocks.iter();
-            let kept = blocks.filter(|block| keep.get(block.index) == Some(&true));
+            let is_kept = |index| keep.get(index) == Some(&true);
+            let kept = blocks.filter(|block| is_kept(block.index));
             let held: usize = kept.map(|block| block.held_at(*seconds)).sum();
-            (*bytes, held)
+            (*bytes, held + self.concurrent_calls.at(*seconds, is_kept))
         })
     }
 

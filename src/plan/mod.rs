@@ -11,6 +11,7 @@
 
 mod budget;
 mod candidate;
+mod concurrent_calls;
 mod curve;
 mod error;
 mod follow;
