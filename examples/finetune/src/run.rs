@@ -94,8 +94,14 @@ pub fn run(options: &Options, stop: &AtomicBool, bytes: &PeakAlloc) -> Result<us
         println!("held-out loss {:.4} after", training.held_out_loss());
     }
     println!("peak {:.0} MB", bytes.peak_usage() as f64 / 1e6);
+    if let Some(bytes) = resident_peak() {
+        println!("resident peak {:.0} MB", bytes as f64 / 1e6);
+    }
     if let Some(plan) = &saved.plan {
-        println!("planned {:.0} MB", plan.device_bytes as f64 / 1e6);
+        println!(
+            "planned {:.0} MB of allocated bytes; the program, mapped files and free pages of the heap are resident in addition",
+            plan.device_bytes as f64 / 1e6
+        );
     }
     write(options, &training.fused, base_dtype)?;
 
@@ -210,6 +216,14 @@ fn fuse(
     }
     let fused = FusedOptimizer::new(decoder, options.optimizer().init())?;
     Ok(fused.with_config(options.fused())?)
+}
+
+/// Returns the most memory of this process so far, where the system is Linux.
+fn resident_peak() -> Option<usize> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|it| it.strip_prefix("VmHWM:"))?;
+    let kilobytes: usize = line.split_whitespace().next()?.parse().ok()?;
+    Some(1024 * kilobytes)
 }
 
 /// Writes what was trained to `options.output`.

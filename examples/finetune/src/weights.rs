@@ -61,9 +61,10 @@ pub fn dtype(folder: &Path) -> Result<DType> {
     Ok(DType::F32)
 }
 
-/// Returns `decoder` with the weights in `folder`, in `dtype`; what `quantized` adapts in codes.
+/// Returns `decoder` with the weights in `folder`, in `dtype`; and quantizes what `quantized` adapts.
 ///
-/// Tensors are loaded one after the other, so there is never more than the model and one of them.
+/// Tensors are loaded one after the other, so there is never more than the model and one of them. The store maps the file into
+/// memory, and what was read of it counts as resident until it is unmapped, so each layer is loaded by a store of its own.
 pub fn load(
     mut decoder: Decoder,
     folder: &Path,
@@ -79,17 +80,33 @@ pub fn load(
     };
     let mut missing: Option<BTreeSet<String>> = None;
     for file in files(folder)? {
-        let applied;
-        (decoder, applied) = match quantized {
-            None => load_from_store(decoder, &file, store, dtype)?,
-            Some(lora) => load_quantized_from_store(decoder, &file, store, dtype, lora.clone())?,
-        };
-        let left: BTreeSet<String> = applied.missing.into_iter().map(|(path, _)| path).collect();
-        missing = Some(match missing {
-            None => left,
-            Some(before) => before.intersection(&left).cloned().collect(),
-        });
-        let unused: Vec<&String> = applied.unused.iter().filter(|it| !is_known(it)).collect();
+        let keys = store(file.clone()).keys();
+        let keys = keys.with_context(|| file.display().to_string())?;
+        let mut unused: BTreeSet<String> = keys.iter().cloned().collect();
+        let mut parts: BTreeSet<&str> = keys.iter().map(|key| part(key)).collect();
+        if parts.is_empty() {
+            parts.insert("");
+        }
+        for part in parts {
+            let pattern = format!("^{}", part.replace('.', r"\."));
+            let store = |path| store(path).with_regex(&pattern);
+            let applied;
+            (decoder, applied) = match quantized {
+                None => load_from_store(decoder, &file, store, dtype)?,
+                Some(lora) => {
+                    load_quantized_from_store(decoder, &file, store, dtype, lora.clone())?
+                }
+            };
+            let left = applied.missing.into_iter().map(|(path, _)| path);
+            let left: BTreeSet<String> = left.chain(applied.skipped).collect();
+            missing = Some(match missing {
+                None => left,
+                Some(before) => before.intersection(&left).cloned().collect(),
+            });
+            let left: BTreeSet<String> = applied.unused.into_iter().collect();
+            unused = unused.intersection(&left).cloned().collect();
+        }
+        unused.retain(|it| !is_known(it));
         ensure!(
             unused.is_empty(),
             "{} has tensors that the config says nothing of: {unused:?}",
@@ -109,6 +126,13 @@ pub fn load(
         folder.display()
     );
     Ok(decoder)
+}
+
+/// Returns the beginning of a name that a layer, or all tensors outside of layers, have in common.
+fn part(name: &str) -> &str {
+    let dots = if name.starts_with("layers.") { 1 } else { 0 };
+    let end = name.match_indices('.').nth(dots);
+    end.map_or(name, |(end, _)| &name[..=end])
 }
 
 /// Returns `true` for a tensor that a file may have in addition: the table of rotations of old files, and the head of a tied model.
