@@ -1,9 +1,8 @@
 //! Gradient release for [Burn](burn): the optimizer step fused into the backward pass.
 //!
-//! Stock training computes every gradient, keeps them all, then steps. backburn applies Burn's own
-//! optimizer to a parameter the moment its gradient is complete, inside the backward pass, in
-//! place, and drops the gradient. The memory of the gradients is gone; the training result is the
-//! same, on CPU backends bit for bit.
+//! Stock training computes all gradients, keeps them, and then updates all parameters. backburn applies
+//! Burn's own optimizer to each parameter as soon as its gradient is complete, inside the backward pass,
+//! and releases the gradient. On CPU backends the training result equals stock Burn bit for bit.
 //!
 //! ```
 //! use backburn::{FusedOptimizer, optim::AdamWConfig};
@@ -19,9 +18,9 @@
 //! # Ok::<(), backburn::FusedError>(())
 //! ```
 //!
-//! | to | use |
+//! | task | item |
 //! |---|---|
-//! | train in a loop of your own | [`FusedOptimizer`], configured by a [`FusedConfig`]; [`Checkpoint`] |
+//! | write your own training loop | [`FusedOptimizer`], configured by a [`FusedConfig`]; [`Checkpoint`] |
 #![cfg_attr(
     feature = "train",
     doc = "| let Burn run the training | [`FusedLearner`](train::FusedLearner) instead of `Learner` |"
@@ -30,28 +29,28 @@
     not(feature = "train"),
     doc = "| let Burn run the training | `FusedLearner` instead of `Learner` (feature `train`) |"
 )]
-//! | train within a number of bytes | [`Planner`] |
-//! | know the bytes before training | [`MemoryEstimate`] |
-//! | see where the bytes are | [`memory`] |
-//! | keep no activations | [`gradient_checkpointing()`], [`LinearCrossEntropyLoss`] |
-//! | keep weights and states in fewer bytes | [`optim`], [`QuantizedLora`] |
-//! | train a model that is larger than its device | [`OffloadConfig`] |
+//! | train within a memory budget | [`Planner`] |
+//! | estimate memory before training | [`MemoryEstimate`] |
+//! | record memory over time | [`memory`] |
+//! | recompute activations instead of keeping them | [`gradient_checkpointing()`], [`LinearCrossEntropyLoss`] |
+//! | store weights and optimizer states in fewer bits | [`optim`], [`QuantizedLora`] |
+//! | store optimizer states and weights in host memory | [`OffloadConfig`] |
 //! | train on several devices | [`FusedReplicas`] |
 //!
 //! The book is in the folder `docs` of the project.
 //!
 //! # Features
 //!
-//! - Backends carry Burn's names: `flex` (the default), `ndarray`, `wgpu`, `vulkan`, `metal`, `webgpu`,
+//! - Backend features have Burn's names: `flex` (the default), `ndarray`, `wgpu`, `vulkan`, `metal`, `webgpu`,
 //!   `cuda`, `rocm`, `cpu`. Build with the feature of the backend that trains: releasing a gradient is an operation of that backend.
 //! - `fusion`, `autotune`, `train` and `tui` are as in Burn.
 //! - `plot` draws recorded memory.
-//! - `store` loads files of safetensors and of PyTorch.
-//! - `remote` trains on devices that a server of Burn's hosts.
+//! - `store` loads weights from safetensors and PyTorch files.
+//! - `remote` trains on devices of Burn's servers.
 //!
 //! # Modules
 //!
-//! For contributors: no module imports from one above it. The test `modules` checks that.
+//! For contributors: a module imports only from modules below it. The test `modules` checks this.
 //!
 //! | module | contents |
 //! |---|---|

@@ -6,15 +6,15 @@ macro_rules! trainer {
         impl<M: burn::module::Module> $trainer<M> {
             /// Sets the config of the training, on the same devices.
             ///
-            /// A training that has begun is created again from its model, optimizer state and hooks. Accumulated sums,
-            /// averages, the loss scale and the norm of lagged clipping are dropped.
+            /// Model, optimizer state and hooks stay. Accumulated gradients, averages, the loss scale and the norm of
+            /// lagged clipping are dropped.
             ///
             /// # Errors
             ///
-            /// - An option makes no sense by itself (a norm or scale that is not positive, an interval of zero), with another
-            ///   one, or with an optimizer that accumulates in its state.
-            /// - With offload: the device that computes is the host itself, or is not there; this build has no backend for one of them;
-            ///   or the device can't compute in a float type that the model needs.
+            /// - An option is out of range (a norm or scale that is not positive, an interval of zero), or contradicts
+            ///   another option or an optimizer that accumulates in its state.
+            /// - With offload: the compute device is the host itself or does not exist; this build has no backend for one
+            ///   of them; or the device can't compute in a float type that the model needs.
             /// - The worker threads of offload can't be started.
             pub fn with_config(
                 mut self,
@@ -71,12 +71,12 @@ macro_rules! trainer {
             /// are removed or have another shape are dropped. Accumulated gradients are dropped, except those in the
             /// optimizer state.
             ///
-            /// Updates of running statistics that Burn keeps pending are merged. So a batch normalization that is frozen here
-            /// computes with the last update, which a stock loop misses until `valid` is called.
+            /// Pending updates of running statistics are merged. A batch normalization that is frozen here therefore
+            /// computes with the last update. In a stock loop it does so only after `valid` is called.
             ///
-            /// A parameter that comes back under the id of one that was removed starts with a fresh state. The other states go through a record
-            /// then, as in [`load_record`](Self::load_record), and those that gradients were accumulated in begin a new
-            /// group.
+            /// A new parameter with the id of a removed one starts with a fresh state. In this case the other states are
+            /// saved to a record and loaded again, as in [`load_record`](Self::load_record), and states with accumulated
+            /// gradients start a new group of micro-batches.
             ///
             /// # Errors
             ///
@@ -88,8 +88,8 @@ macro_rules! trainer {
                 self.core.change_model(change)
             }
 
-            /// Steps with the accumulated gradients alone, for loops that learn too late which micro-batch
-            /// was the last: the update of [`step`](Self::step), without its forward and backward pass.
+            /// Updates with the accumulated gradients, without a forward and backward pass. For loops that can't
+            /// tell in advance which micro-batch is the last.
             ///
             /// # Errors
             ///
@@ -102,16 +102,16 @@ macro_rules! trainer {
                 self.core.step_accumulated(learning_rate.into())
             }
 
-            /// Drops the gradients that [`accumulate`](Self::accumulate) has added up since the last step.
+            /// Drops the gradients that [`accumulate`](Self::accumulate) has summed since the last step.
             ///
             /// Gradients in the optimizer state ([`accumulating_in_state`](Self::accumulating_in_state)) stay there.
             pub fn drop_accumulated(&mut self) {
                 self.core.drop_accumulated();
             }
 
-            /// Returns an ordinary Burn model with the current values: to save, to validate, to keep. It is where the model computes, on the
-            /// first of several devices, or on the host if something waits there; with [`Sharding::Full`](crate::Sharding::Full) all weights
-            /// come to that device for it.
+            /// Returns an ordinary Burn model with the current values, to save or to validate. It is on the compute
+            /// device, on the first of several devices, or on the host if a part of the training is offloaded. With
+            /// [`Sharding::Full`](crate::Sharding::Full) all weights are transferred to that device.
             ///
             /// The tensors are shared, not copied. If the model is kept across steps, the next update copies each
             /// parameter once, and the model keeps the old values. It also keeps its running statistics, which include
@@ -121,7 +121,7 @@ macro_rules! trainer {
             }
 
             /// Returns the current model for inference, without autodiff, as [`Module::valid`](burn::module::Module::valid) of
-            /// [`model`](Self::model). Its running statistics stay as they are, too.
+            /// [`model`](Self::model). Later steps do not change its running statistics.
             ///
             /// It computes as the training does: on its device, and in [`compute_dtype`](crate::FusedConfig::compute_dtype). Its record holds the
             /// weights as they are stored, in full precision.
@@ -129,8 +129,8 @@ macro_rules! trainer {
                 self.core.valid()
             }
 
-            /// Returns an ordinary Burn model with the [averages](crate::FusedConfig::averaging) of the weights in their places: to validate,
-            /// to save, to use.
+            /// Returns an ordinary Burn model with the [averages](crate::FusedConfig::averaging) in place of the
+            /// weights, to validate or to save.
             ///
             /// Frozen parameters and running statistics have their current values; later steps do not change them. Averages are cast to the type of the parameter.
             ///
@@ -148,8 +148,8 @@ macro_rules! trainer {
                 self.core.into_parts()
             }
 
-            /// Returns the optimizer state as Burn's record: one record for any number of devices, with the current
-            /// values. (Burn's own record reads a CubeCL device lazily, and would show later in-place writes.)
+            /// Returns the optimizer state as a Burn record with the current values. All devices share one record.
+            /// (Burn's own record reads CubeCL devices lazily and could contain later in-place writes.)
             ///
             /// # Panics
             ///
@@ -164,12 +164,12 @@ macro_rules! trainer {
             ///
             /// If the record was saved with another model: it holds a state for a parameter that the model
             /// does not have, or of another shape. If it was saved by another optimizer, whose state this one
-            /// can't load. The state is unchanged then. (`Adam` and `AdamW` keep the same, and can't be told
-            /// apart.)
+            /// can't load. On an error the state is unchanged. (`Adam` and `AdamW` have the same state, so their
+            /// records can't be distinguished.)
             ///
             /// Burn loads states in the default float type of its default device, so those of f64 parameters
-            /// lose precision. The optimizers of [`backburn::optim`](crate::optim) take them to the type of the
-            /// parameter with the next step; Burn's own panic then, if it is another.
+            /// lose precision. The optimizers of [`backburn::optim`](crate::optim) cast them to the type of the
+            /// parameter in the next step. Burn's own optimizers panic in the next step if the types differ.
             pub fn load_record(
                 &mut self,
                 record: burn::optim::OptimizerRecord,

@@ -22,11 +22,11 @@ use crate::memory;
 use crate::optim::{AccumulateInState, ElementWiseOptimizer};
 use crate::weights::Role;
 
-/// A model and its optimizer, fused: each parameter is stepped during the backward pass, the moment
-/// its gradient is complete, and the gradient is released.
+/// A model and its optimizer for fused training. Each parameter is updated during the backward pass, as
+/// soon as its gradient is complete. Then the gradient is released.
 ///
-/// The training result is that of Burn's [`ModuleOptimizer::step`] after a whole backward pass, bit
-/// for bit on CPU backends, without the memory of the gradients.
+/// On CPU backends the training result equals that of Burn's [`ModuleOptimizer::step`] after a whole
+/// backward pass, bit for bit.
 ///
 /// ```
 /// use backburn::FusedOptimizer;
@@ -175,12 +175,12 @@ impl<M: Module> FusedOptimizer<M> {
         Ok(fused)
     }
 
-    /// Returns the number of parameters stepped during the backward pass.
+    /// Returns the number of parameters that are updated during the backward pass.
     pub fn num_released(&self) -> usize {
         self.core.count(Role::Released).0
     }
 
-    /// Returns the number of parameters stepped at the end of the pass, from an ordinary gradient: the trainable ones
+    /// Returns the number of parameters that are updated after the backward pass, from an ordinary gradient: the trainable ones
     /// that carry a reparameterization, such as an unfrozen LoRA base.
     pub fn num_retained(&self) -> usize {
         self.core.count(Role::Retained).0
