@@ -65,7 +65,7 @@
 //! | `cast`, `load_store` | casts a model, or loads a file in the type of training |
 //! | `weights` | master and local parameters; attaches to a module, exports an ordinary one |
 //! | `pass` | shared state of one forward and backward pass |
-//! | `policy` | policies for finished gradients |
+//! | `policy` | policies for complete gradients |
 //! | `placement` | location and storage type of each parameter, residency of its compute copy |
 //! | `replica` | owners of parameters, and flow control between several devices |
 //! | `offload` | transfers states, updates, weights and activations to host memory |
@@ -73,7 +73,7 @@
 //! | `weight_names` | names of weights in files of Hugging Face's `transformers` |
 //! | `quantized` | adapters on frozen quantized weights |
 //! | `parameters` | float parameters of a module: listing, mapping, loading |
-//! | `tap` | autodiff operation that delivers a finished gradient to a sink |
+//! | `tap` | autodiff operation that delivers a complete gradient to a sink |
 //! | `observer` | events of a step, for the memory recorder and observers of the user |
 //!
 //! These crates are below all modules, and can be used without this one:

@@ -29,7 +29,7 @@ macro_rules! trainer {
                 &self.core.policies.config
             }
 
-            /// Calls `hook` with every finished gradient of the parameters in `group`, after earlier hooks. With
+            /// Calls `hook` with every complete gradient of the parameters in `group`, after earlier hooks. With
             /// several devices it receives the sum of their gradients, on the thread of one of them, with the stored
             /// value.
             #[must_use]

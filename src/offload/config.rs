@@ -11,7 +11,7 @@ use crate::error::FusedError;
 pub enum Offload {
     /// The optimizer states. A state is fetched for the update of its parameter and offloaded again, while others are computed.
     States,
-    /// The updates. The host stores the weights and the optimizer state: finished gradients are transferred to it, it steps the
+    /// The updates. The host stores the weights and the optimizer state: complete gradients are transferred to it, it steps the
     /// parameters, and the new weights are transferred to the device, which has a copy to compute with.
     Updates,
     /// Also the weights of blocks: they are fetched when their [block](crate::gradient_checkpointing()) runs and when it is

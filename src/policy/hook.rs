@@ -6,13 +6,13 @@ use burn::tensor::{DType, Device, Shape, Tensor};
 use crate::error::FusedError;
 use crate::parameters::{AnyTensor, with_rank};
 
-/// A hook that receives every finished gradient before the update: PyTorch's
-/// [`register_post_accumulate_grad_hook`](https://docs.pytorch.org/docs/stable/generated/torch.Tensor.register_post_accumulate_grad_hook.html),
-/// with the gradient released afterwards.
+/// A hook that receives each complete gradient before the update, as PyTorch's
+/// [`register_post_accumulate_grad_hook`](https://docs.pytorch.org/docs/stable/generated/torch.Tensor.register_post_accumulate_grad_hook.html)
+/// does. The gradient is released afterwards.
 ///
-/// A hook is called once for each parameter and update, with the gradient that the optimizer is
-/// about to use: summed up, free of the loss scale, clipped by the global norm. Burn's own clipping
-/// of single parameters comes after it. With
+/// A hook is called once for each parameter and update. The gradient is summed over micro-batches and
+/// devices, divided by the loss scale, and clipped by the global norm. Burn's own clipping of single
+/// parameters is applied after the hook. With
 /// [accumulation in the optimizer state](crate::FusedOptimizer::accumulating_in_state) every
 /// micro-batch is an update.
 ///
@@ -22,7 +22,7 @@ use crate::parameters::{AnyTensor, with_rank};
 /// # use burn::{nn::LinearConfig, optim::SgdConfig, tensor::Device};
 /// use burn::tensor::Tensor;
 ///
-/// /// Gradient centralization: the mean over the first dimension is taken off.
+/// /// Gradient centralization: subtracts the mean over the first dimension.
 /// struct Centralize;
 ///
 /// impl GradientHook for Centralize {

@@ -1,4 +1,4 @@
-//! Policies for finished gradients.
+//! Policies for complete gradients.
 //!
 //! A gradient passes through a chain of *hooks* for measuring, scaling and the user's own code ([`hook`]). Then the
 //! pass uses it: it is added to a buffer, dropped, or applied ([`update`]). A [`pipeline`] describes this for one

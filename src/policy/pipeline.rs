@@ -9,7 +9,7 @@ use super::measure::{Measure, Norm};
 use super::scaling::{Scale, SkipNotFinite};
 use crate::error::FusedError;
 
-/// The use of a finished gradient after the hooks.
+/// The use of a complete gradient after the hooks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum GradientUse {
     /// Add it to the parameter's accumulated gradient. There are no hooks.

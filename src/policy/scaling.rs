@@ -16,9 +16,8 @@ use crate::error::FusedError;
 /// gradients that are too small for f16.
 ///
 /// The loss is multiplied by the scale before the backward pass, and every gradient is divided by it
-/// before it is clipped, shown to hooks or used. The scale is *dynamic*: it doubles after
-/// `growth_interval` steps in a row without an overflow, and halves after one with. It is *static*
-/// without an interval:
+/// before clipping, hooks and the update. A *dynamic* scale doubles after `growth_interval` successive
+/// steps without an overflow, and halves after a step with one. Without an interval the scale is *static*:
 ///
 /// ```
 /// use backburn::LossScalingConfig;
@@ -35,8 +34,8 @@ pub struct LossScalingConfig {
     /// The scale of the first step: a positive finite f32 with a finite reciprocal.
     #[config(default = 65536.0)]
     pub initial_scale: f64,
-    /// The number of good steps in a row after which the scale doubles; `None` for a static scale, which does not
-    /// halve either.
+    /// Number of successive steps without an overflow after which the scale doubles. `None` for a static scale, which
+    /// does not halve either.
     #[config(default = "Some(2000)")]
     pub growth_interval: Option<usize>,
     /// The reaction to gradients that overflow.
@@ -47,10 +46,9 @@ pub struct LossScalingConfig {
 /// The reaction of a [`LossScalingConfig`] to gradients that overflow (one of them is infinite or not a number).
 #[derive(Config, Copy, Debug, PartialEq)]
 pub enum Overflow {
-    /// Nothing is updated, as with PyTorch's `GradScaler`. Overflow is known when the last gradient is
-    /// finished, so forward and backward run twice, as with
-    /// [exact clipping](crate::GlobalNormClippingConfig::Exact): the first time every gradient is measured
-    /// and released.
+    /// Skips the whole step, as PyTorch's `GradScaler` does. The forward and backward pass run twice, as with
+    /// [exact clipping](crate::GlobalNormClippingConfig::Exact): the first pass checks the gradients and releases
+    /// them.
     SkipStep,
     /// One pass: parameters whose own gradient is not finite are unchanged, the others are updated. This is an
     /// approximation. It waits for each gradient, which costs time on a GPU.

@@ -11,7 +11,7 @@ use burn::backend::{
     Autodiff, Backend, BackendTensor, DispatchKindConversion, DispatchTensor, backend_extension,
 };
 
-/// The receiver of the finished gradient of a tapped value.
+/// The receiver of the complete gradient of a tapped value.
 pub(crate) trait GradientSink: Send + Sync {
     /// Receives the gradient, once per backward pass, when every use of the tapped value has contributed. Returns the gradients
     /// for the parents of the tap.

@@ -1,4 +1,4 @@
-//! The tap: an identity operation whose backward step delivers the finished gradient of its input to a
+//! The tap: an identity operation whose backward step delivers the complete gradient of its input to a
 //! [`GradientSink`] instead of the graph.
 //!
 //! # Invariants
@@ -26,7 +26,7 @@ pub(crate) use graph_gc::{GraphGc, collect_graph_if_due};
 
 use extension::{Delivery, TapBackend};
 
-/// Taps `value`: its finished gradient is delivered to `sink`. Autodiff must track `value` or `anchor`. Both receive
+/// Taps `value`: its complete gradient is delivered to `sink`. Autodiff must track `value` or `anchor`. Both receive
 /// the gradients that the sink returns.
 pub(crate) fn join<const D: usize>(
     value: Tensor<D>,

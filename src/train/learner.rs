@@ -127,7 +127,7 @@ impl<M: LearnerModel> FusedLearner<M> {
         Ok(self)
     }
 
-    /// Adds a hook that is called with each finished gradient of the parameters in `group`, after the hooks added
+    /// Adds a hook that is called with each complete gradient of the parameters in `group`, after the hooks added
     /// earlier. If a hook stops the step, the training ends with its error.
     ///
     /// Use a hook instead of editing `TrainOutput::grads` (for a mask, noise, a removed gradient): the gradients of trained

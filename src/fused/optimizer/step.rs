@@ -89,9 +89,9 @@ impl<M: Module> FusedOptimizer<M> {
     ///
     /// # Errors
     ///
-    /// Returns the errors of [`step`](Self::step). Whatever ends the backward pass of a micro-batch when sums were overwritten
-    /// already, a panic in the second run of a block, too, is [`FusedError::AccumulatedLost`]: all accumulated
-    /// gradients are dropped then, in any other case they are those of before.
+    /// Returns the errors of [`step`](Self::step). If the backward pass of a micro-batch ends after it has changed a
+    /// sum, for example by a panic in a recomputed block, the error is [`FusedError::AccumulatedLost`] and all
+    /// accumulated gradients are dropped. After any other error they are unchanged.
     ///
     /// # Panics
     ///
