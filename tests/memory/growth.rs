@@ -8,7 +8,7 @@ use backburn::optim::compact_records;
 
 use super::*;
 
-/// Panics if `work`, once it has run a few times, leaves more than `most` bytes in so many runs.
+/// Panics if further runs of `work` leave more than `most` bytes, after a few runs that may.
 #[track_caller]
 fn assert_no_growth(name: &str, few: usize, runs: usize, most: usize, mut work: impl FnMut()) {
     (0..few).for_each(|_| work());
@@ -153,7 +153,7 @@ fn exports_and_loads_without_step_leave_no_bytes() {
     }
 }
 
-/// In multiples of the parameters' bytes, since `before`, after some steps: states are written in place by then.
+/// Bytes since `before` in multiples of the parameters' bytes, after enough steps that states are written in place.
 fn held(fused: &mut FusedOptimizer<Mlp>, before: usize) -> f64 {
     let x = x(WIDTH);
     for _ in 0..3 {

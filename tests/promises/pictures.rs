@@ -26,7 +26,7 @@ fn made_up(bytes: impl Fn(&Phase) -> (Bytes, Option<usize>)) -> MemoryTimeline {
     }
 }
 
-/// With so many bytes of gradients in the backward pass.
+/// A timeline with these bytes of gradients in the backward pass.
 fn of_process(gradients: usize) -> MemoryTimeline {
     made_up(|phase| {
         let bytes = Bytes {

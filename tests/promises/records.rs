@@ -9,7 +9,7 @@ use crate::exchange::optimizers::{self, Named};
 
 const RATE: f64 = 0.01;
 
-/// Optimizers of which no two keep the same state, but for ours, which keep that of Burn's.
+/// Optimizers with different states. Those of `backburn::optim` have the states of Burn's.
 fn unlike() -> Vec<Named> {
     let names = [
         "Sgd with momentum",

@@ -3,7 +3,7 @@
 use super::rows::table::offloaded;
 use super::*;
 
-/// The sum of two equal halves is the same to the bit, whoever adds them up.
+/// The sum of two equal halves has the same bits in any order.
 fn half(model: &Network, batch: Tensor<2, Int>) -> Tensor<1> {
     model.loss(batch) / 2.0
 }

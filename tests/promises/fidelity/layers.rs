@@ -68,7 +68,7 @@ impl Experts {
 
 /// The tokens have a gradient from the gate and from each expert. In stock Burn these have one depth, in the fused form that
 /// of the reads of their weights, so they are summed in another order. Nothing else differs: of tokens without a gradient, or
-/// where the depths are in the same order both ways, since each weight is `deeper` on the tape by so many operations.
+/// where the depths are in the same order both ways, since each weight is deeper on the tape by `deeper` operations.
 fn experts_match_stock_but_for_order_of_sums(device: &Device) {
     for (layers, deeper, is_equal) in [(1, 0, true), (3, 32, true), (3, 0, false)] {
         let x = random([16, 8], device);

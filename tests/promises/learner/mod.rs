@@ -234,7 +234,7 @@ impl Run {
         result.model
     }
 
-    /// The model after three epochs, the last of which is launched from the checkpoint of the second. `launch` trains an
+    /// The model after three epochs. The last epoch resumes from the checkpoint of the second. `launch` trains an
     /// epoch with or without a checkpoint before it, in a folder.
     fn resumed<M>(&self, launch: impl Fn(Run, &Path) -> M) -> M {
         let folder = folder();

@@ -3,7 +3,7 @@
 use super::*;
 use crate::backends::on_every_backend;
 
-/// Batches of which two have an infinite element.
+/// Batches, two of them with an infinite element.
 fn batches_with_overflows(device: &Device) -> Vec<Tensor<2>> {
     let mut batches = batches(device, 9);
     for index in [1, 5] {
