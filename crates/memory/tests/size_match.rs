@@ -1,7 +1,5 @@
 //! CubeCL is configured once per process, so this test has its own.
 
-#![cfg(feature = "wgpu")]
-
 use backburn_memory::{MemoryError, match_pool_sizes};
 use burn::tensor::{Device, Tensor};
 
