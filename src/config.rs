@@ -116,7 +116,7 @@ impl FusedConfig {
             offload.check()?;
             if offload.offloads_states() && in_state {
                 return Err(FusedError::Offload {
-                    reason: "an offloaded state is stored as a record, which does not hold the gradients of an \
+                    reason: "an offloaded state is stored as a record, which does not contain the gradients of an \
                     unfinished group of micro-batches: use `Offload::Updates`, or accumulate in a buffer, \
                     which is also in host memory"
                         .to_string(),
@@ -132,8 +132,8 @@ impl FusedConfig {
         let overflow = self.loss_scaling.map(|scaling| scaling.overflow);
         Some(match (in_state, overflow) {
             (true, _) if self.full_precision_accumulation => {
-                "`full_precision_accumulation` sets the precision of a buffer, and gradients that are \
-                accumulated in the optimizer state have no buffer: use one of the two"
+                "`full_precision_accumulation` sets the precision of a buffer, but gradients that are \
+                accumulated in the optimizer state have no buffer: use only one of the two"
             }
             (true, _) if exact => {
                 "exact clipping needs the norm of the summed gradients, which are not available after \

@@ -11,7 +11,7 @@ pub enum FusedError {
     /// The model was created on a device without autodiff.
     #[error(
         "parameter `{path}` is on a device without autodiff ({device}): create the model on \
-         `device.autodiff()`, or call `model.train()` on one that comes from validation"
+         `device.autodiff()`, or call `model.train()` on a model that `valid()` returned"
     )]
     NotAutodiff {
         /// Path of the first parameter found.
@@ -22,7 +22,7 @@ pub enum FusedError {
 
     /// The backend of the model is not enabled in this build of backburn.
     #[error(
-        "parameter `{path}` is on {device}, a backend this build of backburn does not cover: \
+        "parameter `{path}` is on {device}, and this build of backburn does not support its backend: \
         enable the backburn feature of that backend (`flex`, `ndarray`, `wgpu`, `cuda`, ..)"
     )]
     BackendNotCovered {
@@ -130,8 +130,8 @@ pub enum FusedError {
     /// One trainable parameter appears at two paths of the module.
     #[error(
         "parameter {id} appears twice in the module, as `{first}` and as `{second}`: Burn's \
-        optimizer would step one of them only. Keep it in one place and use its value in both, \
-        or give the copy an id of its own"
+        optimizer would update only one of them. Keep it in one place and use its value in both, \
+        or give the copy its own id"
     )]
     DuplicateParameter {
         /// The id that both share.
@@ -145,8 +145,7 @@ pub enum FusedError {
     /// The tensor of a parameter was computed from other tracked tensors.
     #[error(
         "parameter `{path}` is not a leaf of the autodiff graph: its value was computed from other tracked \
-         tensors. Detach it (`param.map(|value| value.detach())`), and let it require a gradient if it \
-         is to be trained"
+         tensors. Detach it (`param.map(|value| value.detach())`), and call `require_grad` on the value to train it"
     )]
     NotALeaf {
         /// Path of the first parameter found.
@@ -155,8 +154,8 @@ pub enum FusedError {
 
     /// The model is attached to a training: it was cloned inside of a training step.
     #[error(
-        "parameter `{path}` belongs to a model cloned out of a fused step: use \
-         `FusedOptimizer::model()` to get an ordinary model"
+        "parameter `{path}` belongs to a model that was cloned inside a fused step: call \
+         `FusedOptimizer::model()` for an ordinary model"
     )]
     AlreadyFused {
         /// Path of the first parameter found.
@@ -175,15 +174,15 @@ pub enum FusedError {
 
     /// The loss is not part of an autodiff graph.
     #[error(
-        "the loss is not tracked by autodiff: it depends on no trainable parameter of the model \
-         (is everything frozen, or the loss detached?)"
+        "the loss is not tracked by autodiff: it depends on no trainable parameter of the model. \
+         Unfreeze a parameter, or don't detach the loss"
     )]
     LossNotTracked,
 
     /// No parameter of the model is trained.
     #[error(
-        "no parameter of the model is trained: every one is frozen, {paths} among them. If adapters were to be trained, the parameter group of \
-         `Lora` matches none of these paths; else thaw parameters with `Module::unfreeze_group`"
+        "no parameter of the model is trained: all are frozen, for example {paths}. To train adapters, choose a parameter group \
+         of `Lora` that matches these paths; to train parameters, unfreeze them with `Module::unfreeze_group`"
     )]
     NothingTrained {
         /// Paths of some parameters.
@@ -193,7 +192,7 @@ pub enum FusedError {
     /// The backward pass reached none of the model's parameters.
     #[error(
         "the loss depends on no trainable parameter of the model: none of its {parameters} \
-        parameters got a gradient, and nothing was updated. Compute the loss with the model that the closure receives, and \
+        parameters received a gradient, and nothing was updated. Compute the loss with the model that the closure receives, and \
         don't detach the model's output"
     )]
     LossWithoutParameters {
@@ -217,19 +216,19 @@ pub enum FusedError {
 
     /// The policies run the forward pass twice, but the closure is `FnOnce`.
     #[error(
-        "exact clipping and `Overflow::SkipStep` run the forward pass twice, and `step` takes a \
-    closure that runs once: use `step_repeatable`, or `GlobalNormClippingConfig::ExactInBuffer`, which \
-    buffers the gradients, or `GlobalNormClippingConfig::Lagged` and `Overflow::SkipParameter`"
+        "exact clipping and `Overflow::SkipStep` run the closure twice, but `step` takes an `FnOnce`: call \
+        `step_repeatable`. To run the closure once, use `GlobalNormClippingConfig::ExactInBuffer`, which buffers the \
+        gradients, or `GlobalNormClippingConfig::Lagged`, with `Overflow::SkipParameter`"
     )]
     RunsTwice,
 
     /// Two runs that must draw equal random numbers drew different ones: another thread used Burn's generator, which all
     /// threads of the process share.
     #[error(
-        "{place} did not compute the same as the first, so it drew other random numbers: another thread used Burn's random \
+        "{place} had another result than the first. The likely cause is random numbers: another thread used Burn's \
     generators, which all threads share, or the closure has its own generator or took another branch. {unmoved}. \
     Draw the noise of a batch in the closure of the step, or in the batcher from a separate generator (the crate \
-    `rand`); a closure must compute the same result from its inputs in each run"
+    `rand`). A closure must compute the same result from its inputs in each run"
     )]
     RandomNumbers {
         /// The pass or block whose results differ.
@@ -240,11 +239,11 @@ pub enum FusedError {
 
     /// The recomputation of a block under gradient checkpointing read other parameters than its first run.
     #[error(
-    "{} run of the recomputed block {name} read parameter `{path}`, and the other run did not: its closure took \
-    another branch. Its parameters and those that only earlier blocks use were not updated; those of later blocks may \
-    have been. A closure must read the same parameters in each run: decide outside of the block, and \
-    capture the decision, or pass it as a `Constant`",
-        ["the first", "the second"][usize::from(*is_second)],
+    "only the {} run of the recomputed block {name} read parameter `{path}`: its closure took another branch. Its \
+    parameters and those that only earlier blocks use were not updated; those of later blocks may have been. A closure \
+    must read the same parameters in each run: decide outside of the block, and capture the decision, or pass it as a \
+    `Constant`",
+        ["first", "second"][usize::from(*is_second)],
     )]
     BlockReads {
         /// Module and type of the block.
@@ -257,8 +256,8 @@ pub enum FusedError {
 
     /// Another training held the lock of Burn's random generators longer than the timeout.
     #[error(
-        "the random generators were locked by the forward pass of another training for {waited:?}: don't wait for another step \
-    in the closure of a step; call it before or after"
+        "another training has locked Burn's random generators for {waited:?}. The closure of a step must not wait for \
+        another step: call the other step before or after it"
     )]
     RandomNumbersLocked {
         /// The time for which the other training held the lock.
@@ -266,22 +265,19 @@ pub enum FusedError {
     },
 
     /// `step_accumulated` was called without accumulated gradients.
-    #[error(
-        "there are no accumulated gradients to step with: call `accumulate` before \
-         `step_accumulated`"
-    )]
+    #[error("no gradients are accumulated: call `accumulate` before `step_accumulated`")]
     NothingAccumulated,
 
     /// A step in parts without a part that has items.
     #[error(
-        "no part of the batch has an item: give `step_in_parts` at least one part with a number of items above zero"
+        "no part of the batch has an item: pass `step_in_parts` at least one part whose number of items is above zero"
     )]
     NoItems,
 
     /// The backward pass of a micro-batch failed after it had added gradients to the only accumulation buffer.
     #[error(
-        "a micro-batch failed ({reason}) after it had added to the accumulated gradient of parameter \
-    `{path}`: all accumulated gradients are dropped. Restart with the first micro-batch since the last step"
+        "a micro-batch failed after it had changed the accumulated gradient of parameter `{path}`: {reason}. All \
+        accumulated gradients are dropped: start again with the first micro-batch since the last step"
     )]
     AccumulatedLost {
         /// Path of the parameter; the first by name if there are several.
@@ -318,10 +314,10 @@ pub enum FusedError {
     },
 
     /// A closure that runs the backward pass itself, or a `TrainStep`, returned a gradient for a parameter that the backward
-    /// pass steps.
+    /// pass updates.
     #[error(
-        "the training step returned a gradient for parameter `{path}`, which was already stepped in the backward \
-    pass: don't edit `TrainOutput::grads`; change gradients in a hook (`with_hook`), \
+        "the training step returned a gradient for parameter `{path}`, which the backward pass has already updated: \
+    don't edit `TrainOutput::grads`; change gradients in a hook (`with_hook`), \
     which receives each before it is applied"
     )]
     GradientReturned {
@@ -351,7 +347,7 @@ pub enum FusedError {
 
     /// A hook returned a gradient of another shape, dtype or device.
     #[error(
-        "a hook returned {found} as the gradient of parameter `{path}`, which is {expected}: return one of the same \
+        "a hook returned {found} as the gradient of parameter `{path}`, which is {expected}: return a gradient of the same \
         shape, dtype and device. The parameter was not updated"
     )]
     HookedGradient {
@@ -372,9 +368,9 @@ pub enum FusedError {
 
     /// A parameter that is not cast to the compute dtype has another float type.
     #[error(
-        "`FusedConfig::compute_dtype` is {compute_dtype}, and parameter `{path}` stays {dtype}, since it is frozen, a running \
-        statistic, or carries a reparameterization: cast it, and also cast the inputs in the closure to {compute_dtype}, or \
-        leave `compute_dtype` out"
+        "`FusedConfig::compute_dtype` is {compute_dtype}, but parameter `{path}` is {dtype} and is not cast, because it is \
+        frozen, a running statistic, or has a reparameterization: cast it and the inputs of the closure to {compute_dtype}, \
+        or remove `compute_dtype`"
     )]
     ComputeDtype {
         /// Path of the parameter in the model.
@@ -432,16 +428,16 @@ pub enum FusedError {
 
     /// Loss scaling is on, and the code that runs the backward pass did not scale the loss.
     #[error(
-        "loss scaling is on, and the model's `TrainStep::step`, or the closure of \
-         `step_with_backward`, runs the backward pass of a loss that is not scaled: call \
+        "loss scaling is on, but the model's `TrainStep::step`, or the closure of \
+         `step_with_backward`, does not scale its loss: call \
          `backburn::scale_loss(loss).backward()`. No parameter was updated"
     )]
     LossNotScaled,
 
-    /// The optimizer record holds the state of a parameter that the model does not have.
+    /// The optimizer record contains the state of a parameter that the model does not have.
     #[error(
-        "the optimizer record holds the state of parameter {id} (`{path}`), which the model does \
-         not have: load the model record that was saved with it first"
+        "the optimizer record contains the state of parameter {id} (`{path}`), which the model does \
+         not have: first load the model record that was saved with it"
     )]
     ForeignRecord {
         /// The id in the record.
@@ -450,10 +446,10 @@ pub enum FusedError {
         path: String,
     },
 
-    /// The optimizer record holds a state of another rank than its parameter.
+    /// The optimizer record contains a state of another rank than its parameter.
     #[error(
-        "the optimizer record holds a state of rank {found} for parameter `{path}` of rank \
-         {expected}: it was saved with another model. Load the record that was saved with this one"
+        "the optimizer record contains a state of rank {found} for parameter `{path}` of rank {expected}: the record was \
+         saved with another model and was not loaded. Load the record that was saved with this model"
     )]
     RecordRank {
         /// Path of the parameter in the model.
@@ -464,11 +460,10 @@ pub enum FusedError {
         found: usize,
     },
 
-    /// The optimizer record holds a state of another shape than its parameter.
+    /// The optimizer record contains a state of another shape than its parameter.
     #[error(
-        "the optimizer record holds `{state}` of shape {found:?} for parameter `{path}` of shape \
-    {expected:?}: it was saved with another model, and was not loaded. Load the record that was saved \
-    with this one"
+        "the optimizer record contains `{state}` of shape {found:?} for parameter `{path}` of shape {expected:?}: the \
+        record was saved with another model and was not loaded. Load the record that was saved with this model"
     )]
     RecordShape {
         /// Path of the parameter in the model.
@@ -481,11 +476,11 @@ pub enum FusedError {
         found: Vec<usize>,
     },
 
-    /// The optimizer record holds a state that the optimizer can't load.
+    /// The optimizer record contains a state that the optimizer can't load.
     #[error(
-        "the optimizer record holds `{state}` for parameter `{path}`, which this optimizer can't \
-    load: it was saved by another optimizer, or by one with other parameter groups. The record was \
-    not loaded. To continue without it, load no record"
+        "the optimizer record contains `{state}` for parameter `{path}`, which this optimizer can't load: the record was \
+        saved by another optimizer, or by one with other parameter groups, and was not loaded. Load the record of this \
+        optimizer, or continue without one"
     )]
     RecordOfAnotherOptimizer {
         /// Path of the parameter in the record.

@@ -17,7 +17,7 @@ pub enum CheckpointError {
 
     /// The folder has no complete checkpoint, or none of the step that [`at_step`](crate::Checkpoint::at_step) names.
     #[error(
-        "there is no complete checkpoint{of_step} in {folder}: train from the start, name another folder, or load a step that \
+        "there is no complete checkpoint{of_step} in {folder}: start the training from step 0, pass another folder, or load a step that \
         `Checkpoint::steps` returns",
         of_step = step.map_or(String::new(), |step| format!(" of step {step}")),
         folder = folder.display()
@@ -65,8 +65,8 @@ pub enum CheckpointError {
 
     /// The user data can't be written or read as its type.
     #[error(
-        "the user data of the checkpoint can't be {done} as {of}: {reason}. Its `serde::Serialize` and `serde::Deserialize` must match, \
-        and the type must be the one that was saved"
+        "the user data of the checkpoint can't be {done} as {of}: {reason}. Load the type that was saved, and make its \
+        `serde::Serialize` and `serde::Deserialize` match"
     )]
     UserData {
         /// `written` or `read`.
@@ -79,14 +79,14 @@ pub enum CheckpointError {
 
     /// The training has accumulated gradients, which a checkpoint does not contain.
     #[error(
-        "there are accumulated gradients, which a checkpoint does not contain: save after the step that applies them, or drop them \
-    first with `drop_accumulated` (gradients in the state of an optimizer can't be dropped, so step first)"
+        "the training has accumulated gradients, which a checkpoint does not contain: save after the step that applies them, or \
+    first drop them with `drop_accumulated` (gradients in the state of an optimizer can't be dropped: step first)"
     )]
     Accumulated,
 
     /// The training can't be read from its devices.
     #[error(
-        "the training can't be read from its devices, and was not saved: {reason}. Resume from the last checkpoint"
+        "the training can't be read from its devices and was not saved: {reason}. Resume from the last checkpoint"
     )]
     Devices {
         /// The error of the device.
@@ -95,8 +95,8 @@ pub enum CheckpointError {
 
     /// A file or folder can't be written, renamed or removed.
     #[error(
-        "{file} can't be written: {reason}. Earlier checkpoints are unchanged. Free disk space, or change the permissions of the \
-        folder, and save again, or name another folder",
+        "{file} can't be written: {reason}. Earlier checkpoints are unchanged. Free disk space, change the permissions of the \
+        folder, or use another folder, and save again",
         file = file.display()
     )]
     Write {

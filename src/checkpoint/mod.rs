@@ -162,7 +162,7 @@ impl Checkpoint {
 
     fn validate(&self) -> Result<(), CheckpointError> {
         let reason = if self.folder.as_os_str().is_empty() {
-            "the path of the checkpoint is empty: name a folder"
+            "the path of the checkpoint is empty: pass a folder"
         } else if self.keep_last == Some(0) {
             "`keep_last(0)` keeps no checkpoint: keep 1 or more"
         } else {

@@ -104,8 +104,8 @@ fn is_there(device: &Device) -> Result<(), FusedError> {
         && !found.contains(device)
     {
         return Err(not_there(match found.len() {
-            0 => "none of its kind was found (is the driver installed?)".to_string(),
-            found => format!("{found} of its kind were found, counted from 0"),
+            0 => "no device of this kind was found".to_string(),
+            found => format!("{found} devices of this kind were found, counted from 0"),
         }));
     }
     if is_remote(device) {

@@ -64,7 +64,7 @@ impl<X: Activations> SavedInput<X> {
         let back = store.take(saved).map_err(|reason| FusedError::Offload {
             reason: format!(
                 "the input of the recomputed block {name}, {bytes} bytes, was lost in its transfer to or from the host: {reason}. Make \
-                the batch or the blocks smaller, or leave out `GradientCheckpointingConfig::offload_inputs`. The parameters of this \
+                the batch or the blocks smaller, or remove `GradientCheckpointingConfig::offload_inputs`. The parameters of this \
                 block and of earlier blocks are unchanged"
             ),
         })?;

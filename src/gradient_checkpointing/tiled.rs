@@ -54,7 +54,7 @@ where
         "`tile_size` is 0: there must be at least one token in a tile"
     );
     let tokens = input.tokens(dim).unwrap_or_else(|| {
-        panic!("no input can be split into tiles, since all of them are whole: pass the sequence without `Whole`")
+        panic!("no input can be split into tiles, because all inputs are `Whole`: pass the sequence without `Whole`")
     });
     let tiles = (0..tokens.max(1)).step_by(tile_size).map(|start| {
         let range = start..tokens.min(start + tile_size);

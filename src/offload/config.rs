@@ -146,7 +146,7 @@ impl OffloadHost {
             Self::NdArray => Ok(Device::ndarray()),
             absent => Err(FusedError::Offload {
                 reason: format!(
-                    "this build has no backend {absent:?} for the host: enable the feature of that name"
+                    "this build of backburn has no backend {absent:?} for the host: enable its feature"
                 ),
             }),
         }

@@ -30,7 +30,7 @@ impl OffloadEngine {
         if device.clone().inner() == host {
             return Err(FusedError::Offload {
                 reason: format!(
-                    "the device that computes, {host:?}, is the host itself: name the device that has too little memory, or \
+                    "the compute device, {host:?}, is the host itself: pass the device that has too little memory, or \
                      train without offload"
                 ),
             });
@@ -39,7 +39,7 @@ impl OffloadEngine {
         if !tap::covers(device) {
             return Err(FusedError::Offload {
                 reason: format!(
-                    "this build of backburn does not cover {device:?}: enable the feature of its backend"
+                    "this build of backburn does not support {device:?}: enable the feature of its backend"
                 ),
             });
         }
@@ -110,7 +110,7 @@ fn check_loading() -> Result<(), FusedError> {
         DType::F32 => Ok(()),
         dtype => Err(FusedError::Offload {
             reason: format!(
-                "offloaded optimizer states are in f32, and Burn would load them as {dtype:?}, the default float type \
+                "offloaded optimizer states are in f32, but Burn would load them as {dtype:?}, the default float type \
                 of {default:?}: use `Offload::Updates`"
             ),
         }),

@@ -101,9 +101,9 @@ impl Blocks {
     pub(crate) fn warn_unused(&self, block: &str, what: &str) {
         if self.observations.is_new(format!("{block} {what}")) {
             log::warn!(
-                "the recomputed block {block} does not use its {what}, or the loss does not use what the block makes of \
-                 it. Its gradient is zero, where a plain call would give none; if there should be none, detach it before \
-                 the block"
+                "the recomputed block {block} does not use its {what}, or the loss does not use the outputs that depend on \
+                 it. Its gradient is zero; without gradient checkpointing it has no gradient. If it should have none, \
+                 detach it before the block"
             );
         }
     }

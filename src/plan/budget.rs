@@ -96,7 +96,7 @@ impl Budget {
             )),
             Self::Bytes(bytes) => Ok(bytes),
             Self::Machine if device.memory_pool_usage().is_some() => Err(unknown(&format!(
-                "{device:?} reports the used memory, but not its size"
+                "{device:?} reports the memory in use, but not its size"
             ))),
             Self::Machine => machine(),
         }

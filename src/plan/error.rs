@@ -2,7 +2,7 @@ use crate::error::FusedError;
 use crate::memory::MemoryError;
 use crate::parameters::ModelKey;
 
-/// An error in making or following a plan.
+/// An error in creating or applying a plan.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum PlanError {
@@ -29,7 +29,7 @@ pub enum PlanError {
 
     /// The plan was made for another model.
     #[error(
-        "the plan is for a model of {planned}, and this one has {found}: plan again with this model"
+        "the plan is for a model of {planned}, but this model has {found}: call `Planner::plan` for this model"
     )]
     AnotherModel {
         /// The model of the plan.

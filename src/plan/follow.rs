@@ -78,7 +78,7 @@ impl<O: PlannedOptimizer> Plan<O> {
         for (name, number) in [("batch", self.batch), ("accumulation", self.accumulation)] {
             if number == 0 {
                 return Err(PlanError::invalid(format!(
-                    "the `{name}` of the plan is 0: set it to 1 or more, or plan again"
+                    "the `{name}` of the plan is 0: set it to 1 or more, or make a new plan"
                 )));
             }
         }

@@ -30,7 +30,7 @@ where
     let Some(config) = named.remove(name) else {
         let found: Vec<_> = named.into_keys().collect();
         return Err(D::Error::custom(format!(
-            "the plan is for `{}`, not for `{name}`: read it with the optimizer that it was made for, or plan again",
+            "the plan is for `{}`, not for `{name}`: load it with the optimizer that it was made for, or make a new plan",
             found.join(", ")
         )));
     };

@@ -140,8 +140,8 @@ impl Search {
             advice.push("No block of the model is under `gradient_checkpointing`.".into());
         }
         advice.push(
-            "Freeze parameters, train LoRA adapters (`apply_lora`), or put their base in 4 bits (`QuantizedLora`); \
-             or take a shorter item, a smaller model, or an optimizer with less state"
+            "Freeze parameters, train LoRA adapters (`apply_lora`), or quantize their base to 4 bits (`QuantizedLora`); \
+             or use shorter items, a smaller model, or an optimizer with less state"
                 .into(),
         );
         PlanError::NothingFits {

@@ -18,8 +18,8 @@ impl Optimizer for Removed {
         _state: Option<PolicyState>,
     ) -> (Tensor<D>, Option<PolicyState>) {
         panic!(
-            "it had left the model, and its optimizer state with it: let it come back with \
-             `FusedOptimizer::change_model`, or make the optimizer anew"
+            "it was removed from the model together with its optimizer state: add it again with \
+             `FusedOptimizer::change_model`, or create a new optimizer"
         )
     }
 

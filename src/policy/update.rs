@@ -74,7 +74,7 @@ impl Update {
     ) -> Option<String> {
         if rank > MAX_RANK {
             return Some(format!(
-                "Burn's optimizers step tensors of up to {MAX_RANK} dimensions, and it has {rank}: freeze it, or keep it in another shape"
+                "it has {rank} dimensions, and Burn's optimizers update tensors of up to {MAX_RANK}: freeze it, or keep it in another shape"
             ));
         }
         let nothing = write([RecordedState::none(id, path, rank)]);
@@ -266,7 +266,7 @@ impl Update {
         // An offloaded state is unchanged.
         if stepped.is_err() && !is_offloaded {
             log::error!(
-                "the optimizer panicked in the update of parameter `{path}`: its state for it is lost and starts anew"
+                "the optimizer panicked in the update of parameter `{path}`: the state of this parameter is lost and starts again from zero"
             );
         }
         let (value, result) = match stepped {

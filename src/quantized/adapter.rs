@@ -58,7 +58,7 @@ impl Reparameterization for QuantizedAdapter {
     fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
         assert!(
             !base.is_require_grad(),
-            "a quantized weight was thawed, and its quantized values can't be trained: thaw all but it"
+            "a quantized weight was unfrozen, and quantized values can't be trained: exclude it from `unfreeze_group`"
         );
         if is_weight(&base) {
             let base = Tensor::from_dispatch(base.into_dispatch());

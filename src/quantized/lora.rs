@@ -79,13 +79,13 @@ impl QuantizedLora {
     ) -> Result<(Param<Tensor<D>>, QuantizedValues), (Param<Tensor<D>>, String)> {
         if is_quantized(&param.base()) {
             let reason = format!(
-                "parameter `{path}` is quantized already: `QuantizedLora` takes weights in a float type, so apply it once"
+                "parameter `{path}` is already quantized: apply `QuantizedLora` once, to weights in a float type"
             );
             return Err((param, reason));
         }
         if !is_finite(&param.base()) {
             let reason = format!(
-                "parameter `{path}` has a value that is not finite, and can't be quantized: look at the file that it comes from"
+                "parameter `{path}` has a value that is not finite and can't be quantized: check the file that it was loaded from"
             );
             return Err((param, reason));
         }
@@ -150,8 +150,8 @@ impl Reparameterizer for QuantizedLora {
             && below.starts_with('.')
         {
             panic!(
-                "parameter `{last}` carries an adapter already, and can carry one only: add it to the weight with \
-                 `Module::materialize` before"
+                "parameter `{last}` already has an adapter, and a parameter can have only one: first merge the adapter \
+                 into the weight with `Module::materialize`"
             );
         }
         let (base, adapter) = self.lora.reparameterize(path, param);

@@ -163,9 +163,9 @@ impl Flow {
                 ranks.is_free = true;
                 self.changed.notify_all();
                 log::warn!(
-                    "rank {rank} has waited {:?} for another, whose closure runs the backward pass itself and has shown no \
-                     gradient yet. It goes on without waiting, so more gradients are held than usual. If both closures use \
-                     the same tracked tensor (a captured one), detach it",
+                    "rank {rank} has waited {:?} for another rank, whose closure runs the backward pass itself and has no \
+                     gradient yet. It continues without waiting, so more gradients are in memory than usual. If both \
+                     closures capture the same tracked tensor, detach it",
                     self.unknown_phase_timeout
                 );
             }

@@ -45,8 +45,8 @@ impl<M: LearnerModel + 'static> FusedStrategy<M> {
         if self.execution.devices.is_empty() && config.sharding == Sharding::Full {
             return Err(FusedError::Replicas {
                 reason:
-                    "`FusedConfig::sharding` is `Full`, which needs several devices: name them \
-                with `with_training_strategy`"
+                    "`FusedConfig::sharding` is `Full`, which needs several devices: pass them \
+                to `with_training_strategy`"
                         .to_string(),
             });
         }
@@ -99,8 +99,8 @@ impl<M: LearnerModel + 'static> SupervisedLearningStrategy<FusedModel<M>> for Fu
         let recomputes = device.gradient_checkpointing_strategy()
             == Some(GradientCheckpointingStrategy::Balanced);
         log::info!(
-            "fused training on {place}, {} Burn's gradient checkpointing, as the model was created; \
-            `with_training_strategy` and `gradient_checkpointing` of the builder have no effect",
+            "fused training on {place}, {} Burn's gradient checkpointing: both come from the model. \
+            `with_training_strategy` and `gradient_checkpointing` of the builder have no effect on them",
             if recomputes { "with" } else { "without" }
         );
 
@@ -141,7 +141,7 @@ impl<M: LearnerModel + 'static> SupervisedLearningStrategy<FusedModel<M>> for Fu
             if events.should_stop() {
                 if let Some(interruption) = events.interrupter.interruption() {
                     let reason = interruption.reason.as_deref().unwrap_or("reason unknown");
-                    log::info!("Training interrupted: {reason}");
+                    log::info!("training interrupted: {reason}");
                 }
                 break;
             }
@@ -194,8 +194,8 @@ fn owners(strategy: Ownership, config: Ownership) -> Result<Ownership, FusedErro
         (strategy, config) if strategy == config => Ok(config),
         (strategy, config) => Err(FusedError::Replicas {
             reason: format!(
-                "`with_training_strategy` sets the ownership {strategy:?}, and `FusedConfig::ownership` {config:?}: use \
-                `MultiDeviceOptim::OptimSharded`, or leave `ownership` out"
+                "`with_training_strategy` sets the ownership {strategy:?}, but `FusedConfig::ownership` is {config:?}: use \
+                `MultiDeviceOptim::OptimSharded`, or remove `ownership`"
             ),
         }),
     }

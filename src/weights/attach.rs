@@ -162,8 +162,8 @@ impl Reparameterizer for HandleAttacher<'_> {
             })
             .load_mapper(move |_loaded| {
                 panic!(
-                    "a record was loaded into parameter `{path}` of a model in a fused step, which has \
-                     no values of its own: load it between steps with `FusedOptimizer::change_model`"
+                    "a record was loaded into parameter `{path}` of a model in a fused step, which does \
+                     not contain the values: load it between steps with `FusedOptimizer::change_model`"
                 )
             });
         (param, Some(handle))

@@ -154,7 +154,7 @@ impl LocalParam {
         if !self.is_fetched_on_read() {
             log::warn!(
                 "parameter `{}` is read outside of a block under gradient checkpointing, so its weights stay on \
-                 the device; only the host keeps its optimizer state",
+                 the device. Its optimizer state is on the host",
                 self.master.path
             );
         }

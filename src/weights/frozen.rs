@@ -48,9 +48,9 @@ pub(super) fn offloaded<M: Module>(
 pub(super) fn refuse_outside_of_a_block(base: &str) {
     if !Scope::current().is_some_and(|scope| scope.is_in_block()) {
         panic!(
-            "parameter `{base}` waits on the host and has an adapter, and was read outside of a block \
-             under gradient checkpointing: read it in a block, leave it out of the adapter's parameter \
-             group, or raise `OffloadConfig::min_elements` so that it stays on the device"
+            "parameter `{base}` is offloaded and has an adapter, and was read outside of a block \
+             under gradient checkpointing: read it in a block, exclude it from the parameter group of the \
+             adapter, or raise `OffloadConfig::min_elements` so that it stays on the device"
         );
     }
 }

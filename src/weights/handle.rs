@@ -63,8 +63,8 @@ impl Reparameterization for Handle {
         if Identity::of(&base) != self.placeholder {
             panic!(
                 "parameter `{}` was mapped (`Param::map`), moved or loaded in the closure of a fused step, where the \
-                 model has no values of its own: change it between steps with \
-                 `FusedOptimizer::change_model`, or compute with another value in the closure \
+                 model does not contain the values: change it between steps with \
+                 `FusedOptimizer::change_model`, or compute with a changed value in the closure \
                  (`param.val().transpose()`, `param.val() + noise`)",
                 local_param.master.path
             );

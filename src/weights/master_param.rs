@@ -250,5 +250,7 @@ impl MasterParam {
 
 /// Returns the message for a missing value.
 pub(super) fn missing_message(path: &str) -> String {
-    format!("the value of parameter `{path}` is gone: its optimizer panicked while it wrote it")
+    format!(
+        "the value of parameter `{path}` is lost: the optimizer panicked while it wrote the value. Resume from the last checkpoint"
+    )
 }

@@ -28,8 +28,8 @@ impl LocalParam {
         };
         if state.is_done() && self.among.is_some() && may_change() {
             panic!(
-                "the value of parameter `{}` was read after its gradient had gone to the other ranks, which \
-                 may be stepping it now: read it before the backward pass, or after the step",
+                "the value of parameter `{}` was read after its gradient was sent to the other ranks, which \
+                 may be updating it now: read it before the backward pass, or after the step",
                 self.master.path
             );
         }
@@ -79,7 +79,7 @@ impl LocalParam {
     pub(crate) fn read(self: &Arc<Self>) -> AnyTensor {
         let pass = self.session.pass.lock().clone().unwrap_or_else(|| {
             panic!(
-                "parameter `{}` was read outside of a training step, from a model cloned out of one: \
+                "parameter `{}` was read outside of a training step, from a model that was cloned inside one: \
                  use `FusedOptimizer::model()` or `valid()` instead",
                 self.master.path
             )
@@ -121,9 +121,9 @@ impl LocalParam {
             }
             ReadMode::Hook(called_for) => panic!(
                 "parameter `{}` was read in a hook (called for parameter `{called_for}`), where the \
-                 autodiff graph of the model is locked: a hook is given the value of its own \
-                 parameter; for others keep `FusedOptimizer::model()` of before the step, or read \
-                 `valid()` of the model",
+                 autodiff graph of the model is locked: a hook receives the value of its own \
+                 parameter. For other parameters keep the result of `FusedOptimizer::model()` from before the step, or \
+                 read `valid()` of the model",
                 self.master.path
             ),
         }
@@ -146,8 +146,8 @@ impl LocalParam {
             && among.rank != member.rank
         {
             panic!(
-                "parameter `{}` of rank {} was read on the thread of rank {}: every rank computes with its own model, \
-                 and a hook with what it is given",
+                "parameter `{}` of rank {} was read on the thread of rank {}: use the model of the rank in a closure, \
+                 and the arguments of `call` in a hook",
                 self.master.path, member.rank, among.rank
             );
         }
@@ -157,7 +157,7 @@ impl LocalParam {
         if pass.blocks.is_running() {
             panic!(
                 "parameter `{}` was read on another thread while a block under gradient \
-                 checkpointing runs: enter the block's `StepContext` on that thread",
+                 checkpointing was running: enter the block's `StepContext` on that thread",
                 self.master.path
             );
         }
@@ -178,8 +178,8 @@ impl LocalParam {
             _ => panic!(
                 "parameter `{}` was read again after its gradient had arrived in this step: combine \
                  the losses and run one backward pass per step. To compute with the model after the \
-                 backward pass (an accuracy, the norm of a weight) read `model.valid()`; to look at \
-                 a gradient, which is released when it has been used, add a `GradientHook`",
+                 backward pass (an accuracy, the norm of a weight), read `model.valid()`. To read \
+                 a gradient before it is released, add a `GradientHook`",
                 self.master.path
             ),
         }
@@ -197,7 +197,8 @@ impl LocalParam {
         }
         if let Stage::Over = *pass.stage.lock() {
             panic!(
-                "parameter `{}` was read after the step it belongs to",
+                "parameter `{}` was read after the end of its step: read it in the closure of the next step, or read \
+                 `FusedOptimizer::model()`",
                 self.master.path
             );
         }

@@ -42,7 +42,7 @@ impl GradientSink for TapSink {
             ),
             pass::Stage::Over => panic!(
                 "the gradient of parameter `{path}` arrived outside of a training step: a tensor \
-                 was carried out of its closure with its graph. Detach it"
+                 left the closure of its step with its graph. Detach the tensor in the closure"
             ),
         }
         if self.pass.closure == Closure::Backward {
@@ -257,9 +257,9 @@ impl LocalParam {
             .flow
             .report_sent(member.rank, self.master.bytes(), || !tap::is_free(device));
         if waits.is_err() {
-            let reason = "it waits in its backward pass for a rank that waits for it: both compute with one tracked tensor, so \
-                 that Burn joins their autodiff graphs, and locks both. Detach what the closure has captured, and give \
-                 every rank a tensor of its own";
+            let reason = "it waits in its backward pass for a rank that waits for it: both compute with the same tracked \
+                 tensor, so Burn joins their autodiff graphs and locks both. Detach the tensors that the closure \
+                 captures, and give each rank its own tensor";
             pass.fail(FailedIn::Backward, Failure::Deadlock(reason.to_string()));
             panic!("{reason}");
         }

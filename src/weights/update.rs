@@ -163,7 +163,7 @@ impl MasterParam {
         drop(state);
         if copied == Some(true) {
             log::debug!(
-                "parameter `{path}` is copied to be updated: something else holds its value"
+                "parameter `{path}` is copied for its update, because a clone of the model or an activation holds its value"
             );
         }
         if let Some(observers) = &pass.observers {
@@ -201,7 +201,7 @@ impl MasterParam {
         let evict = move || match catch(eviction.run) {
             Ok(()) => {}
             Err(panic) => panic!(
-                "the optimizer state of parameter `{path}` stays on the device, since it can't be read: {}",
+                "the optimizer state of parameter `{path}` stays on the device, because it can't be read: {}",
                 panic.message()
             ),
         };

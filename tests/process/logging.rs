@@ -74,7 +74,7 @@ fn attaching_copies_and_missing_gradients_are_logged_once() {
     let (_, _, mut missing) = step();
     missing.sort();
     let expected = ["1.bias", "1.weight"].map(|path| {
-        let text = format!("parameter `{path}` got no gradient in this pass");
+        let text = format!("parameter `{path}` received no gradient in this pass");
         (Level::Warn, text)
     });
     assert_eq!(missing, expected);

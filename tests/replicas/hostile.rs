@@ -25,7 +25,7 @@ fn tracked_tensor_shared_by_ranks_does_not_block() {
             move |model: &Network, tokens| model.loss(tokens) * shared.clone(),
         );
         if let Err(error) = ended {
-            assert_says(&error, "Detach what the closure");
+            assert_says(&error, "Detach the tensors that the closure");
         }
         fused.step_ok(RATE, tokens(device, &[2, 2]), Network::loss);
     });

@@ -39,7 +39,7 @@ pub fn flush(device: &Device) {
         && let Err(error) = device.flush()
     {
         // The read of a result reports the error.
-        log::debug!("{device:?} has not taken all operations: {error}");
+        log::debug!("the operations of {device:?} could not be flushed: {error}");
     }
 }
 

@@ -42,8 +42,8 @@ pub fn recommend_size_match(bytes: usize) {
     }
     SAID.call_once(|| {
         log::warn!(
-            "the memory pools of the device keep most of the {:.1} MB of gradients that every step releases. Call \
-             `backburn::memory::match_pool_sizes()` first in `main` to have about that much less reserved",
+            "the memory pools of the device keep most of the {:.1} MB of gradients that each step releases. To reserve \
+             about that much less, call `backburn::memory::match_pool_sizes()` first in `main`",
             bytes as f64 / 1e6
         );
     });

@@ -77,6 +77,6 @@ impl ElementWise for AdamWConfig {
 impl AccumulateInState for AdamWConfig {
     fn refusal(&self) -> Option<&'static str> {
         let cautious = self.cautious_weight_decay;
-        cautious.then_some("cautious weight decay looks at the whole update")
+        cautious.then_some("cautious weight decay needs the update of the whole batch")
     }
 }

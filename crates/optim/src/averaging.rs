@@ -41,7 +41,7 @@ impl WeightAveragingConfig {
                 format!("`decay` is {decay}: set it from 0 to below 1, for example to 0.999")
             }
             _ if self.every == 0 => {
-                "`every` is 0, so no update would count: set it to 1 or more".to_string()
+                "`every` is 0, so no update would be averaged: set it to 1 or more".to_string()
             }
             _ => return Ok(()),
         };

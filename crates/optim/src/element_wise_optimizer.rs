@@ -74,7 +74,7 @@ impl<R: AccumulateInState> ElementWiseOptimizer<R> {
     pub fn accumulation_refusal(&self) -> Option<&'static str> {
         let is_full = self.formats.state == StateFormat::Full;
         let of_format =
-            "a state in few bits would be rounded with every micro-batch: use `StateFormat::Full`";
+            "a low-bit state would be rounded with each micro-batch: use `StateFormat::Full`";
         let refusal = self.optimizer.refusal();
         refusal.or((!is_full).then_some(of_format))
     }

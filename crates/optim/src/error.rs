@@ -2,22 +2,22 @@ use backburn_base::debug_prints_message;
 
 /// An error of a config, or of a record of an optimizer.
 ///
-/// `Debug` prints the message, too.
+/// `Debug` prints the same message.
 #[derive(Clone, PartialEq, thiserror::Error)]
 pub enum OptimError {
     /// A value out of range in the config of an average of the weights.
     #[error("the weights can't be averaged: {reason}")]
     Averaging {
-        /// Reason, and what to do.
+        /// The value, and what to do.
         reason: String,
     },
 
     /// An optimizer record that can't be read.
     #[error(
-        "the optimizer record can't be read: {reason}. Load one that Burn or backburn has written, or continue without it"
+        "the optimizer record can't be read: {reason}. Load a record that Burn or backburn wrote, or continue without one"
     )]
     UnreadableRecord {
-        /// Error of Burn.
+        /// The error that Burn reports.
         reason: String,
     },
 }

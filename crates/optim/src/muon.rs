@@ -145,7 +145,7 @@ fn check_matrix<const D: usize>() -> Result<(), String> {
         return Ok(());
     }
     Err(format!(
-        "`Muon` steps only matrices, and this parameter has {D} dimensions: use another optimizer for its parameter group, as \
+        "`Muon` updates only matrices, but this parameter has {D} dimensions: use another optimizer for its parameter group, as \
          `MuonWithAdamWConfig` does"
     ))
 }

@@ -34,7 +34,7 @@ pub fn read(path: &Path, tokens: &Tokens) -> Result<Vec<Encoded>> {
             }
         }
     };
-    ensure!(!documents.is_empty(), "{name} has no text to learn");
+    ensure!(!documents.is_empty(), "{name} contains no text");
     Ok(documents)
 }
 

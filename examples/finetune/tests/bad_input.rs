@@ -52,7 +52,7 @@ fn bad_data_is_refused_with_file_and_line() {
     let without_answer = r#"{"messages": [{"role": "user", "content": "?"}]}"#;
     let unknown_role = r#"{"messages": [{"role": "tool", "content": "?"}, {"role": "assistant", "content": "!"}]}"#;
     for (file, text, words) in [
-        ("empty.txt", " \n", "empty.txt has no text to learn"),
+        ("empty.txt", " \n", "empty.txt contains no text"),
         (
             "a.jsonl",
             "{\"text\": \"yes\"}\n{\"text\": 1}\n",

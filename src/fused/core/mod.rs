@@ -280,7 +280,7 @@ impl<M: Module> Core<M> {
         self.change_optimizer(change);
         if self.has_accumulated() {
             log::warn!(
-                "the accumulated gradients are dropped: they belong to the optimizer state before this one"
+                "the accumulated gradients are dropped, because they belong to the previous optimizer state"
             );
         }
         let masters = self.ranks.local_params().masters();
@@ -306,9 +306,7 @@ impl<M: Module> Core<M> {
         let are_finite = caught(|| local_params.masters().all(|master| master.sum_is_finite()));
         // If the device is lost, finiteness is unknown: keep the sums.
         if are_finite == Ok(false) {
-            log::warn!(
-                "the accumulated gradients are not finite, so no step can use them: they are dropped"
-            );
+            log::warn!("the accumulated gradients are dropped, because they are not finite");
             self.drop_accumulated();
         }
     }

@@ -203,7 +203,7 @@ impl Reports {
                     report.without_gradient += 1;
                     if self.reported.insert(id) {
                         let path = attached.path(id);
-                        log::warn!("parameter `{path}` got no gradient in this pass");
+                        log::warn!("parameter `{path}` received no gradient in this pass");
                     }
                 }
                 ParameterReport::Received => {}

@@ -137,7 +137,7 @@ impl<M: Module + 'static> FusedReplicas<M> {
         devices: Vec<Device>,
     ) -> Result<Self, FusedError> {
         if devices.is_empty() {
-            let reason = "there are no devices: name one for every rank".to_string();
+            let reason = "the list of devices is empty: pass one device for each rank".to_string();
             return Err(FusedError::Replicas { reason });
         }
         let core = Core::on_devices(model, optimizer, policies, &devices)?;

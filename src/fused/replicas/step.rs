@@ -154,7 +154,7 @@ impl<M: Module + 'static> FusedReplicas<M> {
         let (ranks, batches) = (self.devices().len(), dealt.len());
         if batches == 0 || batches > ranks {
             let reason = format!(
-                "there are {batches} batches for {ranks} ranks: give every rank one, or the first ranks if there are fewer"
+                "there are {batches} batches for {ranks} ranks: pass at least one batch, and at most one for each rank"
             );
             return self.core.refuse(FusedError::Replicas { reason });
         }

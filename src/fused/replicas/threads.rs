@@ -130,8 +130,8 @@ fn numbers(first: &RankPass, group: &Arc<Group>) -> Result<Option<Stream>, Fused
     let holds = |outer: Scope| outer.pass.holds_generators();
     if observations.may_draw() && Scope::current().is_some_and(holds) {
         return Err(FusedError::Replicas {
-            reason: "a step of replicas was called in the closure of another step, and each waits for the other to draw \
-                     random numbers: call it outside"
+            reason: "a step of replicas was called inside the closure of another step, and both wait for the lock of the \
+                     random generators: call it outside of the closure"
                 .to_string(),
         });
     }

@@ -65,7 +65,7 @@ fn keep_last_counts_by_number_and_never_removes_later_steps() {
 fn invalid_options_are_errors_of_check_and_save() {
     let folder = tempfile::tempdir().unwrap();
     for (checkpoint, words) in [
-        (Checkpoint::at(""), "name a folder"),
+        (Checkpoint::at(""), "pass a folder"),
         (Checkpoint::at(folder.path()).keep_last(0), "keep 1 or more"),
     ] {
         let progress = Progress::new(1);

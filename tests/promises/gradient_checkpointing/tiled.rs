@@ -188,7 +188,7 @@ fn tiles_and_segments_that_do_not_fit_are_refused() {
     assert_says(&message, "have 5 and 4 tokens");
     let run = |mlp: &Mlp, Whole(x)| Whole(mlp.forward(x));
     let message = panic_of(|| gradient_checkpointing_tiled(&mlp, Whole(x), 1, 2, run));
-    assert_says(&message, "all of them are whole");
+    assert_says(&message, "all inputs are `Whole`");
     let layers = vec![mlp];
     let message =
         panic_of(|| gradient_checkpointing_sequential(&layers, input(5, &device), 0, Mlp::forward));

@@ -71,7 +71,7 @@ fn adapter_outside_of_blocks_is_refused_by_name(device: &Device) {
                     false => model.valid().loss(tokens.clone()),
                 })
             });
-            assert_says(&text, "`embedding.weight` waits on the host");
+            assert_says(&text, "`embedding.weight` is offloaded");
         }
         assert_equal_weights(&model, &fused.model());
     }

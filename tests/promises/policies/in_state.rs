@@ -239,7 +239,7 @@ fn in_state_optimizer_without_fitting_state_is_refused() {
     let decayed = AdamConfig::new().with_weight_decay(decay);
     assert_refused(decayed.build(), "use `AdamW`");
     let cautious = AdamWConfig::new().with_cautious_weight_decay(true);
-    assert_refused(cautious.build(), "whole update");
+    assert_refused(cautious.build(), "update of the whole batch");
 }
 
 #[test]

@@ -43,9 +43,9 @@ fn weight_that_cannot_be_coded_is_refused_by_name() {
         (scaled(in_f64, 1e60), not_finite),
         (
             adapted.clone(),
-            "parameter `layers.0.weight` carries an adapter already",
+            "parameter `layers.0.weight` already has an adapter",
         ),
-        (of_burn, "parameter `layers.0.weight` is quantized already"),
+        (of_burn, "parameter `layers.0.weight` is already quantized"),
     ] {
         assert_says(&panic_of(|| in_codes(model, BaseFormat::Bits4)), words);
     }

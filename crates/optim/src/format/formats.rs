@@ -148,7 +148,7 @@ impl Formats {
         };
         Err(if device.supports_dtype(FloatDType::BF16) {
             format!(
-                "{what} is for parameters in bf16, and this one is in {dtype:?}: use \
+                "{what} is for parameters in bf16, and this parameter is in {dtype:?}: use \
                  `backburn::cast(model, FloatDType::BF16)`, or {instead}. The parameter was not stepped"
             )
         } else {
@@ -236,7 +236,7 @@ fn check_residual<const D: usize>(
     match are_dropped {
         false => Ok(()),
         true => Err(format!(
-            "the optimizer state holds low bits of the weight, which `WeightFormat::{format:?}` would drop: use the \
+            "the optimizer state contains low bits of the weight, which `WeightFormat::{format:?}` would drop: use the \
              format that it was written with, or start from the model in full precision. The parameter was not stepped"
         )),
     }

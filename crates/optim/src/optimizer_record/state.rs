@@ -69,7 +69,7 @@ pub fn read(record: Bytes) -> Result<BTreeMap<u64, RecordedState>, OptimError> {
         let id = name.split('.').next().unwrap_or_default();
         let id = id
             .parse()
-            .map_err(|_| unreadable(format!("`{name}` names no parameter id")))?;
+            .map_err(|_| unreadable(format!("`{name}` is not a parameter id")))?;
         let state = states.entry(id).or_default();
         state.scalars.insert(name.clone(), *scalar);
     }
@@ -77,7 +77,7 @@ pub fn read(record: Bytes) -> Result<BTreeMap<u64, RecordedState>, OptimError> {
     for tensor in reader.into_tensors().map_err(unreadable)? {
         let id = tensor
             .param_id
-            .ok_or_else(|| unreadable(format!("`{}` names no parameter id", tensor.name)))?;
+            .ok_or_else(|| unreadable(format!("`{}` contains no parameter id", tensor.name)))?;
         states.entry(id).or_default().tensors.push(tensor);
     }
     for (id, state) in &mut states {
