@@ -59,14 +59,15 @@ pub struct FusedConfig {
     /// [buffered](crate::GlobalNormClippingConfig::ExactInBuffer) for their norm.
     #[config(default = false)]
     pub full_precision_accumulation: bool,
-    /// An average of the weights in f32, exponential (EMA) or uniform (SWA). It is stored where the weight is, on the host or on
-    /// the device of its owner, is updated after each step of the parameter, and is part of the optimizer's record.
+    /// An average of the weights in f32, exponential (EMA) or uniform (SWA). It is stored at the location of the weight
+    /// (on the host, or on the device of its owner), updated after each step of the parameter, and saved in the
+    /// optimizer's record.
     pub averaging: Option<WeightAveragingConfig>,
     /// Selection of the [checkpointed blocks](crate::gradient_checkpointing()) to recompute, and storage of their inputs. By
     /// default all blocks are recomputed, and inputs stay on their device.
     #[config(default = "GradientCheckpointingConfig::new()")]
     pub gradient_checkpointing: GradientCheckpointingConfig,
-    /// Offload to host memory: of the optimizer states, of the updates, or also of the weights of blocks.
+    /// Offload to host memory of the optimizer states, of the updates, or also of the weights of blocks.
     pub offload: Option<OffloadConfig>,
     /// State that each of several devices stores for parameters that it does not own. Ignored on one device.
     #[config(default = "Sharding::State")]
@@ -85,8 +86,8 @@ pub struct FusedConfig {
     ///   read parameters in the same order, an owner buffers at most (N - 1) times this number of bytes and one gradient. If devices
     ///   compute gradients in another order, or have none for many parameters, the owner buffers more.
     ///
-    /// The default is 1.25 times the largest parameter, and the weights of one block: one gradient is applied while the
-    /// next is computed.
+    /// The default is 1.25 times the largest parameter, and the weights of one block, so that one gradient is applied
+    /// while the next is computed.
     pub max_bytes_in_flight: Option<usize>,
 }
 
@@ -156,7 +157,8 @@ impl FusedConfig {
         })
     }
 
-    /// Returns the number of elements from which on the state of a parameter is offloaded; `None` without offload of states.
+    /// Returns the minimum number of elements of a parameter whose state is offloaded; `None` without offload of
+    /// states.
     pub(crate) fn offloaded_state_elements(&self) -> Option<usize> {
         let offload = self.offload.as_ref()?;
         offload.offloads_states().then_some(offload.min_elements)

@@ -34,8 +34,8 @@ pub struct MemoryEstimate {
     pub averages: usize,
     /// Bytes of the largest gradient, which fused training holds too.
     pub largest_gradient: usize,
-    /// Bytes on the device between two steps. Under [`Offload::Weights`](crate::Offload::Weights) as if all larger
-    /// parameters were read in blocks of one size: parameters that are read outside of blocks add to it.
+    /// Bytes on the device between two steps. For [`Offload::Weights`](crate::Offload::Weights) it assumes that all
+    /// larger parameters are read in blocks of one size. Parameters that are read outside of blocks add to it.
     pub device: usize,
     /// Maximum bytes in transfer to or from the host in a step, in addition to `device`: the largest gradient twice, or a gradient and
     /// three states. Under [`Offload::Weights`](crate::Offload::Weights) the weights of two blocks add to it.
@@ -49,18 +49,18 @@ pub struct MemoryEstimate {
 }
 
 impl MemoryEstimate {
-    /// Measures `model` with `optimizer`: steps zeros instead of each parameter, or of three slices of a large one, and measures the
-    /// states. Lazy parameters are initialized.
+    /// Estimates the memory of `model` with `optimizer`. Runs the optimizer on zeros of the shape of each parameter, or
+    /// on three slices of a large one, and measures the states. Lazy parameters are initialized.
     ///
     /// # Panics
     ///
-    /// If the optimizer does not support a parameter, such as Muon a parameter that is not of rank 2.
+    /// If the optimizer does not support a parameter, for example Muon and a parameter that is not of rank 2.
     pub fn new<M: Module>(model: &M, optimizer: &ModuleOptimizer) -> Self {
         Self::new_with_config(model, optimizer, &FusedConfig::new())
     }
 
-    /// Measures as [`new`](Self::new) does, for a training with `config`: offloaded bytes are on the host, and the average of the
-    /// weights is counted.
+    /// Estimates the memory of a training with `config`, as [`new`](Self::new) does. Offloaded bytes are on the host,
+    /// and the average of the weights is counted.
     ///
     /// ```
     /// use backburn::{FusedConfig, MemoryEstimate, Offload, OffloadConfig};

@@ -54,13 +54,13 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | `plan` | chooses the techniques that fit a number of bytes |
+//! | `plan` | chooses the techniques that fit a memory budget |
 //! | `train` | Burn's `Learner` and training loop |
 //! | `estimate` | memory of a training, before its first step |
 //! | `checkpoint` | saves and loads a training in a folder, atomically |
 //! | `fused` | front ends of a custom loop: a model, an optimizer, a step |
 //! | `linear_cross_entropy` | head and loss of a large vocabulary, as checkpointed blocks |
-//! | `gradient_checkpointing` | recomputes blocks, so that their activations are not kept |
+//! | `gradient_checkpointing` | recomputes blocks instead of keeping their activations |
 //! | `footprint` | bytes that parameters and optimizer states hold between steps, and that an update adds |
 //! | `cast`, `load_store` | casts a model, or loads a file in the type of training |
 //! | `weights` | master and local parameters; attaches to a module, exports an ordinary one |
@@ -86,7 +86,7 @@
 
 #![warn(missing_docs)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
-// Code for flex or ndarray alone is unused without them, and a library may build without any backend.
+// Code for `flex` or `ndarray` only is unused without them. A library may build without any backend.
 #![cfg_attr(not(feature = "flex"), allow(unused))]
 
 mod cast;

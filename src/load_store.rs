@@ -34,10 +34,10 @@ backburn_base::debug_prints_message!(LoadError);
 
 /// Loads the weights of a safetensors or PyTorch file into `model`, in `dtype`.
 ///
-/// Tensors are transferred to the model's device one after the other. If the file is in `dtype`, the peak is the loaded model and one
-/// tensor. (Burn's stores briefly hold that tensor twice, or three times if it must be transposed.) With the feature `flex` the file
-/// may be in a type that the device lacks. Lazy parameters of a new model are not initialized. Running
-/// statistics of normalization layers keep their types.
+/// Tensors are transferred to the model's device one after the other. If the file is in `dtype`, the peak is the loaded
+/// model and one tensor. (Burn's stores briefly hold that tensor twice, or three times if it must be transposed.) With
+/// the feature `flex` the file may be in a type that the device does not support. Lazy parameters of a new model are
+/// not initialized. Running statistics of normalization layers keep their types.
 ///
 /// `store` opens the file. Burn's [`SafetensorsStore`](burn::store::SafetensorsStore) or [`PytorchStore`](burn::store::PytorchStore) (Burn's
 /// features `safetensors` and `pytorch`) can map names and filter weights; their own `apply_to` keeps the types of the file.
@@ -65,9 +65,10 @@ backburn_base::debug_prints_message!(LoadError);
 ///
 /// # Errors
 ///
-/// [`LoadError`]: a tensor is missing or of another shape, the file can't be read, or a device can't compute in `dtype`. The model is
-/// consumed. As in Burn's own loading, it is an error to load a linear layer in columns that is already initialized
-/// (unless it is square), or a model with adapters that the file lacks: load first, then apply LoRA.
+/// [`LoadError`]: a tensor is missing or of another shape, the file can't be read, or a device can't compute in
+/// `dtype`. The model is consumed. As in Burn's own loading, two cases are errors: a linear layer in column order that
+/// is already initialized (unless it is square), and a model with adapters that the file does not contain. Load first,
+/// then apply LoRA.
 ///
 /// # Panics
 ///
@@ -83,8 +84,9 @@ pub fn load_from_store<M: Module, S: ModuleStore>(
     Ok((loaded.module, applied))
 }
 
-/// Loads weights as [`load_from_store`] does, and quantizes each weight that `lora` adapts as soon as it is loaded: at most one weight
-/// exists in floats. Then the model is frozen and gets its adapters, as if `lora` were applied to the loaded model.
+/// Loads weights as [`load_from_store`] does, and quantizes each weight that `lora` adapts as soon as it is loaded: at
+/// most one weight exists in floats. Then the model is frozen and receives its adapters, as if `lora` were applied to
+/// the loaded model.
 ///
 /// For a model in several files, each call quantizes and adapts the weights in its file, and skips those that are already adapted.
 ///
@@ -216,7 +218,7 @@ impl TakeOver for Cast {
             self.dtype
         };
         let device = param.lazy_device();
-        // Loaded on the host, because `device` may lack the type of the file.
+        // Loaded on the host, because `device` may not support the type of the file.
         let loaded = load(empty(param.id, param.lazy_shape(), host(&device)));
         if loaded.is_initialized() {
             if param.is_initialized() && is_placeholder(param.base().dtype()) {

@@ -1,5 +1,5 @@
-//! Locks that are taken in one order: that of a local parameter, then that of its master. Neither is held while a
-//! hook is called, nor while a thread waits for another. Builds with debug assertions check it.
+//! Locks with a fixed order: the lock of a local parameter, then the lock of its master. A thread holds neither while it
+//! calls a hook or waits for another thread. Builds with debug assertions check this.
 
 use std::cell::Cell;
 
@@ -17,7 +17,7 @@ thread_local! {
     static HELD: Cell<u8> = const { Cell::new(0) };
 }
 
-/// Refuses to wait, or to call code of the user's, while this thread holds a lock of some level.
+/// Panics if this thread is about to wait or to call user code while it holds one of these locks.
 pub(crate) fn check_none_held(doing: &str) {
     if cfg!(debug_assertions) {
         assert!(

@@ -84,7 +84,7 @@ impl RankContext {
         })
     }
 
-    /// Creates the context of a model that is moved to `device`, to check it before.
+    /// Creates the context of a model that will be moved to `device`, to check it before the move.
     pub(crate) fn on(device: &Device, compute_dtype: Option<FloatDType>) -> Self {
         Self {
             device: Some(device.clone()),

@@ -39,8 +39,8 @@ impl Seeds {
 /// The seeds of the steps of a training, drawn from the device's generator, so that a seeded program is
 /// reproducible.
 ///
-/// Reading a number from a CubeCL device waits for the device. It draws one number, for the first step that needs a seed,
-/// from which the seeds of all steps are derived.
+/// Reading a number from a CubeCL device waits for the device. So only the first step that needs a seed draws a number,
+/// and the seeds of all steps are derived from it.
 #[derive(Debug, Default)]
 pub(crate) struct StepSeeds(OnceLock<Seeds>);
 
@@ -98,7 +98,8 @@ impl Stream {
     pub(crate) fn was_drawn(&self) -> bool {
         let draw = || self.devices.iter().map(draw_seed).collect::<Vec<_>>();
         let next = draw();
-        // Compared twice, because another thread may draw at the same time, and by chance as many numbers as the run did.
+        // Compared twice, because another thread may draw at the same time, by chance the same amount of numbers as the
+        // run.
         (0..2).any(|_| {
             self.start();
             next != draw()

@@ -106,7 +106,7 @@ fn check_fit<M: Module>(
             let path = state.path.clone().unwrap_or_default();
             return Err(FusedError::ForeignRecord { id, path });
         };
-        // In fused form, too: a placeholder has the shape of its value.
+        // This also works for an attached model: a placeholder has the shape of its value.
         let sample = Sample::new(empty, parameter, state.is_compact());
         check_fits(
             state,

@@ -6,9 +6,8 @@ pub struct StepReport {
     pub updated: usize,
     /// Number of trainable parameters without a gradient in this pass.
     pub without_gradient: usize,
-    /// Number of parameters whose update had to copy the value, because another handle held it (a clone
-    /// of the model, an activation). A debug log names each. `None` on backends that can't report it
-    /// (`ndarray`).
+    /// Number of parameters that were not updated in place, because a clone of the model or an activation held the
+    /// value. A debug log names each. `None` on backends that can't report it (`ndarray`).
     pub copied: Option<usize>,
     /// Number of parameters whose gradient arrived and was not applied: a hook vetoed it, or it was not finite
     /// ([`Overflow::SkipParameter`](crate::Overflow::SkipParameter)).

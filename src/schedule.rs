@@ -1,4 +1,4 @@
-//! Random thread schedules for tests: at each [`point`] a thread continues, yields or sleeps.
+//! Random thread schedules for tests. At each [`point`] a thread continues, yields or sleeps.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;

@@ -64,7 +64,7 @@ impl Worker {
                         in_flight: &done,
                         bytes,
                     };
-                    // Jobs report their own panics. The worker must survive them.
+                    // Jobs report their own panics, and the worker must survive them.
                     if catch(job).is_err() {
                         log::error!("a job on a background thread of backburn panicked");
                     }
@@ -108,7 +108,7 @@ impl Worker {
     }
 }
 
-/// Moves this thread to a rayon pool of its own, because all threads of the global pool may be waiting for its job.
+/// Moves this thread to its own rayon pool, because all threads of the global pool may be waiting for its job.
 fn leave_pool() -> Option<ThreadPool> {
     let alone = ThreadPoolBuilder::new().num_threads(1).use_current_thread();
     let pool = alone.build();

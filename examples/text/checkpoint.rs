@@ -39,7 +39,7 @@ pub struct Training {
     pub plan: Option<Plan<AdamWConfig>>,
 }
 
-/// Returns the plan of the training in `folder`, if it has one and that stays within `budget`.
+/// Returns the plan of the training in `folder`, if it has a plan that fits `budget`.
 pub fn plan(folder: &Path, budget: Option<Budget>) -> Result<Option<Plan<AdamWConfig>>> {
     let saved: Progress<Training> = Checkpoint::at(folder).progress()?;
     let plan = fit::resumed(saved.user_data.plan, budget);

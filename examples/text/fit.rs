@@ -25,7 +25,7 @@ pub fn plan(
     Ok(plan)
 }
 
-/// Returns the plan of a resumed training: the saved one, if that stays within `budget`.
+/// Returns the saved plan of a resumed training, if it fits `budget`.
 pub fn resumed(
     saved: Option<Plan<AdamWConfig>>,
     budget: Option<Budget>,

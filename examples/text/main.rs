@@ -74,7 +74,7 @@ fn main() -> Result<()> {
     let device = technique.device(place);
     let plan = match (&options.resume, options.fit) {
         (Some(folder), budget) => checkpoint::plan(folder, budget)?,
-        // On a separate text, so that the training starts with the first batch.
+        // Planning draws batches from a separate text, so that the training starts with the first batch.
         (None, Some(budget)) => {
             let batch = cut()?.batch(course.batch, &device);
             let config = technique.applied_to(&config);
@@ -133,7 +133,7 @@ fn main() -> Result<()> {
     let model = trainer.valid();
     let size = config.vocabulary;
     let batch = training.plan.map_or(course.batch, |plan| plan.batch);
-    // At most the number of trained pieces: a large model takes long for each.
+    // At most the number of trained pieces, because a large model is slow.
     let pieces = HeldOut::PIECES.min(course.stop * course.batch);
     println!("looking at {pieces} held-out pieces");
     HeldOut::measure(&model, &text, size, batch, pieces, &device).print();

@@ -132,7 +132,7 @@ impl Options {
         })
     }
 
-    /// Returns the text to learn.
+    /// Returns the text of the training.
     pub fn read(&self) -> Result<String> {
         match &self.text {
             Some(path) => text::read(path),

@@ -61,7 +61,7 @@ fn averaging(decay: f64) -> WeightAveragingConfig {
 }
 
 impl Technique {
-    /// Returns the device that computes, and of the batches.
+    /// Returns the compute device, which is also the device of the batches.
     pub fn device(self, place: Place) -> Device {
         let device = place.backend.device().autodiff();
         match self {

@@ -94,7 +94,7 @@ impl Trainer {
         }
     }
 
-    /// Returns the model as it is saved.
+    /// Returns the model for a checkpoint.
     pub fn model(&self) -> LanguageModel {
         match self {
             Self::Stock { model, .. } => model.clone().expect(BETWEEN_STEPS),

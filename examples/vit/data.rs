@@ -155,7 +155,7 @@ impl ImageBatcher {
             1 => image.into_luma8().into_raw(),
             _ => image.into_rgb8().into_raw(),
         };
-        // Converts pixels of channels to channels of pixels.
+        // Converts interleaved channels to planar channels.
         let channel = |channel| bytes.iter().skip(channel).step_by(self.channels);
         let channels = (0..self.channels).flat_map(channel);
         channels.map(|byte| *byte as f32 / 127.5 - 1.0).collect()

@@ -29,8 +29,8 @@ impl<M: Module> Resumable for FusedOptimizer<M> {}
 
 impl<M: Module + 'static> Resumable for FusedReplicas<M> {}
 
-/// A folder of checkpoints of one training: model, optimizer, learning rate scheduler, number of steps, and user data, which is
-/// everything else that the program needs to resume.
+/// The checkpoints of one training in a folder. A checkpoint contains the model, the optimizer, the learning rate
+/// scheduler, the step, and user data: all other data that the program needs to resume.
 ///
 /// ```
 /// use backburn::{Checkpoint, FusedOptimizer, Progress};
@@ -80,9 +80,9 @@ impl<M: Module + 'static> Resumable for FusedReplicas<M> {}
 /// | `training.json` | the step, and length and CRC-32 of the other files |
 ///
 /// A save writes a temporary folder, flushes it to disk, and renames it. If the process is killed at any time, the last
-/// complete checkpoint is intact. A folder without `training.json` is incomplete and skipped. Step folders are replaced and
-/// removed with all that is in them; other files are not touched. One process saves at a time: saves and loads wait for each
-/// other (`checkpoint.lock`).
+/// complete checkpoint is intact. A folder without `training.json` is incomplete and skipped. Step folders are replaced
+/// and removed with all their contents. Other files are not touched. One process saves at a time: saves and loads wait
+/// for each other (`checkpoint.lock`).
 ///
 /// Call `save` inside of [`compact_records`](crate::optim::compact_records) to write quantized optimizer states in their own format.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -94,7 +94,7 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Creates the checkpoint of `folder`, which need not exist yet. A relative path is resolved now.
+    /// Creates the checkpoint of `folder`. The folder need not exist yet. A relative path is resolved now.
     pub fn at(folder: impl Into<PathBuf>) -> Self {
         let folder = folder.into();
         Self {
@@ -105,7 +105,8 @@ impl Checkpoint {
         }
     }
 
-    /// Removes older checkpoints after each save, so that the `count` with the highest steps remain. By default all remain.
+    /// Keeps the `count` checkpoints with the highest steps, and removes the others after each save. By default all are
+    /// kept.
     ///
     /// The last saved checkpoint and those of later steps are never removed.
     #[must_use]
@@ -147,7 +148,7 @@ impl Checkpoint {
         Ok(folder::complete(&self.folder)?.into_keys().collect())
     }
 
-    /// Creates the folder, and returns an error if it can't be written to. Call this before a long training.
+    /// Creates the folder, and returns an error if it is not writable. Call this before a long training.
     ///
     /// # Errors
     ///

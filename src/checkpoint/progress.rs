@@ -68,7 +68,7 @@ impl<P: Serialize + DeserializeOwned> Progress<P> {
         let mut user_data = Vec::new();
         ciborium::into_writer(&self.user_data, &mut user_data)
             .map_err(|error| user_data_error::<P>("written", error))?;
-        // Read it back, so that an unreadable value is an error now and not when the training is resumed.
+        // Reads it back, so that an unreadable value is an error now, not when the training is resumed.
         read::<P>(&user_data)?;
         let scheduler = self.scheduler.clone().into_bytes();
         Ok((

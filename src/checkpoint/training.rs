@@ -60,7 +60,7 @@ impl Training {
             files,
         };
         let bytes = serde_json::to_vec_pretty(&training).expect("all keys are strings");
-        // The file exists only as a whole.
+        // A rename, so that an incomplete file never has this name.
         let temporary = folder.join("training.tmp");
         folder::write(&temporary, &bytes)?;
         folder::rename(&temporary, &folder.join(TRAINING))

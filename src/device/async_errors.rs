@@ -79,7 +79,7 @@ impl DeviceTensors {
             let reason = || "an operation that it depends on has failed".to_string();
             return Err(fault(place, panic.unwrap_or_else(reason)));
         }
-        // All at once; one after the other only after an error, to find the parameter.
+        // Reads all at once, and one after the other only after an error, to find the parameter.
         let all = launched.iter().map(|(_, tensor)| &tensor.handle);
         if launched[0].1.client.check(all).is_ok() {
             return Ok(());

@@ -76,7 +76,7 @@ pub(crate) fn has(device: &Device, dtype: DType) -> bool {
     }
 }
 
-/// Refuses a type that `device` does not [have](has).
+/// Returns an error if `device` does not [support](has) a type.
 pub(crate) fn check_has(device: &Device, dtype: DType) -> Result<(), FusedError> {
     let device = device.clone().inner();
     is_there(&device)?;

@@ -3,7 +3,7 @@ use burn::tensor::Device;
 use super::{is_remote, sync_with_timeout};
 use crate::error::FusedError;
 
-/// Returns an error if the server of one of the `devices` has not done all operations, or doesn't answer in time.
+/// Returns an error if the server of one of the `devices` has not run all operations, or doesn't answer in time.
 /// Nothing else reports a lost operation.
 pub fn check_connected(devices: impl FnOnce() -> Vec<Device>) -> Result<(), FusedError> {
     if cfg!(not(feature = "remote")) {

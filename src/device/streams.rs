@@ -15,8 +15,8 @@ pub(crate) fn check_streams(device: &Device, threads: usize) {
 
 fn shared(max_streams: u8, threads: usize) -> Option<String> {
     let warning = format!(
-        "{threads} threads of the training work beside each other, and `max_streams` of `[streaming]` in `cubecl.toml` is \
-         {max_streams}: transfers will wait for what is computed. Set it to {threads} or more, or leave it out"
+        "the training uses {threads} concurrent threads, but `max_streams` of `[streaming]` in `cubecl.toml` is {max_streams}: \
+         transfers will wait for computations. Set it to {threads} or more, or remove it"
     );
     (usize::from(max_streams) < threads).then_some(warning)
 }

@@ -84,7 +84,7 @@ impl Resident {
 struct StatesInFlight {
     limit: usize,
     gradient: usize,
-    /// The largest state, and the two next ones that may be in flight at the same time, in falling order.
+    /// The three largest states that may be in flight at the same time, in descending order.
     states: [usize; 3],
 }
 

@@ -50,9 +50,9 @@ impl States {
     }
 }
 
-/// Measures the states of `optimizer` for `parameters`: steps zeros instead of each, one after the other. Large parameters are
-/// extrapolated from three slices, if the states of these grow linearly. With `by_shape`, one parameter of each shape is
-/// measured.
+/// Measures the states of `optimizer` for `parameters` by steps on zeros, one parameter after the other. Large
+/// parameters are extrapolated from three slices, if the states of the slices grow linearly. With `by_shape`, one
+/// parameter of each shape is measured.
 ///
 /// # Errors
 ///

@@ -8,28 +8,28 @@ use crate::policy::Update;
 use crate::weights::Role;
 use backburn_base::weight_of_quantized_values;
 
-/// The parameters of a model in its order: which are trained, and what the optimizer keeps for each.
+/// The parameters of a model in module order, each with its role and its optimizer state.
 ///
-/// It displays as a sentence with their numbers, and with `{:#}` as a line for each, too.
+/// `Display` prints a sentence with their numbers, and with `{:#}` also one line for each.
 pub(crate) struct ParameterList(Vec<Listed>);
 
 struct Listed {
     path: String,
     shape: Shape,
     role: Role,
-    /// The names of the tensors in the optimizer state; `None` if it was not asked.
+    /// The names of the tensors in the optimizer state; `None` if they were not requested.
     state: Option<Vec<String>>,
 }
 
 impl ParameterList {
-    /// Returns the parameters of `model`, with the roles that `role` tells. `update` has the optimizer.
+    /// Returns the parameters of `model`, with the roles that `role` returns. `update` contains the optimizer.
     pub(crate) fn of<M: Module>(
         model: &M,
         role: impl Fn(ParamId) -> Option<Role>,
         update: Option<&Update>,
     ) -> Self {
         let parameters = list(model).into_iter();
-        // Quantized values are no parameters in addition to their weights.
+        // Quantized values do not count as parameters in addition to their weights.
         let parameters = parameters.filter(|it| weight_of_quantized_values(&it.path).is_none());
         let listed = |it: crate::parameters::Parameter| {
             let (id, shape) = (it.param.id(), it.param.shape());

@@ -144,8 +144,8 @@ impl Policies {
         }
     }
 
-    /// Returns the clipping factor for gradients of this norm, if they are clipped. Lagged clipping uses the previous
-    /// norm anyway.
+    /// Returns the clipping factor for gradients of this norm, if they are clipped. Lagged clipping always uses the
+    /// previous norm.
     pub(crate) fn coefficient(&self, norm: f64) -> Option<f64> {
         if self.clips_lagged() {
             return self.lagged_coefficient();

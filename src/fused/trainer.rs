@@ -55,8 +55,8 @@ macro_rules! trainer {
                 self
             }
 
-            /// Changes the model between two steps: freeze or unfreeze parameters, load other weights, remove a layer.
-            /// `change` receives an ordinary [`model`](Self::model).
+            /// Changes the model between two steps, for example to freeze or unfreeze parameters, load other weights,
+            /// or remove a layer. `change` receives an ordinary [`model`](Self::model).
             ///
             /// ```
             /// # use backburn::FusedOptimizer;
@@ -80,7 +80,8 @@ macro_rules! trainer {
             ///
             /// # Errors
             ///
-            /// Returns the errors of [`new`](Self::new) on the model that `change` returns; nothing has changed then.
+            /// Returns the errors of [`new`](Self::new) on the model that `change` returns. In this case nothing has
+            /// changed.
             pub fn change_model(
                 &mut self,
                 change: impl FnOnce(M) -> M,
@@ -93,8 +94,7 @@ macro_rules! trainer {
             ///
             /// # Errors
             ///
-            /// If nothing has been accumulated since the last step, the norm is not finite, or a hook stops
-            /// the step.
+            /// If no gradients were accumulated since the last step, the norm is not finite, or a hook stops the step.
             pub fn step_accumulated(
                 &mut self,
                 learning_rate: impl Into<burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate>,
@@ -162,10 +162,10 @@ macro_rules! trainer {
             ///
             /// # Errors
             ///
-            /// If the record was saved with another model: it holds a state for a parameter that the model
-            /// does not have, or of another shape. If it was saved by another optimizer, whose state this one
-            /// can't load. On an error the state is unchanged. (`Adam` and `AdamW` have the same state, so their
-            /// records can't be distinguished.)
+            /// If the record was saved with another model: it contains a state for a parameter that the model does not
+            /// have, or of another shape. Also if it was saved by another optimizer whose state this one can't load. On
+            /// an error the state is unchanged. (`Adam` and `AdamW` have the same state, so their records can't be
+            /// distinguished.)
             ///
             /// Burn loads states in the default float type of its default device, so those of f64 parameters
             /// lose precision. The optimizers of [`backburn::optim`](crate::optim) cast them to the type of the

@@ -214,7 +214,7 @@ where
             },
         };
         if outputs_differ {
-            // The model draws without the lock: take the lock from now on.
+            // The model draws random numbers without the lock, so later passes take the lock.
             inside.pass.blocks.observations.has_drawn();
         }
         inside.abandon();

@@ -2,7 +2,7 @@ use std::panic::RefUnwindSafe;
 
 use super::activations::{Activations, FloatMap};
 
-/// An input of a block that is not a tensor and not [`Copy`]: a configuration, a list, a device.
+/// An input of a block that is neither a tensor nor [`Copy`]: a configuration, a list, a device.
 ///
 /// ```
 /// use backburn::{Constant, gradient_checkpointing};
@@ -20,10 +20,10 @@ use super::activations::{Activations, FloatMap};
 /// );
 /// ```
 ///
-/// Both runs of the block get the value, so it must not change in between. The bound [`RefUnwindSafe`] excludes interior
-/// mutability such as a `Cell`, and therefore parameters and modules. It allows locks and atomics, which the block must not modify.
-/// Pass a layer that several blocks share as a part of each block, where its running statistics are updated once:
-/// `gradient_checkpointing(&(block.clone(), shared.clone()), ..)`.
+/// Both runs of the block receive the value, so it must not change in between. The bound [`RefUnwindSafe`] excludes
+/// interior mutability such as a `Cell`, and therefore parameters and modules. It allows locks and atomics, which the
+/// block must not modify. If several blocks share a layer, pass it as a part of each block. Its running statistics are
+/// then updated once: `gradient_checkpointing(&(block.clone(), shared.clone()), ..)`.
 ///
 /// ```compile_fail,E0277
 /// # use backburn::{Constant, gradient_checkpointing};

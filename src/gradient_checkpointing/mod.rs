@@ -8,7 +8,7 @@
 //!
 //! # Invariants
 //!
-//! - The first run is untracked. The recomputation builds a graph of its own, because the outer graph is locked.
+//! - The first run is untracked. The recomputation builds its own graph, because the outer graph is locked.
 //! - Both runs draw the same random numbers and see the running statistics from before the first run.
 
 mod activations;
@@ -47,7 +47,7 @@ use crate::weights::{
     TrackedTensor, is_in_training, tracked_outside_of_masters, with_constants, with_frozen,
 };
 
-/// Runs a block of a model and keeps only its `input` for the backward pass.
+/// Runs a block of a model and keeps only its `input`. The backward pass recomputes the activations.
 ///
 /// In a fused step the block first runs untracked. When the backward pass reaches it, the block is recomputed, tracked, and its
 /// parameters are stepped. Use it inside the `forward` of a model: outside
@@ -124,9 +124,9 @@ use crate::weights::{
 ///
 /// # Random numbers
 ///
-/// Both runs draw the same random numbers: each block has its own seed, derived from a seed that is drawn once per step. With
-/// dropout, the results therefore differ from those of plain calls as between two seeds. They equal those of blocks that [keep
-/// their activations](crate::GradientCheckpointingConfig::keep_activations).
+/// Both runs draw the same random numbers: each block has its own seed, derived from a seed that is drawn once per
+/// step. With dropout, the results therefore differ from those of plain calls as the results of two seeds do. They
+/// equal those of blocks that [keep their activations](crate::GradientCheckpointingConfig::keep_activations).
 ///
 /// All threads share Burn's generator, so a run that draws holds a lock, and concurrent trainings wait for each other. The first
 /// step detects a model that draws nothing, which then takes no lock. If a thread outside of the training draws during a run (a
@@ -139,9 +139,9 @@ use crate::weights::{
 /// The gradients equal those of the block without checkpointing bit for bit. The exception is a tensor with three or more uses, some
 /// inside and some outside of the block: autodiff sums their terms in another order.
 ///
-/// A tracked input that the block does not use, or that does not affect the loss, gets a gradient of zeros, with which an
-/// optimizer with momentum updates the parameter; the log reports it once. To get no gradient, detach the input before the block. A
-/// parameter of the block that is read and not used gets no gradient.
+/// A tracked input that the block does not use, or that does not affect the loss, receives a gradient of zeros. With
+/// it, an optimizer with momentum updates the parameter; the log reports this once. To get no gradient, detach the
+/// input before the block. A parameter of the block that is read but not used receives no gradient.
 ///
 /// PyTorch's counterpart is [`torch.utils.checkpoint`](https://docs.pytorch.org/docs/stable/checkpoint.html). The method was
 /// proposed by [Chen et al., 2016](https://arxiv.org/abs/1604.06174).

@@ -1,4 +1,4 @@
-//! Float tensors that a block returns, from its first run and from its recomputation.
+//! The float tensors that a block returns in its first run and in its recomputation.
 
 use std::sync::Arc;
 

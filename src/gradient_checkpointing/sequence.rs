@@ -6,9 +6,9 @@ use burn::tensor::kind::Basic;
 use super::activations::{Activations, FloatMap};
 use super::constant::Constant;
 
-/// An input of [`gradient_checkpointing_tiled`](crate::gradient_checkpointing_tiled) that can be split into tiles: tensors with one
-/// entry per token along the dimension of the sequence, and tuples of them. Each tile gets a [`Whole`] or a
-/// [`Constant`] unchanged.
+/// An input of [`gradient_checkpointing_tiled`](crate::gradient_checkpointing_tiled) that can be split into tiles:
+/// tensors with one entry per token along the dimension of the sequence, and tuples of them. Each tile receives a
+/// [`Whole`] or a [`Constant`] unchanged.
 pub trait Sequence: Activations {
     /// Returns the number of tokens along `dim`; `None` if the input is not split.
     #[doc(hidden)]
@@ -23,8 +23,8 @@ pub trait Sequence: Activations {
     fn joined(tiles: Vec<Self>, dim: usize) -> Self;
 }
 
-/// An input that each tile of a sequence gets as a whole, for example the keys and values of attention. Its gradient is the sum
-/// over the tiles.
+/// An input that each tile of a sequence receives as a whole, for example the keys and values of attention. Its
+/// gradient is the sum over the tiles.
 #[derive(Clone, Debug)]
 pub struct Whole<T>(pub T);
 

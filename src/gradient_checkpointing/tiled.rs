@@ -2,8 +2,9 @@ use burn::module::Module;
 
 use super::{Sequence, gradient_checkpointing};
 
-/// Runs a block that acts on each token of a sequence separately (an MLP, a norm, experts) under [`gradient_checkpointing`], in tiles of
-/// `tile_size` tokens. The activations of one tile exist at a time, in both passes, for any length of the sequence.
+/// Runs a block that acts on each token of a sequence separately (an MLP, a norm, experts) under
+/// [`gradient_checkpointing`], in tiles of `tile_size` tokens. Only the activations of one tile exist at a time, in
+/// both passes, for any length of the sequence.
 ///
 /// `dim` is the dimension of the sequence in all inputs and outputs. The gradient of a weight is summed over the tiles
 /// before its single update.

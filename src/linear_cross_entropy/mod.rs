@@ -12,12 +12,14 @@ pub use head::Head;
 use crate::device::{is_cubecl, is_remote};
 use crate::gradient_checkpointing;
 
-/// The output head and the cross entropy loss in chunks of tokens, so that the logits are never allocated as a whole.
+/// The output head and the cross entropy loss, computed in chunks of tokens. Only the logits of one chunk are in memory
+/// at a time.
 ///
-/// With a vocabulary of 50,257 the logits of 2,048 tokens take 412 MB, and softmax and gradient the same again: more than all other
-/// activations of a model with checkpointed blocks. Each chunk is a block under [`gradient_checkpointing`]: in a fused step its logits
-/// are computed, reduced to one number per token, dropped, and recomputed in the backward pass. The head is
-/// updated once. In stock training and in validation the chunks are plain calls.
+/// With a vocabulary of 50,257 the logits of 2,048 tokens take 412 MB, and softmax and gradient take the same again.
+/// This is more than all other activations of a model with checkpointed blocks. Each chunk is a block under
+/// [`gradient_checkpointing`]: in a fused step its logits are computed, reduced to one number per token, dropped, and
+/// recomputed in the backward pass. The head is updated once. In stock training and in validation the chunks are plain
+/// calls.
 ///
 /// The value equals that of Burn's [`CrossEntropyLoss`](burn::nn::loss::CrossEntropyLoss) over all logits cast to f32, with the same
 /// order of sums. Gradients differ in the order of the sums over the chunks, in f32 by a relative error of about 1e-7.

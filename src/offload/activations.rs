@@ -3,7 +3,8 @@
 //!
 //! # Memory
 //!
-//! Tensors are on the device while `Offloading` and `OnDevice`, on the host while `OnHost`, on both while `Fetching`.
+//! Tensors are on the device while `Offloading` or `OnDevice`, on the host while `OnHost`, and on both while
+//! `Fetching`.
 
 #[cfg(all(test, feature = "flex"))]
 mod tests;

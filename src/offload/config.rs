@@ -3,13 +3,14 @@ use burn::tensor::Device;
 
 use crate::error::FusedError;
 
-/// The parts of a training that are stored in host memory while the model computes on a device with less memory; see
+/// The parts of a training that are stored in host memory; see
 /// [`FusedOptimizer::with_config_on`](crate::FusedOptimizer::with_config_on).
 ///
 /// Each variant offloads all that the variants before it offload.
 #[derive(Config, Copy, Debug, PartialEq)]
 pub enum Offload {
-    /// The optimizer states. A state is fetched for the update of its parameter and offloaded again, while others are computed.
+    /// The optimizer states. A state is fetched for the update of its parameter and then offloaded again, while the
+    /// device computes other gradients.
     States,
     /// The updates. The host stores the weights and the optimizer state: complete gradients are transferred to it, it steps the
     /// parameters, and the new weights are transferred to the device, which has a copy to compute with.

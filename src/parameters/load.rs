@@ -63,7 +63,7 @@ pub(crate) fn load_same<M: Module>(
     Ok(loaded.module)
 }
 
-/// Refuses `tensors` that are not the parameters of `module`, or the `trained` ones of them.
+/// Returns an error unless `tensors` are the parameters of `module`, or its `trained` parameters.
 fn check_same<M: Module>(
     module: &M,
     tensors: &[burn_pack::Tensor],
@@ -146,7 +146,7 @@ impl ModuleVisitor for Recorded {
     }
 }
 
-/// A conversion that keeps what is recorded.
+/// A conversion that returns the recorded value.
 #[derive(Clone, Debug)]
 struct Same;
 

@@ -37,17 +37,17 @@ where
 }
 
 /// Takes the values of the parameters for which `which` returns `true` out of `module`. One element replaces each, on
-/// the device that `beside` returns for the device of the value.
+/// the device that `device_for` returns for the device of the value.
 pub(crate) fn take_values<M: Module>(
     module: M,
     which: impl Fn(ParamId) -> bool,
-    beside: impl Fn(Device) -> Device,
+    device_for: impl Fn(Device) -> Device,
 ) -> (M, HashMap<ParamId, AnyTensor>) {
     let mut taken = HashMap::new();
     let take = |id, value: AnyTensor| {
         // In a type that every device supports.
         let one = Shape::from(vec![1_usize; value.shape().num_dims()]);
-        let device = beside(value.device());
+        let device = device_for(value.device());
         let nothing = Dispatch::float_empty(one, device.as_dispatch(), FloatDType::F32);
         taken.insert(id, value);
         Tensor::<1>::from_dispatch(nothing).into()

@@ -17,17 +17,17 @@ use backburn_base::weight_of_quantized_values;
 
 /// Returns the ids of the running statistics of `module`. It only reads: other threads may be computing with them.
 ///
-/// A visitor gets a parameter itself, but a statistic as a parameter made for the visit. So two visits find a statistic at two
-/// places in memory, as long as the parameters of the first visit are held.
+/// A visitor receives a parameter itself, but a statistic as a parameter that is created for the visit. While the
+/// parameters of the first visit are held, a second visit therefore finds a statistic at another address.
 pub(crate) fn running_statistics<M: Module>(module: &M) -> HashSet<ParamId> {
     let (held, again) = (list(module), list(module));
-    // Quantized values of an adapter are shown as a parameter that is made for the visit, too.
+    // Quantized values of an adapter are also shown as a parameter that is created for the visit.
     let of_both = held
         .iter()
         .zip(&again)
         .filter(|(held, _)| weight_of_quantized_values(&held.path).is_none())
         .map(|(held, again)| (&held.param, &again.param));
-    // A parameter without a value yet is no statistic.
+    // A parameter that is not initialized is not a statistic.
     let moved =
         of_both.filter(|(held, again)| held.is_initialized() && held.place() != again.place());
     moved.map(|(_, again)| again.id()).collect()
@@ -43,7 +43,7 @@ pub(crate) fn with_own_statistics<M: Module>(module: M) -> M {
     if running_statistics(&module).is_empty() {
         return module;
     }
-    // Burn makes new statistics only on the way out of autodiff. All else becomes what it was.
+    // Burn creates new statistics only when a module leaves autodiff. Everything else is then restored.
     let own = module.valid().train();
     let before = list(&module).into_iter().map(|parameter| parameter.param);
     let before: HashMap<_, _> = before.map(|param| (param.id(), param.value())).collect();
@@ -68,7 +68,7 @@ impl Statistics {
         ));
     }
 
-    /// Puts the values into `module` until the guard is dropped, which restores what was there.
+    /// Puts the values into `module`. Dropping the guard restores the previous values.
     pub(crate) fn put_until_dropped<M: Module>(&self, module: &M) -> StatisticsGuard<M> {
         let guard = StatisticsGuard::among(module, &self.0.keys().copied().collect());
         self.put(module);

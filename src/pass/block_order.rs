@@ -31,8 +31,8 @@ impl BlockOrder {
         self.runs.is_empty()
     }
 
-    /// Returns the parameters that run `run` reads, if it is not a run of the same block as the one before.
-    pub(crate) fn reads_anew(&self, run: usize) -> Option<&[ParamId]> {
+    /// Returns the parameters that run `run` reads, if the previous run was of another block.
+    pub(crate) fn new_reads(&self, run: usize) -> Option<&[ParamId]> {
         let block = self.runs.get(run)?;
         let before = run.checked_sub(1).and_then(|before| self.runs.get(before));
         match before == Some(block) {

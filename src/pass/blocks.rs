@@ -16,11 +16,11 @@ use crate::tap::GraphGc;
 #[derive(Debug)]
 pub(crate) struct Blocks {
     pub(super) config: Arc<GradientCheckpointingConfig>,
-    /// Prefetches what the blocks read, if it is fetched and dropped with their runs.
+    /// Prefetches the weights that the blocks read, if these are fetched and dropped with their runs.
     pub(super) prefetcher: Option<Arc<dyn BlockPrefetch>>,
-    /// Offloads the inputs of blocks, if that is on.
+    /// Offloads the inputs of blocks, if the config enables it.
     pub(crate) saved: Option<Arc<ActivationOffload>>,
-    /// The order of the runs, and what each reads.
+    /// The order of the runs, and the parameters that each reads.
     pub(crate) block_order: Mutex<BlockOrder>,
     /// The number of outermost blocks so far.
     pub(super) called: AtomicUsize,
@@ -40,7 +40,7 @@ pub(crate) struct Blocks {
 /// The run mode of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BlockMode {
-    /// Once, with random numbers of its own, as if it were recomputed.
+    /// Once, with its own random numbers, as if it were recomputed.
     KeepActivations,
     /// Twice: it is recomputed in the backward pass. An outermost block has an index.
     Recompute { index: Option<usize> },

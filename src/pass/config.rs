@@ -5,18 +5,16 @@ use burn::config::Config;
 /// ```
 /// use backburn::GradientCheckpointingConfig;
 ///
-/// // The last of three blocks keeps its activations, as if it were not recomputed.
-/// let some = GradientCheckpointingConfig::new().with_keep_activations(vec![false, false, true]);
-/// // What waits for the backward pass waits in host memory.
-/// let offloaded = GradientCheckpointingConfig::new().with_offload_inputs(true);
+/// // The last of three blocks keeps its activations, as if it were not recomputed. let some =
+/// GradientCheckpointingConfig::new().with_keep_activations(vec![false, false, true]); // The inputs of blocks are in
+/// host memory until the backward pass. let offloaded = GradientCheckpointingConfig::new().with_offload_inputs(true);
 /// ```
 ///
-/// Neither changes what is computed: every block sees the same random numbers whether it keeps its
-/// activations or not.
+/// Neither option changes the result: each block draws the same random numbers whether it keeps its activations or not.
 #[derive(Config, Debug, Default, PartialEq, Eq)]
 pub struct GradientCheckpointingConfig {
-    /// `true` keeps the activations of a block, for every block of a step in the order of the calls. Blocks beyond the
-    /// list and nested blocks are recomputed.
+    /// One value for each block of a step, in the order of the calls: `true` keeps the activations of the block. Blocks
+    /// beyond the list and nested blocks are recomputed.
     #[config(default = "Vec::new()")]
     pub keep_activations: Vec<bool>,
     /// Offloads the float inputs of recomputed blocks to host memory until the recomputation, on CubeCL devices and on

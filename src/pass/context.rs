@@ -6,10 +6,9 @@ use super::Scope;
 
 /// The context of a thread in a fused step, which can be passed to another thread.
 ///
-/// The closure of a step may compute on several threads. Where a block under
-/// [`gradient_checkpointing`](crate::gradient_checkpointing()) is called, or a parameter of a block is
-/// read, on a thread that the closure has started, that thread needs the context of the one that
-/// started it:
+/// The closure of a step may compute on several threads. A thread that the closure starts needs the context of the
+/// starting thread if it calls a block under [`gradient_checkpointing`](crate::gradient_checkpointing()), or reads a
+/// parameter of a block:
 ///
 /// ```
 /// use backburn::{FusedOptimizer, StepContext, gradient_checkpointing};
@@ -47,11 +46,11 @@ impl StepContext {
 
 /// Multiplies a loss by the loss scale, in code that runs the backward pass itself under loss scaling: the
 /// `TrainStep::step` of a model trained by `FusedLearner`, or a closure given to
-/// [`FusedOptimizer::step_with_backward`](crate::FusedOptimizer::step_with_backward).
-/// Everywhere else it returns `loss`: the step scales the loss of a closure given to
-/// [`FusedOptimizer::step`](crate::FusedOptimizer::step) itself.
+/// [`FusedOptimizer::step_with_backward`](crate::FusedOptimizer::step_with_backward). Everywhere else it returns
+/// `loss`, because the step itself scales the loss of a closure given to
+/// [`FusedOptimizer::step`](crate::FusedOptimizer::step).
 ///
-/// On a thread other than the closure's it needs its [`StepContext`](crate::StepContext).
+/// On another thread than that of the closure it needs the [`StepContext`](crate::StepContext).
 ///
 /// ```ignore
 /// TrainOutput::new(self, scale_loss(output.loss.clone()).backward(), output)

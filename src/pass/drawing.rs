@@ -38,11 +38,11 @@ impl Pass {
         Ok(lock)
     }
 
-    /// Takes the lock for the forward pass on `devices`, which begins with `numbers`, if the pass has numbers of its
-    /// own or may draw. The numbers are launched on the `late` devices before the lock is released.
+    /// Takes the lock for the forward pass on `devices`, which begins with `numbers`, if the pass has its own numbers
+    /// or may draw. The numbers are launched on the `late` devices before the lock is released.
     ///
-    /// If another pass holds the lock, the program's numbers are out of order anyway. So this pass is seeded, which
-    /// shows whether it draws: a model that draws nothing waits once.
+    /// If another pass holds the lock, the program's numbers are out of order anyway. So this pass is seeded, to
+    /// observe whether it draws. A model that draws nothing waits only once.
     pub(crate) fn begin_forward(
         &self,
         numbers: Option<Stream>,
@@ -96,8 +96,8 @@ impl Pass {
         self.forward.lock().is_some()
     }
 
-    /// Ends the numbers that the forward pass draws outside of blocks. Later numbers depend neither on them nor on
-    /// whether they are checked.
+    /// Ends the numbers that the forward pass draws outside of blocks. Later numbers do not depend on these numbers, or
+    /// on the check for draws.
     fn end_numbers(&self, mut numbers: Stream) {
         if self.blocks.observations.draws() != Draws::Always {
             self.has_drawn(&numbers);
@@ -112,8 +112,8 @@ impl Pass {
         }
     }
 
-    /// Returns `true` if `numbers` has been drawn from since its start, and replaces the numbers that follow. A CubeCL
-    /// device would have to be waited for: after the first pass it is assumed to draw as before.
+    /// Returns `true` if numbers were drawn from `numbers` since its start, and replaces the numbers that follow. The
+    /// check would wait for a CubeCL device, so after the first pass such a device is assumed to draw as before.
     fn has_drawn(&self, numbers: &Stream) -> bool {
         let observations = &self.blocks.observations;
         if observations.knows_draws() && numbers.devices.iter().any(is_cubecl) {
@@ -135,7 +135,7 @@ pub(crate) enum Drawn {
     Unknown,
 }
 
-/// The first run of a block, with random numbers of its own.
+/// The first run of a block, with its own random numbers.
 pub(crate) struct RandomRun {
     pass: Arc<Pass>,
     pub(crate) numbers: Stream,

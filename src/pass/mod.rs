@@ -91,8 +91,8 @@ impl Pass {
         matches!(&*self.stage.lock(), Stage::Failed(failed) if failed.in_update)
     }
 
-    /// Runs `work` in this part of the pass; a panic fails the pass. In Burn's backward pass the panic is kept until
-    /// the end, so that Burn drops the graph. If the closure runs the backward pass itself, the panic is passed on
+    /// Runs `work` in this part of the pass; a panic fails the pass. In Burn's backward pass the panic is stored until
+    /// the end, so that Burn drops the graph. If the closure runs the backward pass itself, the panic resumes
     /// immediately.
     pub(crate) fn guarded<R: Default>(&self, part: FailedIn, work: impl FnOnce() -> R) -> R {
         let in_backward = part == FailedIn::Backward;

@@ -43,7 +43,7 @@ impl Observations {
         matches!(self.draws(), Draws::Unknown | Draws::Always)
     }
 
-    /// Returns `true` if this forward pass can't add to what is known of the draws.
+    /// Returns `true` if this forward pass can't show anything new about the draws.
     pub(super) fn knows_draws(&self) -> bool {
         match self.draws() {
             Draws::Unknown => false,

@@ -63,14 +63,14 @@ impl Graph {
 #[derive(Debug, Default)]
 pub(crate) struct Readers {
     reads: Reads,
-    debts: Mutex<Vec<PendingCount>>,
+    pending_counts: Mutex<Vec<PendingCount>>,
 }
 
 impl Readers {
     /// Adds a parameter, unless it was added before.
     pub(crate) fn add(&self, id: ParamId, path: &Arc<str>, pending_count: &PendingCount) {
         if self.reads.add(id, path) {
-            self.debts.lock().push(pending_count.clone());
+            self.pending_counts.lock().push(pending_count.clone());
         }
     }
 
@@ -78,8 +78,8 @@ impl Readers {
         &self.reads
     }
 
-    /// Resolves the pending gradients of the block after its recomputation, which leaves those of its taps.
+    /// Resolves the pending gradients of the block after its recomputation. Those of its taps remain.
     pub(crate) fn resolve(&self) {
-        self.debts.lock().clear();
+        self.pending_counts.lock().clear();
     }
 }

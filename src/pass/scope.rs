@@ -88,7 +88,7 @@ impl Scope {
         self.block(self.place.clone(), seed)
     }
 
-    /// Returns the scope of a recomputation, in a graph of its own, and its reads.
+    /// Returns the scope of a recomputation, with its own graph, and its reads.
     pub(crate) fn recompute(&self, seed: u64) -> (Self, Arc<Reads>) {
         let reads = Arc::<Reads>::default();
         let scope = Self {

@@ -62,7 +62,7 @@ impl Session {
         }
     }
 
-    /// Begins the pass of a rank. It ends when the returned guard is dropped, also by a panic.
+    /// Begins the pass of a rank. It ends when the returned guard is dropped, including by a panic.
     pub(crate) fn begin(
         self: &Arc<Self>,
         order: &Order,
@@ -147,7 +147,7 @@ impl Drop for PassGuard {
         {
             blocks.end();
         }
-        // A clone of the model or another thread may still hold the pass, and must see that it is over.
+        // A clone of the model or another thread may still hold the pass, and must find that it is over.
         *self.pass.stage.lock() = Stage::Over;
         *self.session.pass.lock() = None;
         if let Some(offloaded) = &mut self.session.update.lock().offloaded {

@@ -52,7 +52,7 @@ pub(crate) enum FailedIn {
 pub(crate) enum Failure {
     Error(FusedError),
     Panic(Caught),
-    /// A deadlock in Burn's backward pass. Its panic must pass through Burn, which would never return.
+    /// A deadlock in Burn's backward pass. The panic must pass through Burn, because Burn would never return.
     Deadlock(String),
 }
 
@@ -87,8 +87,8 @@ impl Failure {
         }
     }
 
-    /// Returns the error of a step whose rank has failed. The pass may be `repeated` if the rank has drawn other
-    /// random numbers than in the pass before.
+    /// Returns the error of a step whose rank has failed. `repeated` is `true` if the rank may have drawn other random
+    /// numbers than in the previous pass.
     pub(crate) fn on_rank(self, rank: usize, device: &Device, repeated: bool) -> FusedError {
         let device = format!("{device:?}");
         match self {

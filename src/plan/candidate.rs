@@ -2,12 +2,12 @@ use std::fmt::{Display, Formatter};
 
 use serde::{Deserialize, Serialize};
 
-/// A way to train that the [`Planner`](crate::Planner) considered.
+/// A set of techniques that the [`Planner`](crate::Planner) considered.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Candidate {
     /// The techniques, for example `2 micro-batches, 4 of 6 blocks recomputed`.
     pub name: String,
-    /// Approximate peak bytes on the device that computes; on a CPU, of the whole process.
+    /// Approximate peak bytes on the compute device; on a CPU, of the whole process.
     pub device_bytes: usize,
     /// Approximate bytes on the host, if the model computes on another device.
     pub host_bytes: usize,

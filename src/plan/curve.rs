@@ -1,4 +1,5 @@
-//! Memory of a pass in which some blocks keep their activations, computed from a recording in which all were recomputed.
+//! Memory of a pass in which some blocks keep their activations, computed from a recording in which all blocks were
+//! recomputed.
 
 use crate::memory::{Phase, RecomputedBlock};
 

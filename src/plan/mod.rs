@@ -1,12 +1,12 @@
-//! A planner that fits a training into a number of bytes.
+//! A planner that fits a training into a memory budget.
 //!
 //! - *Input*: a [`budget`], and an ordered list of allowed [`technique`]s.
-//! - *Measurement*: the [`planner`] creates the model and a [`probe`] runs dry runs of it, over one item, two, and more up to the batch, with all
-//!   blocks recomputed ([`pass_profile`]). The bytes of a pass whose blocks keep their activations are computed from the [`curve`] of its
-//!   recording, those of a pass over more items by a [`forecast`] from passes over fewer.
+//! - *Measurement*: the [`planner`] creates the model and a [`probe`] runs dry runs of it, over one item, two, and more
+//!   up to the batch, with all blocks recomputed ([`pass_profile`]). The [`curve`] of a recording gives the bytes of a
+//!   pass whose blocks keep their activations. A [`forecast`] gives the bytes of a pass over more items.
 //! - *Computation*: a [`profile`] holds the measurements of the model for one [`storage`] of its weights. The [`search`] selects the first
 //!   [`set`] of techniques that fits, with the largest part of the batch and the fewest recomputed blocks ([`set_profile`]).
-//! - *Proof*: a dry run of exactly that candidate. If it does not fit, the search continues.
+//! - *Proof*: a dry run of exactly this candidate. If it does not fit, the search continues.
 //! - *Output*: a [`plan`] to [`follow`], with its [`candidate`]s, or an [`error`].
 
 mod budget;

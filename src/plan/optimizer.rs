@@ -7,8 +7,8 @@ use crate::optim::{
 
 pub(super) use sealed::Planned;
 
-/// An optimizer of a plan: a config of [`backburn::optim`](crate::optim), whose formats a plan can set, or any
-/// [`ModuleOptimizer`], whose formats are not changed (plans with it can't be saved).
+/// An optimizer of a plan. A plan can set the formats of a config of [`backburn::optim`](crate::optim). Any other
+/// [`ModuleOptimizer`] keeps its formats, and a plan with it can't be saved.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not supported by the planner",
     note = "use a config of `backburn::optim`, or `init()` of any other for a `ModuleOptimizer`"

@@ -90,7 +90,7 @@ impl PassProfile {
         self.kept(vec![false; self.blocks()])
     }
 
-    /// Returns the pass with the fewest recomputed blocks that `fits`; with none if it may not `recompute`.
+    /// Returns the pass with the fewest recomputed blocks that `fits`. Without `recompute` no block may be recomputed.
     pub(super) fn choose(
         &self,
         recompute: bool,

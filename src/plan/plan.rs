@@ -14,7 +14,7 @@ use super::optimizer::PlannedOptimizer;
 use super::search::Search;
 use super::set_profile::Choice;
 
-/// A configuration that trains a model within a number of bytes, as returned by [`Planner::plan`](crate::Planner::plan).
+/// A training configuration that fits a memory budget, as returned by [`Planner::plan`](crate::Planner::plan).
 ///
 /// It is plain data, which can be changed. With a config of [`backburn::optim`](crate::optim) it is a Burn [`Config`], which
 /// can be saved as JSON and loaded. `Display` prints the candidates.
@@ -51,7 +51,7 @@ pub struct Plan<O> {
     /// The optimizer, with its formats. A file contains it under the name of its type.
     #[serde(with = "named")]
     pub optimizer: O,
-    /// Float type of the weights; `None` for that of the model.
+    /// Float type of the weights; `None` for the type of the model.
     pub weights: Option<FloatDType>,
     /// Number of items in a micro-batch.
     pub batch: usize,
@@ -59,7 +59,7 @@ pub struct Plan<O> {
     pub accumulation: usize,
     /// The budget in bytes.
     pub budget: usize,
-    /// Approximate peak bytes on the device that computes; on a CPU, of the whole process. Margins are included.
+    /// Approximate peak bytes on the compute device; on a CPU, of the whole process. Margins are included.
     pub device_bytes: usize,
     /// Approximate bytes on the host, if the model computes on another device.
     pub host_bytes: usize,

@@ -28,7 +28,7 @@ use super::technique::Technique;
 /// A process-wide lock, because concurrent planners would measure each other's memory.
 static MEASURING: Mutex<()> = Mutex::new(());
 
-/// A planner that finds the smallest change with which a training fits a number of bytes.
+/// A planner that finds the smallest change with which a training fits a memory budget.
 ///
 /// It takes a function that creates the model, because the model itself may not fit. [`plan`](Self::plan) runs forward and backward passes
 /// over parts of the batch, within the budget.
@@ -40,16 +40,13 @@ static MEASURING: Mutex<()> = Mutex::new(());
 /// use burn::nn::{Linear, LinearConfig};
 /// use burn::tensor::{Device, Tensor};
 ///
-/// #[global_allocator] // On a device with memory of its own, leave this out.
-/// static ALLOCATOR: RecordingAllocator = RecordingAllocator::new();
+/// #[global_allocator] // Leave this out on a device with its own memory. static ALLOCATOR: RecordingAllocator =
+/// RecordingAllocator::new();
 ///
-/// let device = Device::flex().autodiff();
-/// let init = || (0..6).map(|_| LinearConfig::new(64, 64).init(&device)).collect::<Vec<Linear>>();
-/// let loss = |model: &Vec<Linear>, items| {
-///     let x = Tensor::<2>::ones([items, 64], &device); // as many items of a batch of yours
-///     let block = |linear: &Linear, x| linear.forward(x).tanh();
-///     model.iter().fold(x, |x, linear| gradient_checkpointing(linear, x, block)).mean()
-/// };
+/// let device = Device::flex().autodiff(); let init = || (0..6).map(|_| LinearConfig::new(64,
+/// 64).init(&device)).collect::<Vec<Linear>>(); let loss = |model: &Vec<Linear>, items| { let x =
+/// Tensor::<2>::ones([items, 64], &device); // your batch, with this number of items let block = |linear: &Linear, x|
+/// linear.forward(x).tanh(); model.iter().fold(x, |x, linear| gradient_checkpointing(linear, x, block)).mean() };
 ///
 /// let planner = Planner::new(init, AdamWConfig::new()).with_batch(512);
 /// let plan = planner.plan(loss, 16_000_000)?;
@@ -114,8 +111,8 @@ where
         self
     }
 
-    /// Sets the device that computes, if the model is created on another one: a device with its own memory, from which states and
-    /// updates can be offloaded to the host.
+    /// Sets the compute device, if the model is created on another device. States and updates of a device with its own
+    /// memory can be offloaded to the host.
     #[must_use]
     pub fn with_device(mut self, device: &Device) -> Self {
         self.device = Some(device.clone());

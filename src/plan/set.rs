@@ -26,8 +26,8 @@ pub(super) struct TechniqueSet {
 }
 
 impl TechniqueSet {
-    /// Returns the sets of an order: the empty set, then one more technique each. Techniques are skipped if `optimizer` or a device
-    /// without its own memory does not support them.
+    /// Returns the sets of an order: the empty set first, then each with one more technique. Techniques are skipped if
+    /// `optimizer` or a device without its own memory does not support them.
     pub(super) fn all<O: PlannedOptimizer>(
         order: &[Technique],
         optimizer: &O,

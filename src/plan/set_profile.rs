@@ -22,7 +22,7 @@ pub(super) struct Choice<'a> {
     pub(super) items: usize,
     /// `None` if no pass over this number of items was measured.
     pub(super) kept: Option<BlockChoice>,
-    /// Peak bytes on the device that computes, and on the host.
+    /// Peak bytes on the compute device, and on the host.
     pub(super) device: usize,
     pub(super) host: usize,
 }

@@ -15,8 +15,9 @@ use crate::optim::{StateFormat, WeightFormat};
 /// ```
 #[derive(Config, Copy, Debug, PartialEq, Eq)]
 pub enum Technique {
-    /// Recomputes as few blocks under [`gradient_checkpointing`](crate::gradient_checkpointing()) as necessary; the chunks of
-    /// [`LinearCrossEntropyLoss`](crate::LinearCrossEntropyLoss) are such blocks. The result is equal bit for bit.
+    /// Recomputes the fewest blocks under [`gradient_checkpointing`](crate::gradient_checkpointing()) that suffice. The
+    /// chunks of [`LinearCrossEntropyLoss`](crate::LinearCrossEntropyLoss) are such blocks. The result is equal bit for
+    /// bit.
     Blocks,
     /// Splits the batch into parts, whose gradients are [accumulated](crate::FusedOptimizer::accumulate) in a buffer. The result is equal
     /// up to rounding; batch normalization and dropout act on each part.

@@ -23,19 +23,17 @@ use crate::error::FusedError;
 /// saved config contains it as `"inf"`, since JSON has no such number.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
 pub enum GlobalNormClippingConfig {
-    /// Forward and backward run twice: the first time each gradient is measured and released, the
-    /// second time multiplied and used
-    /// (LOMO, [Lv et al., 2023](https://arxiv.org/abs/2306.09782)). The result is that of clipping
-    /// before a stock update, for a second forward and backward pass and without the memory of the
-    /// gradients.
+    /// Two passes: the first measures and releases each gradient, the second scales and applies it (LOMO, [Lv et al.,
+    /// 2023](https://arxiv.org/abs/2306.09782)). The result is that of clipping before a stock update. The cost is a
+    /// second forward and backward pass instead of the memory of the gradients.
     Exact(#[serde(with = "max_norm")] f64),
-    /// One pass, whose gradients stay in the buffer of micro-batches until the norm is known. The result is that of
-    /// clipping before a stock update, random numbers included. It takes the memory of the gradients, and closures run
-    /// once. With [offload](crate::FusedConfig::offload) the gradients are in host memory, and take no device memory.
+    /// One pass, whose gradients stay in the buffer of micro-batches until the norm is known. The result, including
+    /// random numbers, is that of clipping before a stock update. The buffer takes the memory of the gradients, and the
+    /// closure runs once. With [offload](crate::FusedConfig::offload) the gradients are in host memory, and take no
+    /// device memory.
     ///
-    /// A step that fails after its backward pass, or is skipped for an overflow, also drops what was
-    /// [accumulated](crate::FusedOptimizer::accumulate) before it, and keeps the running statistics of its forward
-    /// pass.
+    /// A step that fails after its backward pass, or is skipped because of an overflow, also drops gradients that were
+    /// [accumulated](crate::FusedOptimizer::accumulate) earlier, and keeps the running statistics of its forward pass.
     ExactInBuffer(#[serde(with = "max_norm")] f64),
     /// One pass, with the coefficient of the previous step's norm; the first step is not clipped. The only cost is to
     /// measure each gradient.

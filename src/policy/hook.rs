@@ -45,7 +45,7 @@ use crate::parameters::{AnyTensor, with_rank};
 /// If updates or weights are offloaded to [host memory](crate::Offload), the hook runs on a worker thread: one
 /// gradient after the other, in the order of arrival.
 pub trait GradientHook: Send + Sync + 'static {
-    /// Decides how `gradient` is used. It has the shape, dtype and device of the parameter and, like it, no autodiff.
+    /// Decides how `gradient` is used. It has the shape, dtype and device of the parameter. Neither is under autodiff.
     ///
     /// The model must not be read here: its autodiff graph is locked.
     fn call<const D: usize>(
@@ -59,7 +59,7 @@ pub trait GradientHook: Send + Sync + 'static {
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct HookedParameter<'a, const D: usize> {
-    /// Path in the module, its names joined by dots.
+    /// Path in the module: names joined by dots.
     pub path: &'a str,
     /// Burn's id.
     pub id: ParamId,
@@ -69,7 +69,7 @@ pub struct HookedParameter<'a, const D: usize> {
 }
 
 /// The decision of a [`GradientHook`] about a gradient.
-// A tensor of CubeCL's without `fusion` is large; one at a time is moved.
+// A CubeCL tensor without `fusion` is large, but only one at a time is moved.
 #[allow(clippy::large_enum_variant)] // There is one at a time.
 #[derive(Clone, Debug)]
 pub enum GradientFlow<const D: usize> {

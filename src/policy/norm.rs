@@ -108,7 +108,7 @@ fn read(sums: &[(usize, &Tensor<1>)]) -> Result<Vec<f64>, Unread> {
             let (index, reason) = (*index, error.to_string());
             return Err(Unread { index, reason });
         }
-        // One after the other, to find the one that fails.
+        // Reads one after the other, to find the sum that fails.
         (Err(_), several) => {
             let each = several
                 .iter()

@@ -33,8 +33,8 @@ impl LossScale {
         self.scale > SMALLEST
     }
 
-    /// Returns the scale of the next step, by whether the gradients `overflowed`. It grows after `interval` good
-    /// steps.
+    /// Returns the scale of the next step. It halves if the gradients `overflowed`, and doubles after `interval` steps
+    /// without an overflow.
     pub(crate) fn after(self, interval: usize, overflowed: bool) -> Self {
         let (scale, good_steps) = match self.good_steps + 1 {
             _ if overflowed => (self.scale / 2.0, 0),

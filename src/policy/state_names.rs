@@ -11,8 +11,9 @@ use crate::optimizer_record::read;
 use crate::parameters::{AnyTensor, with_rank};
 
 impl Update {
-    /// Returns the names of the tensors in the state that the optimizer keeps for a parameter of this path and rank, as in its records. Burn's
-    /// optimizers don't tell their own names. It steps a single element on the default device to answer.
+    /// Returns the names of the tensors in the state that the optimizer keeps for a parameter of this path and rank, as
+    /// in its records. Burn's optimizers don't report these names, so this steps a single element on the default
+    /// device.
     pub(crate) fn state_names(&self, id: ParamId, path: &str, rank: usize) -> Vec<String> {
         let one = || with_rank!(rank, D => AnyTensor::from(Tensor::<D>::ones([1; D], &Device::default())));
         let stepped = catch(|| {

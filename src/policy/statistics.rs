@@ -9,8 +9,8 @@ use super::norm::{Squares, sums, widened};
 
 /// A hook that keeps statistics of the last gradient of every parameter.
 ///
-/// Clones share their statistics: one goes into the optimizer, the other is read. The numbers stay on the device until
-/// they are read.
+/// Clones share their statistics: pass one clone to `with_hook` and read from the other. The numbers stay on the device
+/// until they are read.
 ///
 /// ```
 /// use backburn::{FusedOptimizer, GradientStatistics};

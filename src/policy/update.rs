@@ -35,8 +35,8 @@ pub(crate) struct Update {
     removed_groups: usize,
 }
 
-/// Groups for removed parameters that an optimizer may have before its states go through a record to remove them: each costs
-/// every step a comparison, and a record costs a copy of all states.
+/// Maximum number of groups for removed parameters. With more, the states go through a record, which drops the groups.
+/// Each group costs a comparison per step, and a record costs a copy of all states.
 const MAX_REMOVED_GROUPS: usize = 32;
 
 impl Update {
@@ -97,7 +97,7 @@ impl Update {
             }),
             ..Call::default()
         };
-        // A panic on such a small parameter is not a refusal.
+        // A panic on such a small parameter does not mean that the optimizer lacks support.
         let step = || step_one(&mut self.fresh(), 0.0.into(), path, id, one(), one());
         call.make(step).1.refusal
     }
@@ -109,9 +109,10 @@ impl Update {
         self.replace(optimizer);
     }
 
-    /// Drops the states of parameters that were removed from the model. Returns `true` if the others went through a record: `is_here` says
-    /// that some are in the model again, which start with fresh states, or there are many groups for removed parameters and
-    /// `keeps_states` says that a record loses nothing.
+    /// Drops the states of parameters that were removed from the model. Returns `true` if the other states went through
+    /// a record. This happens if `is_here` returns `true` for one of the removed parameters, which then starts with a
+    /// fresh state, or if there are many groups for removed parameters and `keeps_states` says that a record loses
+    /// nothing.
     pub(crate) fn remove(
         &mut self,
         parameters: Vec<ParamId>,

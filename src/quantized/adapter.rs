@@ -6,8 +6,8 @@ use super::rematerialized::rematerialized;
 use super::stored::QuantizedValues;
 use super::weight::ComposedWeight;
 
-/// An adapter on a frozen quantized weight, like Burn's [`LoraAdapter`](burn::module::LoraAdapter) on a frozen weight:
-/// a parameter that carries it has the value `base + scale * (a @ b)`.
+/// An adapter on a frozen quantized weight, like Burn's [`LoraAdapter`](burn::module::LoraAdapter) on a frozen weight.
+/// A parameter with this adapter has the value `base + scale * (a @ b)`.
 ///
 /// The parameter itself is a placeholder of the weight's shape, without elements. Read it with [`Param::val`], as
 /// Burn's layers do. [`Module::materialize`] makes ordinary weights of all of them.
@@ -52,7 +52,7 @@ fn is_weight<const D: usize>(base: &Tensor<D>) -> bool {
 }
 
 impl Reparameterization for QuantizedAdapter {
-    /// The name of Burn's adapter, so that the factors of one load into the other.
+    /// The name of Burn's adapter, so that each adapter loads the factors of the other.
     const NAME: &'static str = "lora";
 
     fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {

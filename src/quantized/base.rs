@@ -30,7 +30,7 @@ impl AdaptedBase {
         }
     }
 
-    /// Quantizes `param` if it is to be adapted, or returns why it can't.
+    /// Quantizes `param` if it has an adapter, or returns the reason why it can't be quantized.
     pub(crate) fn quantize<const D: usize>(
         &mut self,
         path: &str,

@@ -3,10 +3,10 @@
 /// Weights are quantized in groups of 64, in memory order. Each group has a scale in f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum BaseFormat {
-    /// Even levels from -127 to 127: 1.0625 bytes a weight.
+    /// Even levels from -127 to 127: 1.0625 bytes per weight.
     Bits8,
-    /// For each group the better of 16 even levels and those of NF4, which lie close together around zero (Dettmers et al. 2023, QLoRA,
-    /// appendix E), with the scale that leaves the smallest error of some: 0.5625 bytes a weight.
+    /// For each group 16 even levels or the levels of NF4, which are close together around zero (Dettmers et al. 2023,
+    /// QLoRA, appendix E), with the scale of smallest error: 0.5625 bytes per weight.
     Bits4,
 }
 

@@ -20,12 +20,13 @@ use super::weight::{is_finite, quantized};
 ///
 /// Differences to Burn's `QLora`:
 ///
-/// - 4 bits are 0.56 bytes a weight (Burn's take a byte on `flex` and `ndarray`). The weight shows its dense shape by a placeholder in addition to
-///   the quantized values: one byte on `flex`, a quarter of a byte a weight on CubeCL devices, a byte a weight on `ndarray` and in records.
+/// - 4 bits take 0.56 bytes per weight (Burn's take one byte on `flex` and `ndarray`). In addition, a placeholder shows
+///   the dense shape of the weight. It takes one byte on `flex`, a quarter of a byte per weight on CubeCL devices, and
+///   one byte per weight on `ndarray` and in records.
 /// - The dense weight is rematerialized in the backward pass, so it exists for one layer at a time, also without
 ///   [gradient checkpointing](crate::gradient_checkpointing()). Its gradient exists until the gradients of the factors
-///   are computed: immediately in fused training; in stock training at the end of the pass, since Burn runs the tape by
-///   depth.
+///   are computed. In fused training this is immediately; in stock training it is at the end of the pass, because Burn
+///   runs the tape by depth.
 ///
 /// It trains as Burn's LoRA would on the dequantized weights, to the bit on CPU backends.
 ///
@@ -50,14 +51,14 @@ use super::weight::{is_finite, quantized};
 ///
 /// # Panics
 ///
-/// Panics when applied to a model in which a matrix has a value that is not finite (in f32), is quantized, or carries
-/// an adapter already; the message has its path.
+/// Panics if a matrix of the model has a value that is not finite in f32, is already quantized, or already has an
+/// adapter. The message contains its path.
 #[derive(Clone, Debug)]
 pub struct QuantizedLora {
     lora: Lora,
     format: BaseFormat,
-    /// The path of the last quantized matrix. A parameter below this path belongs to an adapter that the matrix
-    /// already carries.
+    /// The path of the last quantized matrix. A parameter below this path belongs to an adapter that the matrix already
+    /// has.
     last: Option<String>,
 }
 

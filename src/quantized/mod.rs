@@ -1,10 +1,10 @@
 //! Adapters on a frozen weight that is stored in a few bits.
 //!
-//! The weight of a layer, the dequantized base plus the adapter, is an autodiff operation that the tape rematerializes
-//! where it needs it ([`rematerialized`]). So the dense weight exists for one layer at a time, and its gradient until those of
-//! the factors are computed. Quantized values ([`values`]) are rows of bytes, one for a group of 64 weights, in the
-//! tensor kind that Burn has for bytes among float parameters. So everything that moves or records quantized
-//! parameters works with them. They are a parameter of the adapter ([`stored`]); the parameter that carries the
+//! The weight of a layer is the dequantized base plus the adapter. It is an autodiff operation that the tape
+//! rematerializes when it needs the weight ([`rematerialized`]). So the dense weight exists for one layer at a time,
+//! and its gradient until those of the factors are computed. Quantized values ([`values`]) are rows of bytes, one for a
+//! group of 64 weights, in Burn's tensor kind for bytes among float parameters. So all code that moves or records
+//! quantized parameters works with them. They are a parameter of the adapter ([`stored`]). The parameter that has the
 //! adapter is a [`placeholder`] of the weight's shape.
 
 mod adapter;

@@ -2,8 +2,8 @@
 //!
 //! # Memory
 //!
-//! Layers, parameter counts and records read the shape of a weight, and its quantized values have another shape. So
-//! the parameter is a placeholder of the weight's shape, and the adapter holds the quantized values. On `flex` the
+//! Layers, parameter counts and records read the shape of a weight, but its quantized values have another shape. So the
+//! parameter is a placeholder of the weight's shape, and the adapter holds the quantized values. On `flex` the
 //! placeholder is one byte. Elsewhere each element has the fewest bits that Burn moves and records. Its type
 //! distinguishes it from every other tensor.
 
@@ -16,7 +16,7 @@ use burn::tensor::{DType, Device, Shape, Tensor, TensorData};
 use crate::device::{copy_to_device, is_cubecl, is_remote, of_data};
 use crate::tap::lift;
 
-/// The scheme on processors: Burn's `ndarray` loads no other values.
+/// The scheme on processors, because Burn's `ndarray` loads no other values.
 fn on_processor() -> QuantScheme {
     QuantScheme::default()
         .with_value(QuantValue::Q8F)

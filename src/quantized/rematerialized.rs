@@ -1,4 +1,4 @@
-//! A weight that the tape rematerializes where it needs it.
+//! A weight that the tape rematerializes when it needs the value.
 
 #![allow(deprecated)] // `NdArray`: Burn 0.22 still ships it, and its users train on it.
 
@@ -89,7 +89,7 @@ where
             weight: weight.clone(),
             backend: PhantomData,
         };
-        // This operation is rematerialized whatever the strategy of the graph is.
+        // This operation is rematerialized under any strategy of the graph.
         let prepared = Rematerialized
             .prepare::<BalancedCheckpointing>([a.node(), b.node()])
             .memory_bound()

@@ -24,7 +24,7 @@ impl ComposedWeight {
         let dtype = product.dtype();
         let is_at_hand = !is_cubecl(&device) && !is_remote(&device);
         if is_at_hand && dtype == DType::F32 {
-            // In its place.
+            // In place.
             let mut data = product.into_data();
             let values = data.as_mut_slice::<f32>().expect("it is in f32");
             values::add(&rows_of(base), format, self.scale as f32, values);

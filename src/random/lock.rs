@@ -24,7 +24,7 @@ pub(crate) static GENERATORS: GeneratorLock = GeneratorLock::new(TIMEOUT);
 /// The lock of blocks on several threads of the closure that holds [`GENERATORS`].
 static THREADS: GeneratorLock = GeneratorLock::new(TIMEOUT);
 
-/// A lock that its key and its thread may take again. It may be released on another thread.
+/// A lock that the same key or the same thread may take again. It may be released on another thread.
 #[derive(Debug)]
 pub(crate) struct GeneratorLock {
     holder: Mutex<Option<Holder>>,
@@ -57,12 +57,12 @@ impl GeneratorLock {
         }
     }
 
-    /// Takes the lock to draw on `devices`, for the owner at the address of `key`. If another key holds it, waits, or
-    /// returns `None` unless it `waits`.
+    /// Takes the lock to draw on `devices`, for the owner at the address of `key`. If another key holds the lock,
+    /// waits; without `waits` it returns `None`.
     ///
     /// # Errors
     ///
-    /// If the holder keeps the lock for [`TIMEOUT`].
+    /// If the holder keeps the lock for longer than [`TIMEOUT`].
     pub(crate) fn take<T: ?Sized>(
         &'static self,
         key: &T,
@@ -110,11 +110,11 @@ impl GeneratorLock {
 }
 
 impl RngLock {
-    /// Takes the lock among the threads of a closure that holds the other one. Its thread may take it again.
+    /// Takes the lock between the threads of a closure that holds the other lock. The same thread may take it again.
     ///
     /// # Errors
     ///
-    /// If another thread keeps the lock for [`TIMEOUT`].
+    /// If another thread keeps the lock for longer than [`TIMEOUT`].
     pub(crate) fn among_threads() -> Result<Option<Self>, FusedError> {
         thread_local! {
             static KEY: u8 = const { 0 };

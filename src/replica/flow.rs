@@ -13,10 +13,10 @@ const UNKNOWN_PHASE_TIMEOUT: Duration = Duration::from_secs(300);
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Deadlock;
 
-/// Flow control between ranks: the limit how far one rank may run ahead of another in a backward pass.
+/// Flow control between ranks: a limit on how far one rank may be ahead of another in a backward pass.
 ///
-/// A gradient that has arrived waits at the owner for the gradients of the other ranks. A rank waits if it has sent
-/// more bytes than the slowest rank plus the limit, without a timeout. The slowest rank never waits. So ranks that
+/// A gradient that has arrived waits at the owner for the gradients of the other ranks. A rank waits, without a
+/// timeout, if it has sent more bytes than the slowest rank plus the limit. The slowest rank never waits. So ranks that
 /// compute their gradients in opposite orders make progress, and a gradient may be larger than the limit.
 ///
 /// A rank waits inside Burn's backward pass, which locks its autodiff graph. If both ranks compute with one tracked

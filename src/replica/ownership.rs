@@ -14,22 +14,22 @@ use burn::module::ParamId;
 pub enum Sharding {
     /// All weights. Optimizer states are with the owner, and gradients are sent there when they arrive: ZeRO 1 and 2.
     State,
-    /// Nothing: a weight is fetched from its owner for every read, and dropped when nothing computes with it any more;
-    /// in a block under [`gradient_checkpointing`](crate::gradient_checkpointing()), with the run of the block: ZeRO
-    /// 3.
+    /// Nothing (ZeRO 3). A weight is fetched from its owner for every read, and dropped when no operation needs it any
+    /// more. In a block under [`gradient_checkpointing`](crate::gradient_checkpointing()) it is dropped at the end of
+    /// the run of the block.
     Full,
 }
 
 /// The rule that assigns each parameter an owner among the ranks of [`FusedReplicas`](crate::FusedReplicas). The owner
 /// sums its gradients, holds its optimizer state and steps it.
 ///
-/// The gradient of the owner comes first in the sum, those of the other ranks follow in their order.
+/// The sum starts with the gradient of the owner and adds those of the other ranks in their order.
 #[derive(Config, Copy, Debug, PartialEq, Eq)]
 pub enum Ownership {
-    /// Rank `id % N`: the rule of Burn's `MultiDeviceOptim::OptimSharded`, whose results these are.
+    /// Rank `id % N`, as in Burn's `MultiDeviceOptim::OptimSharded`. The results are the same.
     ByParamId,
-    /// Parameters go, the largest first, to the rank that owns the fewest elements: none carries the embedding and
-    /// all else. (The rule of [Graham, 1969](https://doi.org/10.1137/0117039) for sharing out work.)
+    /// Assigns parameters, the largest first, to the rank that owns the fewest elements, so that no rank owns much more
+    /// than the others. (The rule of [Graham, 1969](https://doi.org/10.1137/0117039) for sharing out work.)
     BySize,
     /// The first rank owns all, as with Burn's `MultiDeviceOptim::OptimMainDevice`.
     MainDevice,

@@ -13,8 +13,8 @@ use burn::backend::{
 
 /// The receiver of the complete gradient of a tapped value.
 pub(crate) trait GradientSink: Send + Sync {
-    /// Receives the gradient, once per backward pass, when every use of the tapped value has contributed. Returns the gradients
-    /// for the parents of the tap.
+    /// Receives the gradient once per backward pass, after all uses of the tapped value have contributed. Returns the
+    /// gradients for the parents of the tap.
     ///
     /// The autodiff graph is locked during the call: the sink must not touch a tensor of it.
     fn receive(&self, gradient: DispatchTensor) -> PassedGradients;

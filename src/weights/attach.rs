@@ -22,8 +22,8 @@ pub(super) struct Attach<'a> {
     pub(super) session: &'a Arc<Session>,
     pub(super) context: &'a Arc<RankContext>,
     /// The parameters of another rank, which share their masters with this one.
-    pub(super) beside: Option<&'a LocalParams>,
-    /// Adapters of offloaded bases, with the path of each base.
+    pub(super) replica_of: Option<&'a LocalParams>,
+    /// Adapters of offloaded bases, each with the path of its base.
     pub(super) adapters: &'a HashMap<ParamId, Arc<str>>,
 }
 
@@ -73,8 +73,8 @@ impl ValueExtractor<'_> {
             |it| **it == compute_device,
             || compute_device.clone(),
         );
-        let master = match attach.beside {
-            Some(beside) => beside.get(id).master.clone(),
+        let master = match attach.replica_of {
+            Some(replica_of) => replica_of.get(id).master.clone(),
             None => {
                 let location = match is_leaf {
                     true => context.leaf_location(id, &device),

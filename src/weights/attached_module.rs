@@ -21,7 +21,7 @@ use crate::placement::RankContext;
 
 /// A module whose trainable values are held by masters.
 pub(crate) struct AttachedModule<M> {
-    /// The module with handles: a read of a parameter goes to its local parameter.
+    /// The module with handles: a read of a parameter calls its local parameter.
     pub(crate) module: M,
     /// The ordinary module, with placeholders for the trainable values.
     pub(crate) skeleton: M,
@@ -31,7 +31,7 @@ pub(crate) struct AttachedModule<M> {
     pub(crate) context: Arc<RankContext>,
     /// `true` if copies are fetched and dropped with the runs of blocks.
     pub(crate) fetches_blocks: bool,
-    /// The offloaded frozen parameters; `true` if one carries an adapter.
+    /// The offloaded frozen parameters; `true` if one has an adapter.
     frozen: HashMap<ParamId, bool>,
     /// Block order of the last pass with blocks.
     block_order: Option<BlockOrder>,
@@ -46,16 +46,16 @@ fn without_leaves<M: Module>(module: M, local_params: &LocalParams) -> M {
 }
 
 impl<M: Module> AttachedModule<M> {
-    /// Attaches handles to `module`. A replica shares its masters with the module of another rank, `beside`.
+    /// Attaches handles to `module`. A replica shares its masters with the module `replica_of` of another rank.
     pub(crate) fn new(
         module: M,
         session: &Arc<Session>,
         context: Arc<RankContext>,
-        beside: Option<&Self>,
+        replica_of: Option<&Self>,
     ) -> Result<Self, FusedError> {
         let inventory = Inventory::take(&module, &context)?;
         check_offload_fits(inventory.offloaded_bytes)?;
-        if beside.is_none() {
+        if replica_of.is_none() {
             inventory.check_stepped(&session.update.lock(), &context)?;
         }
         let frozen = frozen::offloaded(&module, &inventory, &context);
@@ -65,7 +65,7 @@ impl<M: Module> AttachedModule<M> {
                 // Masters place the values of these.
                 let released = |id| inventory.role(id) == Some(Role::Released);
                 let is_pinned = |id| released(id) || frozen.contains_key(&id);
-                let module = match beside {
+                let module = match replica_of {
                     None => frozen::on_host(module, &frozen, &context),
                     Some(other) => frozen::shared(module, &frozen, &other.skeleton),
                 };
@@ -78,7 +78,7 @@ impl<M: Module> AttachedModule<M> {
             inventory: &inventory,
             session,
             context: &context,
-            beside: beside.map(|other| &*other.local_params),
+            replica_of: replica_of.map(|other| &*other.local_params),
             adapters: &adapters,
         };
         let (skeleton, local_params) = attach.attach(module);
@@ -107,7 +107,7 @@ impl<M: Module> AttachedModule<M> {
         })
     }
 
-    /// Returns an ordinary module with these values and running statistics of its own, in host memory if anything is
+    /// Returns an ordinary module with these values and its own running statistics, in host memory if anything is
     /// offloaded. Current values are shared with the masters.
     pub(crate) fn export(&self, value: Value) -> M {
         let skeleton = with_own_statistics(self.skeleton.clone());
@@ -124,8 +124,7 @@ impl<M: Module> AttachedModule<M> {
         self.filled(module, value, ExportLocation::Ordinary)
     }
 
-    /// Returns an ordinary module in which every value stays at the location of its master, with running statistics of
-    /// its own.
+    /// Returns an ordinary module with its own running statistics. Every value stays at the location of its master.
     pub(crate) fn export_in_place(&self) -> M {
         let skeleton = with_own_statistics(self.skeleton.clone());
         self.filled(skeleton, Value::Current, ExportLocation::Stored)

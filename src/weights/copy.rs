@@ -7,8 +7,8 @@
 //! | [`OnDemand`](Residency::OnDemand) | with a read; from the host for a block, before it | with the graph that has read it, or with the run of the block |
 //! | [`Gathered`](Residency::Gathered) | with a read | with the graph that has read it |
 //!
-//! A parameter on the host that is read outside of a block stays in the graph of the whole pass, so its copy is
-//! [pinned](LocalParam::pin) from then on.
+//! If a parameter on the host is read outside of a block, the graph of the whole pass holds its copy. The copy is
+//! therefore [pinned](LocalParam::pin).
 
 use std::sync::Arc;
 
@@ -127,7 +127,7 @@ impl LocalParam {
             true => self.fetch_copy(),
             false => self.update_cached_copy(),
         };
-        // If the fetch fails, the old copy stays, or the next read reports the error.
+        // If the fetch fails, the old copy remains, or the next read reports the error.
         if let Err(error) = refreshed {
             log::debug!("{error}");
         }

@@ -13,8 +13,8 @@ use crate::replica::Size;
 pub(crate) enum Role {
     /// Trainable: the master holds its value, and its gradient is released as soon as it is complete.
     Released,
-    /// Trainable, but it carries a reparameterization already (an unfrozen LoRA base), and a
-    /// parameter can carry one only: an ordinary leaf, updated at the end of the pass.
+    /// Trainable, but it already has a reparameterization (an unfrozen LoRA base), and a parameter can have only one.
+    /// It is an ordinary leaf and is updated at the end of the pass.
     Retained,
     /// Frozen, or a running statistic: unchanged.
     Frozen,
@@ -30,7 +30,7 @@ pub(crate) struct Entry {
     /// The device of the value.
     pub(crate) device: Device,
     pub(crate) role: Role,
-    /// `true` if autodiff tracks the value and it is no leaf.
+    /// `true` if autodiff tracks the value and the value is not a leaf.
     pub(crate) is_computed: bool,
 }
 

@@ -14,7 +14,7 @@ use crate::placement::RankContext;
 use crate::quantized::is_placeholder;
 use crate::tap::lift;
 
-/// Returns the offloaded frozen parameters of `module`, with `true` for those that carry an adapter: Burn allows one
+/// Returns the offloaded frozen parameters of `module`, with `true` for those that have an adapter: Burn allows one
 /// reparameterization per parameter. Running statistics are never offloaded.
 pub(super) fn offloaded<M: Module>(
     module: &M,
@@ -28,7 +28,7 @@ pub(super) fn offloaded<M: Module>(
     let is_offloaded = |id| {
         let entry = inventory.get(id).filter(|entry| !entry.is_trained());
         entry.is_some_and(|entry| {
-            // Its quantized values wait in its place.
+            // Its quantized values are offloaded instead.
             let is_placeholder = is_placeholder(entry.dtype);
             !is_placeholder && context.is_offloaded(false, entry.elements(), entry.dtype)
         }) && !statistics.contains(&id)
@@ -43,8 +43,8 @@ pub(super) fn offloaded<M: Module>(
     offloaded
 }
 
-/// Panics: an adapter of the offloaded parameter at `base` was read outside of a block. Burn adds base and adapter,
-/// and only a block gets the base on the device.
+/// Panics if an adapter of the offloaded parameter at `base` is read outside of a block. Burn adds base and adapter,
+/// and the base is on the device only inside a block.
 pub(super) fn refuse_outside_of_a_block(base: &str) {
     if !Scope::current().is_some_and(|scope| scope.is_in_block()) {
         panic!(

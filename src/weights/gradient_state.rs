@@ -40,14 +40,14 @@ pub(super) enum GradientState {
     Idle,
     /// The parameter was read: gradients will arrive from taps, and from blocks that are to be recomputed.
     Accumulating(Box<Expecting>),
-    /// The gradient that was `received`, or its absence, has been reported to the master.
+    /// The gradient, or its absence (`received` is `false`), was reported to the master.
     Done { received: bool },
 }
 
 /// An incomplete gradient.
 #[derive(Debug, Default)]
 pub(super) struct Expecting {
-    /// The tap, and the graph it is in: every further read there returns it, so autodiff sums the uses.
+    /// The tap and its graph. Every further read in this graph returns the tap, so autodiff sums the uses.
     pub(super) tapped: Option<(Arc<Graph>, AnyTensor)>,
     /// The number of gradients still expected.
     pub(super) pending_count: PendingCount,
@@ -93,7 +93,7 @@ pub(super) enum Outcome {
     Added(Box<AnyTensor>),
     /// Measured by a hook, and dropped.
     Measured,
-    /// Taken into the optimizer state; the parameter is updated with the last micro-batch.
+    /// Added to the optimizer state; the parameter is updated with the last micro-batch.
     Began,
     /// Applied by the optimizer. `copied` is `true` if the value had another owner and was copied; `None` if the
     /// backend does not detect that.
@@ -102,7 +102,7 @@ pub(super) enum Outcome {
     Vetoed,
 }
 
-/// The report of one parameter in a pass. That of several ranks is the greatest of theirs.
+/// The report of one parameter in a pass. The report of several ranks is their greatest report.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum ParameterReport {
     #[default]
@@ -111,6 +111,6 @@ pub(crate) enum ParameterReport {
     Received,
     /// A gradient arrived, and a hook vetoed it.
     Vetoed,
-    /// The optimizer stepped the parameter. `copied` is that of [`Outcome::Updated`].
+    /// The optimizer stepped the parameter. `copied` is as in [`Outcome::Updated`].
     Updated { copied: Option<bool> },
 }

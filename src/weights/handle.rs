@@ -56,7 +56,7 @@ impl Reparameterization for Handle {
     /// The placeholder shows which value to return: `valid` and `no_grad` on the module also act on the placeholder.
     fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
         let local_param = &self.local_param;
-        // Every operation makes another node, also one that returns its input.
+        // Every operation creates a new node, even if it returns its input.
         if self.node.is_some() && node(&base) == self.node {
             return local_param.read().of_rank();
         }

@@ -42,8 +42,8 @@ pub(crate) struct Inventory {
 }
 
 impl Inventory {
-    /// Lists the parameters of `module`, and refuses what can't be trained in `context`. Initializes lazy parameters,
-    /// in module order.
+    /// Lists the parameters of `module`, or returns an error if one can't be trained in `context`. Initializes lazy
+    /// parameters, in module order.
     pub(crate) fn take<M: Module>(module: &M, context: &RankContext) -> Result<Self, FusedError> {
         let devices = module.devices();
         device::check_all_there(&devices)?;
@@ -64,14 +64,14 @@ impl Inventory {
             .iter()
             .filter_map(|it| weight_of_quantized_values(&it.path));
         let quantized: HashSet<_> = quantized.collect();
-        let thawed = |parameter: &&Parameter| {
+        let unfrozen = |parameter: &&Parameter| {
             // Burn's `fork` makes floats of a placeholder.
             let is_quantized = quantized.contains(&*parameter.path)
                 || matches!(parameter.param.value().dtype(), DType::QFloat(_));
             parameter.reparameterization.is_some() && is_quantized && parameter.param.is_active()
         };
-        if let Some(thawed) = parameters.iter().find(thawed) {
-            let path = thawed.path.clone();
+        if let Some(unfrozen) = parameters.iter().find(unfrozen) {
+            let path = unfrozen.path.clone();
             return Err(FusedError::QuantizedInTraining { path });
         }
         let found: Vec<_> = parameters.into_iter().map(Entry::of).collect();
@@ -106,7 +106,7 @@ impl Inventory {
         })
     }
 
-    /// Refuses a trainable parameter that `update` can't step at its location.
+    /// Returns an error if `update` can't step a trainable parameter at its location.
     pub(super) fn check_stepped(
         &self,
         update: &Update,
@@ -185,8 +185,8 @@ impl Inventory {
 
 /// Checks of a parameter before its module is attached.
 impl Entry {
-    /// Refuses a parameter that can't be stored or computed with where `context` places it. `checked` pairs of device
-    /// and type are not checked again.
+    /// Returns an error if a parameter can't be stored or computed with where `context` places it. `checked` pairs of
+    /// device and type are not checked again.
     fn check(
         &self,
         context: &RankContext,
@@ -272,7 +272,7 @@ impl Entry {
         location.device
     }
 
-    /// Refuses a parameter whose type the host lacks: the whole ordinary model is on the host.
+    /// Returns an error if the host does not support the type of a parameter: the whole ordinary model is on the host.
     fn check_on_host(&self, engine: &OffloadEngine) -> Result<(), FusedError> {
         let Self { path, dtype, .. } = self;
         let host = &engine.host;

@@ -153,7 +153,7 @@ impl LocalParam {
         let replicates = self.context.replicates(self.master.id);
         let copy = match self.residency() {
             Residency::Cached => self.bytes(),
-            // Counted as if every rank had a device of its own.
+            // Counted as if each rank had its own device.
             Residency::Aliased | Residency::OnDemand
                 if !is_here && !self.is_offloaded && replicates =>
             {

@@ -15,7 +15,7 @@ use crate::placement::Residency;
 /// The parameters of a module on one rank.
 #[derive(Debug, Default)]
 pub(crate) struct LocalParams {
-    /// In module order: hooks that draw random numbers are called in one order.
+    /// In module order, so that hooks that draw random numbers are called in a fixed order.
     all: Vec<Arc<LocalParam>>,
     /// Index of each parameter in `all`.
     indices: HashMap<ParamId, usize>,
@@ -58,7 +58,7 @@ impl LocalParams {
         self.indices.contains_key(&id)
     }
 
-    /// Returns `true` if the parameter is trained and no ordinary leaf.
+    /// Returns `true` if the parameter is trained and is not an ordinary leaf.
     pub(super) fn has_released(&self, id: ParamId) -> bool {
         self.find(id)
             .is_some_and(|local_param| !local_param.is_leaf)

@@ -163,7 +163,7 @@ impl MasterParam {
     /// |---|---|---|
     /// | added | the sum | what was left, or an overwritten sum |
     /// | began | in the optimizer state | in the optimizer state |
-    /// | updated | nothing | what was left, but for what was in the optimizer state |
+    /// | updated | nothing | what was left, except for gradients in the optimizer state |
     /// | vetoed | what was left, without a sum | what was left |
     /// | measured | what was left | what was left |
     pub(super) fn end(&self, committed: bool) -> ParameterReport {
@@ -198,9 +198,9 @@ impl MasterParam {
         mean.map_or_else(|| self.value(), AnyTensor::from)
     }
 
-    /// Starts averaging by `config`, and makes `optimizer`, which has extra state for averages, record the average.
-    /// The average continues from what the optimizer has loaded, otherwise from the previous average, otherwise from
-    /// the value.
+    /// Starts averaging by `config`, and registers the average in `optimizer`, which has extra state for averages. The
+    /// average continues from what the optimizer has loaded, otherwise from the previous average, otherwise from the
+    /// value.
     pub(crate) fn keep_average(
         &self,
         config: &WeightAveragingConfig,

@@ -1,7 +1,7 @@
 //! The weights of a model while it is attached to a training.
 //!
 //! Attaching moves the value of every trainable parameter to its *master*, which all ranks share, and leaves a
-//! placeholder in the module. A read of the parameter goes to the *local parameter* of the rank. Exporting puts the
+//! placeholder in the module. A read of the parameter calls the *local parameter* of the rank. Exporting puts the
 //! values into an ordinary module. The [`RankContext`](crate::placement::RankContext) decides where values are stored
 //! and how a rank computes with them.
 

@@ -66,8 +66,8 @@ fn panics_on_read(device: &Device) -> bool {
 }
 
 /// Creates the placeholder of the parameter at `path`, under autodiff. On devices where a read does not panic, a
-/// backward pass through the placeholder panics with the path. For that it is tracked, deeper than `below` and thus
-/// deeper than all taps: it panics before any parameter is updated.
+/// backward pass through the placeholder panics with the path. For this it is tracked and deeper than `below`, and
+/// therefore deeper than all taps. So it panics before any parameter is updated.
 pub(super) fn placeholder<const D: usize>(
     path: &Arc<str>,
     shape: &Shape,

@@ -34,7 +34,7 @@ impl Prefetcher {
 
     /// Fetches what run `run` reads and the run before did not, within the limit of bytes in flight.
     fn fetch_for(&self, run: usize, engine: &OffloadEngine) -> Vec<ParamId> {
-        let reads = self.before.reads_anew(run).unwrap_or_default();
+        let reads = self.before.new_reads(run).unwrap_or_default();
         let mut left = engine.transfers.limit.prefetch();
         let mut fits = |id: &&ParamId| {
             let local_param = self.local_params.get(**id);
@@ -80,7 +80,7 @@ impl BlockPrefetch for Prefetcher {
         }
         // Otherwise the run could overtake the prefetch, and both would fetch the same weights.
         engine.transfers.to_device.wait_idle();
-        // The previous run is over: a copy that was fetched for it and not read only takes memory.
+        // The previous run is over, so an unread copy that was fetched for it only takes memory.
         let unused = of_last.iter().filter(|id| !of_this.contains(id));
         unused.for_each(|id| self.local_params.get(*id).drop_fetched());
         *fetched = [of_this, self.fetch_for(run + 1, engine)];

@@ -36,8 +36,8 @@ impl LocalParam {
         self.resident_value(&mut state, cache_until)
     }
 
-    /// Returns the plain value, for code that does not train the parameter. A block that reads it reads it once more
-    /// in its recomputation, and the parameter is not stepped before.
+    /// Returns the plain value, for code that does not train the parameter. A block reads the value again in its
+    /// recomputation, and the parameter is not updated before that.
     pub(super) fn read_untrained(&self) -> AnyTensor {
         if let Some(base) = &self.offloaded_base {
             refuse_outside_of_a_block(base);
@@ -185,8 +185,8 @@ impl LocalParam {
         }
     }
 
-    /// Returns the value with its gradient tapped. Every tap hangs on a leaf of its own: a common leaf would join graphs that
-    /// must stay apart, since a graph is locked while its backward steps run.
+    /// Returns the value with its gradient tapped. Every tap has its own leaf: a shared leaf would join graphs that
+    /// must stay separate, because a graph is locked while its backward steps run.
     fn tapped(self: &Arc<Self>, pass: &Arc<Pass>, graph: &Arc<Graph>) -> AnyTensor {
         let mut state = self.state.lock();
         let expecting = self.expecting(&mut state);

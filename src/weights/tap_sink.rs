@@ -1,4 +1,4 @@
-//! Transfers a gradient from a tap to the master parameter. A tap passes it to its [`TapSink`], and the local
+//! The path of a gradient from a tap to the master parameter. A tap passes it to its [`TapSink`], and the local
 //! parameter sums what arrives ([`add_gradient`](LocalParam::add_gradient)). When no gradient is pending, the sum is
 //! reported to the master ([`report_gradient`](LocalParam::report_gradient)). A gradient that needs no tap enters at
 //! [`complete`](LocalParam::complete). The module `update` applies it.

@@ -44,8 +44,8 @@ pub(crate) struct Unused {
 pub(crate) struct TrackedTensor {
     pub(crate) tensor: DispatchTensor,
     pub(crate) device: Device,
-    /// The gradient if the block does not use the tensor. A leaf has none then, as in stock Burn. Burn's backward
-    /// steps need one for each computed tensor.
+    /// The gradient if the block does not use the tensor. A leaf then has no gradient, as in stock Burn. Burn's
+    /// backward steps need a gradient for each computed tensor.
     pub(crate) unused: Option<Unused>,
 }
 

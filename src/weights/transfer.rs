@@ -18,12 +18,12 @@ pub(super) fn move_except<M: Module>(
     device: &Device,
 ) -> M {
     // Not on a server: each would be a network request.
-    let beside = if is_remote(device) {
+    let placeholders = if is_remote(device) {
         host(device).autodiff()
     } else {
         device.clone()
     };
-    let (module, values) = take_values(module, stays, |_| beside.clone());
+    let (module, values) = take_values(module, stays, |_| placeholders.clone());
     map_params(
         fork_quantized(module, device),
         |param| values.contains_key(&param.id()),

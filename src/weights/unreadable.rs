@@ -27,7 +27,7 @@ impl Nothing {
 
     pub(super) fn bytes(self) -> Bytes {
         let size = self.size;
-        // SAFETY: the bytes must be initialized as far as the controller hands them out: it hands out none, or `size` zeros.
+        // SAFETY: the bytes that the controller returns must be initialized: it returns none, or `size` zeros.
         unsafe { Bytes::from_controller(Box::new(self), size) }
     }
 

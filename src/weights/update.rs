@@ -1,4 +1,4 @@
-//! Applies a complete gradient.
+//! The update of a parameter by its complete gradient.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -68,7 +68,7 @@ impl MasterParam {
         let called = if hooks.0.is_empty() {
             Ok(Some(gradient))
         } else {
-            // No lock is held that a hook could wait for.
+            // The caller holds no lock that a hook could wait for.
             let value = self.value();
             let call = || hooks.call(&self.path, self.id, &value, gradient);
             pass.call_hooks(&self.path, call)
@@ -154,7 +154,7 @@ impl MasterParam {
             self.version.fetch_add(1, Ordering::AcqRel);
             if stepped.result.is_ok() {
                 state.outcome = Some(Outcome::Updated { copied });
-                // Last, because it can fail after the value was updated.
+                // This is last, because it can fail after the value was updated.
                 if let (Some(value), Some(average)) = (&state.value, &state.average) {
                     average.update(value);
                 }

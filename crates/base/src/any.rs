@@ -26,7 +26,8 @@ impl AnyTensor {
         Tensor::from_dispatch(self.0.into_dispatch())
     }
 
-    /// Returns `value`, which has no autodiff, on the device of this tensor; as a constant if this one is under autodiff.
+    /// Moves `value` (without autodiff) to the device of this tensor. If this tensor is under autodiff, the result is a
+    /// constant.
     pub fn replaced_by(&self, value: Tensor<1>) -> Self {
         let value = copy_to_device(value, &self.device().inner());
         match self.gradient_checkpointing_strategy() {
@@ -113,7 +114,7 @@ pub trait AnyParam {
     /// Returns the value without autodiff attributes. A lazy parameter is initialized.
     fn value(&self) -> AnyTensor;
 
-    /// Returns `true` if the parameter is configured to be trained, which a quantized value does not show.
+    /// Returns `true` if the parameter is configured to be trained, even if its value is quantized.
     fn is_active(&self) -> bool;
 
     /// Returns the address of the value. Clones share it.

@@ -33,7 +33,7 @@ impl ModelKey {
             for dim in shape.iter() {
                 key.add(&(*dim as u64).to_le_bytes());
             }
-            // A separator that is no byte of UTF-8.
+            // A separator that is not a byte of UTF-8.
             key.add(&[0xff]);
         }
         key

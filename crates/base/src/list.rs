@@ -23,7 +23,7 @@ pub fn values<M: Module>(module: &M, among: &HashSet<ParamId>) -> HashMap<ParamI
     found.map(|param| (param.id(), param.value())).collect()
 }
 
-/// Returns the float parameters of `module`, in its order. While the list lives, it is a second owner of all of them.
+/// Returns the float parameters of `module`, in its order. The list is a second owner of all of them.
 pub fn list<M: Module>(module: &M) -> Vec<Parameter> {
     let mut lister = Lister::default();
     module.visit(&mut lister);
@@ -60,8 +60,8 @@ impl ModuleVisitor for Lister {
     }
 }
 
-/// Returns `param` with its value. An adapter on a quantized base shows the stored values without elements, so that they are not
-/// counted in addition to the weight, and with elements to code that records them.
+/// Returns `param` with its value. An adapter on a quantized base shows its stored values without elements, so that
+/// counts do not include them in addition to the weight. Only code that records them sees the elements.
 pub fn with_value<const D: usize>(param: &Param<Tensor<D>>) -> Param<Tensor<D>> {
     let is_shown = !param.is_initialized() && param.lazy_shape().num_elements() == 0;
     match is_shown {

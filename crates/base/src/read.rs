@@ -6,8 +6,8 @@ use crate::{is_cubecl, is_remote, to_device};
 
 /// Reads the current value of `tensor`, which has no autodiff.
 ///
-/// CubeCL reads lazily: later writes in place would show, and the device memory would stay allocated. So the data are copied at
-/// once.
+/// CubeCL reads lazily: the result would contain later writes in place, and the device memory would stay allocated. So
+/// the data are copied immediately.
 pub fn read<const D: usize>(tensor: Tensor<D>) -> TensorData {
     // A second handle prevents writes in place.
     let _kept = tensor.clone();
@@ -21,7 +21,7 @@ pub fn in_memory<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
     let (elements, dtype) = (tensor.shape().num_elements(), tensor.dtype());
     let data = match dtype {
         DType::QFloat(_) => tensor.clone().into_data(),
-        // Without elements there is nothing to read, so it would keep its file open.
+        // A tensor without elements is never read, so it would keep its file open.
         _ if elements == 0 => return Tensor::zeros(tensor.shape(), (&tensor.device(), dtype)),
         _ => {
             let row: Tensor<1> = tensor.clone().reshape([elements]);

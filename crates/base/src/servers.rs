@@ -31,7 +31,7 @@ static TIMEOUT: LazyLock<Duration> = LazyLock::new(|| {
 /// Devices whose servers have not answered in time. A process has one session for each server, and Burn does not reopen it.
 static LOST: Mutex<Vec<Device>> = Mutex::new(Vec::new());
 
-/// Returns what `work` reads from `device`, which has no autodiff.
+/// Runs `work`, which reads from `device` (without autodiff), and returns its result.
 ///
 /// # Panics
 ///

@@ -23,7 +23,7 @@ pub enum MemoryError {
     )]
     Empty,
 
-    /// CubeCL reads its configuration once, and has done so.
+    /// CubeCL has already read its configuration. It reads it once.
     #[error(
         "the memory pools are already configured: call `match_pool_sizes` before the first use of a \
          device, and configure CubeCL in one place"
@@ -35,7 +35,7 @@ pub enum MemoryError {
     Unwritable {
         /// The file.
         path: PathBuf,
-        /// Error of the operating system.
+        /// The error of the operating system.
         reason: String,
     },
 }

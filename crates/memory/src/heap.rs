@@ -21,12 +21,13 @@ const SETTINGS: [&str; 5] = [
 /// It costs memory that other programs could use, between steps and after the training: the heap stays at its largest
 /// size, with fragmentation. The allocated bytes, which a [`MemoryRecorder`](super::MemoryRecorder) counts, are the same.
 ///
-/// It works with glibc on Linux. It sets `M_TRIM_THRESHOLD` to never, `M_MMAP_MAX` to 0, so that buffers of any size come
-/// from the heap, and `M_ARENA_MAX` to 1, because the heaps of other threads return to the system when they are empty.
+/// It works with glibc on Linux. It disables trimming (`M_TRIM_THRESHOLD`), sets `M_MMAP_MAX` to 0, so that buffers of
+/// any size come from the heap, and sets `M_ARENA_MAX` to 1, because the heaps of other threads return to the system
+/// when they are empty.
 ///
-/// If the environment sets `MALLOC_TRIM_THRESHOLD_`, `MALLOC_MMAP_THRESHOLD_`, `MALLOC_MMAP_MAX_`, `MALLOC_ARENA_MAX` or
-/// `GLIBC_TUNABLES`, the call changes nothing. It also changes nothing on other systems, and a program on another allocator
-/// than the system's does not profit.
+/// If the environment sets `MALLOC_TRIM_THRESHOLD_`, `MALLOC_MMAP_THRESHOLD_`, `MALLOC_MMAP_MAX_`, `MALLOC_ARENA_MAX`
+/// or `GLIBC_TUNABLES`, the call changes nothing. It also changes nothing on other systems, or in a program with
+/// another allocator than that of the system.
 pub fn keep_pages() -> bool {
     let is_set = |name| std::env::var_os(name).is_some();
     !SETTINGS.into_iter().any(is_set) && never_trim()

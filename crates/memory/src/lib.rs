@@ -17,13 +17,13 @@
 //!
 //! # On a device
 //!
-//! The tensors of CubeCL's backends (`wgpu`, `cuda`, ..) lie in memory pools of the device.
-//! [`MemoryRecorder::start_on`] reads the pools at the start of every phase, including every update, and at
-//! each gradient: bytes in use, and bytes reserved, which include unused pages. No allocator needs to be
-//! installed. The pools don't report the use of the bytes (they are [`unassigned`](Bytes::unassigned)), nor
-//! allocations that were freed between two readings; only the reserved bytes show those. A reading does not wait
-//! for the device, only for the submission of operations, and flushes the pending operations of `fusion`. So
-//! training is a little slower while it is recorded, and may use slightly different memory.
+//! The tensors of CubeCL's backends (`wgpu`, `cuda`, ..) are in memory pools of the device.
+//! [`MemoryRecorder::start_on`] reads the pools at the start of every phase, including every update, and at each
+//! gradient: bytes in use, and bytes reserved, which include unused pages. No allocator needs to be installed. The
+//! pools don't report the use of the bytes (they are [`unassigned`](Bytes::unassigned)), nor allocations that were
+//! freed between two readings; only the reserved bytes show those. A reading does not wait for the device, only for the
+//! submission of operations, and flushes the pending operations of `fusion`. So training is a little slower while it is
+//! recorded, and may use slightly different memory.
 //!
 //! # Modules
 //!

@@ -20,7 +20,7 @@ pub(crate) enum Meter {
 /// Limit of a recorded pass.
 #[derive(Clone, Copy, Debug)]
 pub struct Limit {
-    /// Number of bytes from which a recording is of no use.
+    /// Number of bytes above which a recording is useless.
     pub worth: usize,
     /// Number of bytes available.
     pub budget: usize,
@@ -44,7 +44,7 @@ struct Checks {
     stretch: usize,
 }
 
-/// Record of the marks: a few bytes for each, whatever is allocated meanwhile.
+/// Record of the marks. A mark takes a few bytes, independent of the number of allocations.
 pub(crate) struct MarkLog {
     meter: Meter,
     limit: Option<Limit>,
@@ -121,7 +121,7 @@ impl MarkLog {
         self.gradients.push(CompletedGradient { seconds, bytes });
     }
 
-    /// Checks the bytes at a new gradient: this may be the peak, which pools don't report later.
+    /// Checks the bytes at a new gradient. This may be the peak, which pools don't report later.
     pub(super) fn show_gradient(&mut self) {
         if !self.has_peaks() {
             self.read();

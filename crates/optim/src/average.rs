@@ -17,7 +17,7 @@ pub struct Average {
     state: AverageState,
 }
 
-/// The part of an average that records hold. Clones share it, so that a record shows its current value.
+/// The part of an average that records contain. Clones share it, so that a record contains its current value.
 #[derive(Clone, Debug, Default)]
 pub struct AverageState(Arc<Mutex<Values>>);
 
@@ -27,8 +27,8 @@ struct Values {
     updates: usize,
     /// Number of updates that were counted.
     count: usize,
-    /// Mean in f32, or in f64 for a parameter in f64. It has the rank of the parameter, whatever its type says. `None` until
-    /// the average is started, and after an update of it has panicked.
+    /// Mean in f32, or in f64 for a parameter in f64. It has the rank of the parameter; the rank in its type is
+    /// arbitrary. `None` before the average is started, and after an update that panicked.
     mean: Option<Tensor<1>>,
 }
 
@@ -41,7 +41,7 @@ impl Average {
         }
     }
 
-    /// Returns the part that records hold.
+    /// Returns the part that records contain.
     pub fn state(&self) -> &AverageState {
         &self.state
     }
@@ -67,7 +67,7 @@ impl Average {
             values.updates += 1;
             return;
         }
-        // An update that panics leaves the default: the average starts again.
+        // If the update panics, the default remains and the average starts again.
         let Values {
             updates,
             count,
@@ -103,7 +103,7 @@ impl Average {
 }
 
 impl AverageState {
-    /// Takes the values of `other`.
+    /// Replaces the values by those of `other`.
     pub fn load(&self, other: &Self) {
         if !Arc::ptr_eq(&self.0, &other.0) {
             let values = other.0.lock().clone();

@@ -22,7 +22,7 @@ use backburn_base::caught::{Caught, catch};
 pub struct Call {
     /// `true` if more gradients of the same group of micro-batches follow.
     pub more_micro_batches_follow: bool,
-    /// Set if the call only queries whether the optimizer supports such a parameter.
+    /// Set if the call only asks whether the optimizer supports such a parameter.
     pub asked_for: Option<Asked>,
     /// Set if the optimizer may keep weights or states in a format.
     pub may_have_formats: bool,
@@ -56,7 +56,7 @@ impl Call {
     }
 }
 
-/// Runs the `step` of another optimizer without a caller: its reports would be about other tensors.
+/// Runs the `step` of another optimizer without a caller, because its reports would concern other tensors.
 pub(super) fn without_caller<R>(step: impl FnOnce() -> R) -> R {
     let call = CALL.take();
     let ended = catch(step);
@@ -114,7 +114,7 @@ pub(super) fn give_up_parameter() {
     with_call(|call| call.parameter = None);
 }
 
-/// Returns a handle to the updated parameter to the caller, since the calling optimizer can still fail.
+/// Returns a handle to the updated parameter to the caller, because the calling optimizer can still fail.
 pub(super) fn show_parameter(parameter: impl FnOnce() -> AnyTensor) {
     with_call(|call| call.parameter = Some(parameter()));
 }

@@ -3,29 +3,30 @@ use std::fmt::Debug;
 use super::format::SquareRootCode;
 use super::rule::{Rule, Step};
 
-/// An optimizer that updates every element of a parameter by itself: the states of an element, and the formula.
+/// An optimizer that updates each element of a parameter independently: the states of an element, and the formula.
 ///
 /// [`ElementWiseOptimizer`](super::ElementWiseOptimizer) turns it into a Burn optimizer: [an
-/// example](super#an-optimizer-of-your-own).
+/// example](super#your-own-optimizer).
 pub trait ElementWise: Clone + Debug + Send + Sync + 'static {
     /// States of each element.
     const STATES: &'static [ElementState];
 
-    /// Name of the number of steps in a record. Without it, steps are not counted, and the [`time`](Step::time) of each is that
-    /// of the first.
+    /// Name of the number of steps in a record. If it is `None`, steps are not counted, and each step has the
+    /// [`time`](Step::time) of the first.
     const TIME: Option<&'static str> = Some("time");
 
-    /// Returns the formula of a step. It takes the first states of [`STATES`](Self::STATES), or all; a step panics if it takes
-    /// more. Other states from a record are kept unchanged.
+    /// Returns the formula of a step. It takes all of [`STATES`](Self::STATES), or only the first ones. A step panics
+    /// if it takes more. Other states from a record are kept unchanged.
     fn rule(&self, step: Step) -> Rule;
 }
 
 /// An optimizer whose state can accumulate the gradients of micro-batches, so that no gradient buffer is needed:
 /// [`Adam`](super::Adam), [`AdamW`](super::AdamW) and [`Sgd`](super::Sgd) with momentum.
 ///
-/// The state decays once, before the first gradient of a group, and the parameter is stepped with the last. For `Sgd` that is
-/// the step with the sum of the gradients. For Adam's second moment it is an approximation, AdamA ([Zhang et al.,
-/// 2023](https://arxiv.org/abs/2305.19982)): the sum of the squares of the gradients `g_i` replaces the square of their sum,
+/// The state decays once, before the first gradient of a group, and the parameter is updated with the last. For `Sgd`
+/// the result equals a step with the sum of the gradients. For Adam's second moment it is an approximation, AdamA
+/// ([Zhang et al., 2023](https://arxiv.org/abs/2305.19982)): the sum of the squares of the gradients `g_i` replaces the
+/// square of their sum,
 ///
 /// ```text
 /// m = beta_1 m + (1 - beta_1) (g_1 + .. + g_n)
@@ -42,7 +43,7 @@ pub trait ElementWise: Clone + Debug + Send + Sync + 'static {
     note = "use `backburn::optim::{{Adam, AdamW, Sgd}}`, or accumulate in a buffer with `FusedOptimizer::new`"
 )]
 pub trait AccumulateInState: ElementWise {
-    /// Returns the reason why the options of this optimizer don't allow it, if they don't.
+    /// Returns the reason if the options of this optimizer don't allow it.
     fn refusal(&self) -> Option<&'static str> {
         None
     }
@@ -99,7 +100,8 @@ impl ElementState {
         }
     }
 
-    /// Returns the value before the first step. A sum with negative zero keeps every bit, and the sign of zeros.
+    /// Returns the value before the first step. It is negative zero, because a sum with negative zero keeps every bit
+    /// and the sign of zeros.
     pub(super) fn blank(self) -> f32 {
         match self.root {
             Some(_) => -0.0,

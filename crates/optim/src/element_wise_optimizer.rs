@@ -69,7 +69,7 @@ impl<R: ElementWise> ElementWiseOptimizer<R> {
 }
 
 impl<R: AccumulateInState> ElementWiseOptimizer<R> {
-    /// Returns the reason why this optimizer can't accumulate in its state, if it can't.
+    /// Returns the reason if this optimizer can't accumulate in its state.
     #[doc(hidden)]
     pub fn accumulation_refusal(&self) -> Option<&'static str> {
         let is_full = self.formats.state == StateFormat::Full;

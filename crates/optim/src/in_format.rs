@@ -7,9 +7,10 @@ use super::kernel;
 
 /// A wrapper that stores the bf16 weights of any optimizer in a [`WeightFormat`].
 ///
-/// The optimizer gets the weight and its gradient in f32, and computes in f32, states included. The new weight is rounded at
-/// random or split, as the format says. During an update the parameter is allocated in f32; the optimizers of [this
-/// crate](super) don't need this buffer. A weight with a residual on a device is read by the host for it.
+/// The optimizer receives the weight and its gradient in f32, and computes in f32, including its states. The new weight
+/// is rounded at random or split, according to the format. During an update the parameter is allocated in f32; the
+/// optimizers of [this crate](super) don't need this buffer. For this, the host reads a weight with a residual from the
+/// device.
 ///
 /// ```
 /// use backburn_optim::{InFormat, WeightFormat};
@@ -86,7 +87,7 @@ impl<O: Optimizer> Optimizer for InFormat<O> {
         let weight = formats.weight(parameter, residual);
         let gradient = gradient.cast(FloatDType::F32);
         let before = kernel::in_full(&weight);
-        // Without the caller: the wrapped optimizer steps another tensor than the caller's.
+        // Without the caller, because the wrapped optimizer updates another tensor than that of the caller.
         let step = || self.optimizer.step(lr, before, gradient, state);
         let (after, state) = call::without_caller(step);
         let weight = kernel::set_in_format(weight, after, Noise::of_step(time));
@@ -102,7 +103,8 @@ impl<O: Optimizer> Optimizer for InFormat<O> {
     }
 }
 
-/// Records the state under the optimizer's own names. The wrapper has other names, since the optimizer can have formats too.
+/// Records the state under the optimizer's own names. The wrapper uses other names, because the optimizer can also have
+/// formats.
 impl<S: RecordState, const D: usize> RecordState for InFormatState<S, D> {
     fn state_flatten(&self, prefix: &str, sink: &mut StateSink) {
         if let Some(state) = &self.state {

@@ -2,10 +2,9 @@
 //!
 //! # One pass
 //!
-//! An optimizer step in tensor operations reads and writes the parameter's size a dozen times. The
-//! optimizers of this crate read gradient, parameter and states once, and write parameter and states
-//! once. They work in place where the buffers have one owner, and allocate no temporary of the
-//! parameter's size.
+//! An optimizer step in tensor operations reads and writes the bytes of the parameter about twelve times. The
+//! optimizers of this crate read gradient, parameter and states once, and write parameter and states once. They work in
+//! place where the buffers have one owner, and allocate no temporary of the parameter's size.
 //!
 //! A config's `init()` returns a [`ModuleOptimizer`] for stock and fused training, `build()` the bare
 //! optimizer for a parameter group. A config of Burn that was saved as JSON loads as one of this crate.

@@ -86,18 +86,18 @@ impl MuonConfig {
     }
 }
 
-/// Muon: momentum, orthogonalized.
+/// The Muon optimizer, which updates a matrix by its orthogonalized momentum.
 ///
-/// Computes what Burn's [`Muon`](burn::optim::Muon) does ([Jordan et al., 2024](https://kellerjordan.github.io/posts/muon/)).
-/// The rows are the first dimension of a weight. Momentum and weight are each updated in a single pass. Between the two, the
-/// step allocates two buffers of the size of the matrix and three of the square of its shorter side. In formats and for weights
-/// in f16 the iteration runs in f32.
+/// Computes what Burn's [`Muon`](burn::optim::Muon) does ([Jordan et al.,
+/// 2024](https://kellerjordan.github.io/posts/muon/)). The rows are the first dimension of a weight. Momentum and
+/// weight are each updated in a single pass. Between the two, the step allocates two buffers of the size of the matrix
+/// and three of the square of its shorter side. With formats, and for weights in f16, the iteration runs in f32.
 ///
 /// # Errors
 ///
-/// Muon steps only matrices, as Burn's does. `backburn` refuses a parameter of another rank by name before training starts
-/// (`FusedError::UnsupportedParameter`): vectors, convolutions, and stacks of experts in one tensor. In a stock loop the step
-/// panics.
+/// Muon updates only matrices, as Burn's Muon does. `backburn` refuses a parameter of another rank by name before
+/// training starts (`FusedError::UnsupportedParameter`): vectors, convolutions, and stacks of experts in one tensor. In
+/// a stock loop the step panics.
 #[derive(Clone, Debug)]
 pub struct Muon {
     config: MuonConfig,
@@ -176,15 +176,15 @@ impl Optimizer for Muon {
             true => gradient,
             false => gradient.cast(FloatDType::F32),
         };
-        // The direction of the momentum. The caller's reports concern the weight, which is not written yet, so a tensor of the
-        // same form replaces the parameter.
+        // The direction of the momentum. The reports to the caller concern the weight, which is not written yet. So a
+        // tensor of the same shape replaces the parameter here.
         let any = gradient.clone();
         let momentum = || self.momentum.step(1.0, any, gradient, Some(state));
         let (direction, state) = call::without_caller(momentum);
-        // With this memory layout, which decides the last bits of a product.
+        // The memory layout determines the last bits of a product.
         let matrix = AnyTensor::from(direction).of_rank::<2>();
         let orthogonalized = match matrix.dtype() {
-            // The squares of its elements leave the range of f16.
+            // The squares of the elements exceed the range of f16.
             DType::F16 => {
                 let wide = self.config.orthogonalized(matrix.cast(FloatDType::F32));
                 wide.cast(FloatDType::F16)

@@ -11,8 +11,8 @@ use super::muon::{Muon, MuonConfig, MuonState};
 use super::state::ElementWiseState;
 use super::with_clipping;
 
-/// Configuration of the usual recipe for Muon: [`Muon`] for matrices, [`AdamW`] for everything else (vectors, convolutions,
-/// stacks of experts), and for embeddings and heads, which are named.
+/// Configuration of Muon for a whole model: [`Muon`] for matrices, and [`AdamW`] for all other parameters (vectors,
+/// convolutions, stacks of experts) and for the embeddings and heads that it names.
 ///
 /// With the defaults both use the learning rate of AdamW, as in [Liu et al., 2025](https://arxiv.org/abs/2502.16982).
 ///
@@ -25,8 +25,8 @@ use super::with_clipping;
 /// ```
 #[derive(Config, Debug)]
 pub struct MuonWithAdamWConfig {
-    /// Parts of paths. AdamW steps a matrix whose path contains one of them. Name the embeddings and the head, as the model
-    /// names them.
+    /// Parts of paths. AdamW updates a matrix whose path contains one of them. Include the names of the embeddings and
+    /// of the head in the model.
     pub on_adamw: Vec<String>,
     /// Configuration of Muon.
     #[config(default = "MuonConfig::new().with_adjust_lr_fn(AdjustLrFn::MatchRmsAdamW)")]
@@ -41,7 +41,7 @@ pub struct MuonWithAdamWConfig {
 }
 
 impl MuonWithAdamWConfig {
-    /// Sets the format of the states of both.
+    /// Sets the state format of both optimizers.
     #[must_use]
     pub fn with_state_format(mut self, format: StateFormat) -> Self {
         self.muon = self.muon.with_state_format(format);
@@ -49,7 +49,7 @@ impl MuonWithAdamWConfig {
         self
     }
 
-    /// Sets the format of weights in bf16 for both.
+    /// Sets the format of bf16 weights for both optimizers.
     #[must_use]
     pub fn with_weight_format(mut self, format: WeightFormat) -> Self {
         self.muon = self.muon.with_weight_format(format);

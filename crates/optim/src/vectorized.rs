@@ -3,8 +3,8 @@
 use pulp::Arch;
 pub(super) use pulp::NullaryFnOnce as Loop;
 
-/// Runs a loop with the widest instructions of this processor. Everything that its `call` inlines is compiled so: plain loops
-/// only, since a closure is compiled for the baseline processor.
+/// Runs a loop with the widest instructions of this processor. This includes all code that its `call` inlines. Use
+/// plain loops only, because a closure is compiled for the baseline processor.
 #[inline]
 pub(super) fn vectorized<L: Loop>(work: L) -> L::Output {
     // `pulp` has a feature for this, but it would change the matrix kernels of Burn's backends too.

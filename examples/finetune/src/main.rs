@@ -27,7 +27,7 @@ static STOP: AtomicBool = AtomicBool::new(false);
 const INTERRUPTED: i32 = 130;
 
 fn main() -> Result<()> {
-    // What a step has freed is there for the next one.
+    // Keeps freed pages for the next step.
     keep_pages();
     // Before the first tensor on a GPU: with this setting its memory pools can use what is released.
     #[cfg(feature = "cubecl")]

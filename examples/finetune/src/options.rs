@@ -25,7 +25,7 @@ pub struct Options {
     #[arg(long)]
     pub data: PathBuf,
 
-    /// The folder for the result, and for checkpoints meanwhile. The same command goes on with the last checkpoint.
+    /// The output folder, which also contains the checkpoints. The same command resumes from the last checkpoint.
     #[arg(long)]
     pub output: PathBuf,
 

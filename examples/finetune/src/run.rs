@@ -179,7 +179,7 @@ fn plan(
     Ok(Some(plan))
 }
 
-/// Returns the plan of a training that goes on: as it was saved, if that stays within the budget.
+/// Returns the saved plan of a resumed training, if it fits the budget.
 fn resumed_plan(
     options: &Options,
     saved: Option<Plan<AdamWConfig>>,

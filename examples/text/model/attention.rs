@@ -103,7 +103,7 @@ impl Attention {
         self.rotary.forward(heads.cast(FloatDType::F32)).cast(dtype)
     }
 
-    /// Repeats the heads of keys or values for each query head of their group.
+    /// Repeats each head of keys or values for the query heads of its group.
     fn repeated(&self, few: Tensor<4>) -> Tensor<4> {
         let [batch, few_heads, length, of_head] = few.dims();
         let group = self.heads / few_heads;

@@ -68,7 +68,7 @@ impl<M: Module> Core<M> {
         let is_here = |id| inventory.get(id).is_some();
         let averages = removed.iter().map(|id| average_id(*id));
         let removed_states = removed.iter().copied().chain(averages).collect();
-        // Burn loads states in f32, and what was accumulated in them belongs to a group that a record ends.
+        // Burn loads states in f32, and a record ends the group of micro-batches in a state.
         let keeps_states = || {
             let accumulates = |master: &MasterParam| {
                 matches!(master.accumulated(), Accumulated::InOptimizerState)

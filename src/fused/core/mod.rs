@@ -127,7 +127,7 @@ impl<M: Module> Core<M> {
         core
     }
 
-    /// Returns an error if a device is lost, from which a read would wait for ever.
+    /// Returns an error if a device is lost: a read from it would wait forever.
     pub(crate) fn check_connected(&self) -> Result<(), FusedError> {
         self.ranks.check_connected()
     }
@@ -311,8 +311,8 @@ impl<M: Module> Core<M> {
         }
     }
 
-    /// Changes the optimizer, its states or its extra state. Every change must use this function, because it restores
-    /// the extra state afterwards.
+    /// Changes the optimizer, its states or its extra state. Every change must use this function: it restores the extra
+    /// state afterwards.
     pub(super) fn change_optimizer<R>(&mut self, change: impl FnOnce(&mut Update) -> R) -> R {
         let changed = change(&mut self.ranks.session().update.lock());
         self.restore_kept();

@@ -39,13 +39,13 @@ pub(in crate::fused) struct RankPass {
     pub(super) devices: Vec<Device>,
     /// `true` if a device reports that it has not computed a tensor.
     pub(super) read_late: bool,
-    /// The compute devices, if they compute what they are given later.
+    /// The compute devices, if they compute asynchronously.
     pub(super) late: Vec<Device>,
 }
 
 impl RankPass {
     /// Runs `work`, the forward and backward pass, then reports the remaining gradients. The forward pass begins with
-    /// `numbers`, if it has some of its own.
+    /// `numbers`, if it has its own.
     pub(in crate::fused) fn run<R>(
         &self,
         numbers: Option<Stream>,
@@ -122,7 +122,7 @@ impl RankPass {
     ) -> Result<L, FusedError> {
         self.run(numbers, || {
             let loss = forward(model);
-            // A backward pass inside of the closure has failed in a block, and the closure has continued.
+            // A backward pass inside the closure has failed in a block, and the closure has continued.
             self.pass.take_failure().map_or(Ok(()), Failure::go_on)?;
             if !loss.has_graph() {
                 return Err(self.why_untracked(model));

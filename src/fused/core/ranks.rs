@@ -70,7 +70,7 @@ impl<M: Module> Ranks<M> {
             let made = host_allocation(&model, &session.update.lock().fresh(), config);
             check_offload_fits(inventory.offloaded_bytes.saturating_add(made))?;
         }
-        // Retained parameters only have an owner for the order of their sums: they are on all ranks.
+        // Retained parameters are on all ranks. Their owner only determines the order of their sums.
         let released = inventory.sizes(Role::Released);
         let parameters = released.chain(inventory.sizes(Role::Retained)).collect();
         let group = Arc::new(Group::new(

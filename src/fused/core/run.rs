@@ -58,7 +58,7 @@ impl<M: Module> Ranks<M> {
         transaction
     }
 
-    /// Refuses devices that are lost.
+    /// Returns an error if a device is lost.
     pub(in crate::fused) fn check_connected(&self) -> Result<(), FusedError> {
         check_connected(|| self.devices.clone())
     }
@@ -102,7 +102,7 @@ impl<M: Module> PassTransaction<'_, M> {
         }
     }
 
-    /// Applies the gradients of the ordinary leaves, of every rank in its pass.
+    /// Applies the gradients of the ordinary leaves of every rank, in the pass of the rank.
     pub(super) fn finish(&mut self, gradient_use: GradientUse) -> Result<(), FusedError> {
         if gradient_use.steps() {
             let attached_modules = self.attached_modules.iter_mut();

@@ -1,4 +1,4 @@
-//! Running statistics of the ranks in a pass: each rank updates its own, and afterwards all get the mean.
+//! Running statistics of the ranks in a pass: each rank updates its own, and afterwards all ranks receive the mean.
 
 use std::collections::HashMap;
 
@@ -34,7 +34,7 @@ impl<M: Module> Ranks<M> {
         })
     }
 
-    /// Averages in the order of the ranks, as Burn does where threads share statistics.
+    /// Averages in the order of the ranks, as Burn does if threads share statistics.
     fn average(&self, before: &[StatisticsGuard<M>]) {
         // Each sum on the device of the first rank that has updated it, with the number of such ranks.
         let mut sums = HashMap::<ParamId, (AnyTensor, usize)>::new();

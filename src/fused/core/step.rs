@@ -83,7 +83,7 @@ impl<M: Module> Core<M> {
         self.step(Some(learning_rate), &mut executor)
     }
 
-    /// Runs forward and backward without any change.
+    /// Runs the forward and backward pass and changes nothing.
     pub(in crate::fused) fn dry_run<R>(
         &mut self,
         executor: &mut Executor<M, R>,

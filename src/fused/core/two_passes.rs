@@ -37,7 +37,7 @@ impl<M: Module> Core<M> {
         }
         let output = self.pass(pipeline.clone(), Some(twice), executor);
         if let Err(FusedError::RandomNumbers { .. }) = output {
-            // A model that has drawn without the lock waits for it from now on.
+            // A model that has drawn without the lock waits for the lock in later steps.
             observations.has_drawn();
         }
         let output = output?;

@@ -10,7 +10,7 @@ use crate::parameters::map_params;
 
 impl<M: Module> FusedOptimizer<M> {
     /// Returns the current model in f32, with the low bits of its weights
-    /// ([`WeightFormat`](crate::optim::WeightFormat)) restored: to save, to export, or to continue with other formats.
+    /// ([`WeightFormat`](crate::optim::WeightFormat)) restored, to save, to export, or to continue with other formats.
     ///
     /// In addition to the returned model, it holds one parameter and its state at a time.
     pub fn full_precision_model(&self) -> M {

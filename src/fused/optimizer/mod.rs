@@ -66,9 +66,9 @@ impl<M: Module> FusedOptimizer<M> {
     ///
     /// # Errors
     ///
-    /// Returns an error if the model is not on an autodiff device, or is on a backend that this build lacks; if a
-    /// trainable parameter occurs twice, is quantized, is computed from other tracked tensors, or is unsupported by
-    /// its optimizer; or if the model was cloned inside of a fused step. Also if one of its devices is unavailable, or
+    /// Returns an error if the model is not on an autodiff device, or its backend is not in this build; if a trainable
+    /// parameter occurs twice, is quantized, is computed from other tracked tensors, or is unsupported by its
+    /// optimizer; or if the model was cloned inside of a fused step. Also if one of its devices is unavailable, or
     /// computes wrong results in the float type of a parameter ([`check_device`](crate::check_device)).
     pub fn new(model: M, optimizer: ModuleOptimizer) -> Result<Self, FusedError> {
         Self::with_policies(model, optimizer, Policies::default(), None)
@@ -78,9 +78,9 @@ impl<M: Module> FusedOptimizer<M> {
     /// to the state of `optimizer`, and releases them: accumulation without a buffer.
     ///
     /// For [`Sgd`](crate::optim::Sgd) the result is that of a step with the sum of the gradients, except for rounding.
-    /// For [`Adam`](crate::optim::Adam) and [`AdamW`](crate::optim::AdamW) it is an approximation of the second
-    /// moment; [`AccumulateInState`] has the formula. Without micro-batches it is the optimizer itself. A record taken
-    /// between two micro-batches contains their gradients, and loads as if the group had ended.
+    /// For [`Adam`](crate::optim::Adam) and [`AdamW`](crate::optim::AdamW) it is an approximation of the second moment;
+    /// [`AccumulateInState`] has the formula. Without micro-batches the result is that of the optimizer. A record that
+    /// is saved between two micro-batches contains their gradients; after loading, a new group starts.
     ///
     /// ```
     /// use backburn::FusedOptimizer;
@@ -121,8 +121,8 @@ impl<M: Module> FusedOptimizer<M> {
 
     /// Sets the config and the compute device: [`with_config`](Self::with_config) for another device.
     ///
-    /// With [offload](FusedConfig::offload) the model stays in host memory. A model that does not fit on the device is
-    /// created and loaded there, on `Device::flex().autodiff()`: one parameter at a time is transferred, if at all.
+    /// With [offload](FusedConfig::offload) the model stays in host memory. Create and load a model that does not fit
+    /// on the device in host memory, on `Device::flex().autodiff()`: at most one parameter at a time is transferred.
     /// All of its frozen parameters, running statistics and constants are transferred.
     ///
     /// ```
@@ -130,11 +130,10 @@ impl<M: Module> FusedOptimizer<M> {
     /// use backburn::{FusedConfig, FusedOptimizer, Offload, OffloadConfig};
     /// use burn::{nn::LinearConfig, optim::AdamWConfig, tensor::{Device, Tensor}};
     ///
-    /// let device = Device::ndarray(); // a GPU, in earnest
-    /// let model = LinearConfig::new(64, 64).init(&Device::flex().autodiff());
-    /// let config = FusedConfig::new().with_offload(Some(OffloadConfig::new(Offload::Updates)));
-    /// let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init())?
-    ///     .with_config_on(config, &device)?;
+    /// let device = Device::ndarray(); // in practice a GPU let model = LinearConfig::new(64,
+    /// 64).init(&Device::flex().autodiff()); let config =
+    /// FusedConfig::new().with_offload(Some(OffloadConfig::new(Offload::Updates))); let mut fused =
+    /// FusedOptimizer::new(model, AdamWConfig::new().init())? .with_config_on(config, &device)?;
     ///
     /// let x = Tensor::<2>::ones([8, 64], &device.autodiff());
     /// fused.step(1e-3, |model| model.forward(x).mean())?;

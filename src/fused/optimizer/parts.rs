@@ -8,11 +8,12 @@ use super::FusedOptimizer;
 use crate::error::FusedError;
 
 impl<M: Module> FusedOptimizer<M> {
-    /// Trains one step on a batch that is divided into `parts`, each with the number of its items (images, tokens that count).
+    /// Runs one step on a batch that is split into `parts`. Each part has its number of items (images, or tokens that
+    /// count in the loss).
     ///
     /// `forward` returns the mean loss of the items of one part. Each part is weighted by its share of all items, so
-    /// the step is that of the mean over the whole batch, even if the parts differ in size. (The mean of the parts'
-    /// means, as from plain [`accumulate`](Self::accumulate) calls, differs.) Parts without items are skipped. Returns
+    /// the step uses the mean over the whole batch, even if the parts differ in size. (Plain
+    /// [`accumulate`](Self::accumulate) calls would weight all parts equally.) Parts without items are skipped. Returns
     /// the mean loss of the whole batch. A closure that draws random numbers draws new ones for each part.
     ///
     /// ```
@@ -32,7 +33,7 @@ impl<M: Module> FusedOptimizer<M> {
     ///
     /// # Errors
     ///
-    /// Returns [`FusedError::NoItems`] if no part has an item; nothing has changed then. Returns the errors of
+    /// Returns [`FusedError::NoItems`] if no part has an item. In this case nothing has changed. Returns the errors of
     /// [`accumulate`](Self::accumulate) and of [`step_repeatable`](Self::step_repeatable). They drop all accumulated
     /// gradients, except for those in the optimizer state ([`accumulating_in_state`](Self::accumulating_in_state)).
     /// Running statistics keep the updates of earlier parts.

@@ -14,25 +14,23 @@ use crate::pass::Closure;
 impl<M: Module> FusedOptimizer<M> {
     /// Runs one training step: forward, backward, update.
     ///
-    /// `forward` computes the loss, a tensor of any rank, or the loss and anything else as a tuple.
-    /// The backward pass runs after it has returned, and each parameter is stepped with
-    /// `learning_rate` as its gradient completes. Returns what `forward` returned, the loss
-    /// detached.
+    /// `forward` computes the loss, a tensor of any rank, or the loss and anything else as a tuple. The backward pass
+    /// runs after `forward` has returned, and each parameter is updated with `learning_rate` as soon as its gradient is
+    /// complete. Returns the result of `forward`, with the loss detached.
     ///
-    /// [Accumulated](Self::accumulate) gradients are added and consumed.
+    /// [Accumulated](Self::accumulate) gradients are added to those of this pass and then dropped.
     ///
     /// # Errors
     ///
-    /// If the loss depends on no trainable parameter, or the policies need a closure that can
-    /// [run twice](Self::step_repeatable): nothing has changed then. If a
-    /// [hook](Self::with_hook) stops the step: its parameter and those whose gradient had not arrived
-    /// are unchanged then.
+    /// If the loss depends on no trainable parameter, or the policies need a closure that can [run
+    /// twice](Self::step_repeatable): nothing has changed. If a [hook](Self::with_hook) stops the step: its parameter
+    /// and those whose gradient had not arrived are unchanged.
     ///
     /// # Panics
     ///
-    /// If `forward` runs a backward pass itself or has run one over its loss before; if it reads a parameter around
-    /// `Param::val()`. A panic in `forward` is passed on. In all these cases every parameter and
-    /// state is unchanged and the step can be repeated.
+    /// If `forward` runs a backward pass itself, returns a loss that already had a backward pass, or reads a parameter
+    /// without `Param::val()`. A panic in `forward` is passed on. In all these cases every parameter and state is
+    /// unchanged, and the step can be repeated.
     ///
     /// If the optimizer panics (Burn's Muon on a parameter that is not of rank 2), that parameter and those
     /// whose gradient had not arrived are unchanged.
@@ -54,20 +52,20 @@ impl<M: Module> FusedOptimizer<M> {
     /// clipping](crate::GlobalNormClippingConfig::Exact) and [skipping a step](crate::Overflow::SkipStep) require.
     /// Without them, it runs once.
     ///
-    /// Both runs see the same random numbers, so dropout drops the same elements: their seed is
-    /// drawn from the generator of the device before the first. Running statistics are updated once. The output of the
-    /// second run is returned.
+    /// Both runs draw the same random numbers, so dropout drops the same elements: their seed is drawn from the
+    /// generator of the device before the first run. Running statistics are updated once. The output of the second run
+    /// is returned.
     ///
-    /// All threads share Burn's generators. Closures that draw lock them in their forward pass, so concurrent
-    /// trainings wait for each other. If another thread draws meanwhile, the step fails with
-    /// [`FusedError::RandomNumbers`], which says which parameters are unchanged. CubeCL devices, which would have to
-    /// be waited for, are not checked, and the seeds of all steps come from the first one.
+    /// All threads share Burn's generators. Closures that draw lock them in their forward pass, so concurrent trainings
+    /// wait for each other. If another thread draws during a step, the step fails with [`FusedError::RandomNumbers`],
+    /// which says which parameters are unchanged. CubeCL devices are not checked, because the check would wait for the
+    /// device, and the seeds of all steps come from the first step.
     ///
     /// # Errors
     ///
-    /// Returns the errors of [`step`](Self::step). If the norm is not finite and there is no loss scale to
-    /// blame, nothing has changed (but running statistics, where gradients
-    /// [wait](crate::GlobalNormClippingConfig::ExactInBuffer)).
+    /// Returns the errors of [`step`](Self::step). If the norm is not finite and the loss scale is not the cause,
+    /// nothing has changed, except for running statistics if gradients are
+    /// [buffered](crate::GlobalNormClippingConfig::ExactInBuffer).
     ///
     /// # Panics
     ///
@@ -80,12 +78,12 @@ impl<M: Module> FusedOptimizer<M> {
         self.with_loss(Some(learning_rate.into()), forward)
     }
 
-    /// Runs forward and backward without an update: the gradients are added to those accumulated since the last
-    /// [`step`](Self::step), which applies them.
+    /// Runs the forward and backward pass of a micro-batch, and adds its gradients to those accumulated since the last
+    /// [`step`](Self::step). The next step applies them.
     ///
-    /// Equal to Burn's [`GradientsAccumulator`](burn::optim::GradientsAccumulator). The accumulated
-    /// gradients take the memory of the parameters, as they do in Burn; those of an optimizer that
-    /// [accumulates in its state](Self::accumulating_in_state) take none.
+    /// The sums equal those of Burn's [`GradientsAccumulator`](burn::optim::GradientsAccumulator). The accumulated
+    /// gradients take the memory of the parameters, as they do in Burn; those of an optimizer that [accumulates in its
+    /// state](Self::accumulating_in_state) take none.
     ///
     /// # Errors
     ///
@@ -103,8 +101,8 @@ impl<M: Module> FusedOptimizer<M> {
         })
     }
 
-    /// Runs [`step_repeatable`](Self::step_repeatable) with a closure that runs the backward pass itself, as in a loop
-    /// with Burn alone: for the gradients of tensors that are no parameters.
+    /// Runs [`step_repeatable`](Self::step_repeatable) with a closure that runs the backward pass itself, as a stock
+    /// loop does, for the gradients of tensors that are not parameters.
     ///
     /// ```
     /// # use backburn::FusedOptimizer;
@@ -125,16 +123,17 @@ impl<M: Module> FusedOptimizer<M> {
     /// # Ok::<(), backburn::FusedError>(())
     /// ```
     ///
-    /// `train` returns anything, and the gradients of the model as Burn's optimizers take them: those of
-    /// the parameters [retained](Self::num_retained) to the end of the pass are still there; the others are released,
-    /// and `param.val().grad(&gradients)` has none of them: a [hook](Self::with_hook) sees each. On a CubeCL device the
-    /// backward pass must run on the thread of the closure, since every thread has a stream of its own there. With loss scaling it goes
-    /// back from [`scale_loss`](crate::scale_loss) of its loss, and finds other gradients scaled with it.
+    /// `train` returns any value, and the gradients of the model as Burn's optimizers take them. They contain only the
+    /// gradients of parameters that are [retained](Self::num_retained) to the end of the pass. The others are released,
+    /// so `param.val().grad(&gradients)` returns `None`; a [hook](Self::with_hook) receives each. On a CubeCL device
+    /// the backward pass must run on the thread of the closure, because each thread has its own stream. With loss
+    /// scaling, `train` runs the backward pass of [`scale_loss`](crate::scale_loss) of its loss, and all gradients are
+    /// scaled.
     ///
     /// # Errors
     ///
-    /// Returns the errors of [`step_repeatable`](Self::step_repeatable), and one if loss scaling is on and `train` did not
-    /// scale its loss: nothing has changed then.
+    /// Returns the errors of [`step_repeatable`](Self::step_repeatable), and one if loss scaling is on and `train` did
+    /// not scale its loss. In this case nothing has changed.
     ///
     /// # Panics
     ///

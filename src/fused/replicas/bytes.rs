@@ -14,8 +14,8 @@ pub struct RankBytes {
     pub owned: usize,
     /// Bytes of the weights that the rank holds between steps.
     pub between_steps: usize,
-    /// The peak of the bytes in the last pass: `between_steps`, the weights that were gathered, and the gradients that had
-    /// arrived. A gradient counts on the rank where it arrives, and then with the owner until it is used.
+    /// The peak of the bytes in the last pass: `between_steps`, the weights that were gathered, and the gradients that
+    /// had arrived. A gradient counts on the rank where it arrives, and then on the owner until it is applied.
     pub peak: usize,
 }
 

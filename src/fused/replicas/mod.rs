@@ -1,4 +1,4 @@
-//! A model trained on several devices, each with a batch of its own.
+//! A model trained on several devices, each with its own batch.
 
 mod bytes;
 #[cfg(all(test, feature = "flex", feature = "ndarray"))]
@@ -24,10 +24,10 @@ use threads::RankThreads;
 
 /// A [`FusedOptimizer`](crate::FusedOptimizer) on several devices: data parallel training with gradient release.
 ///
-/// Every device, or *rank*, has a replica of the model and computes with a batch of its own. The
-/// [owner](crate::Ownership) of a parameter sums its gradients, steps it and sends the new value to the other ranks,
-/// without waiting for the end of the backward pass. The result is that of Burn's `ExecutionStrategy::MultiDevice`:
-/// gradients are summed, not averaged. To get the result of one device, divide a mean loss by the number of ranks.
+/// Every device, or *rank*, has a replica of the model and computes with its own batch. The [owner](crate::Ownership)
+/// of a parameter sums its gradients, steps it and sends the new value to the other ranks, without waiting for the end
+/// of the backward pass. The result is that of Burn's `ExecutionStrategy::MultiDevice`: gradients are summed, not
+/// averaged. To get the result of one device, divide a mean loss by the number of ranks.
 ///
 /// ```
 /// use backburn::{FusedConfig, FusedReplicas, Sharding};
@@ -48,22 +48,22 @@ use threads::RankThreads;
 /// # Ok::<(), backburn::FusedError>(())
 /// ```
 ///
-/// Every rank runs on a thread of its own, so captured values are moved into the closure. A batch is on the
+/// Every rank runs on its own thread, so captured values are moved into the closure. A batch is on the
 /// [device](Self::devices) of its rank.
 ///
 /// # What is shared, and what is not
 ///
 /// - Policies and hooks see a gradient once, as the sum over all ranks.
-/// - Every rank draws random numbers of its own in its forward pass and in blocks. They come from one seed a step
-///   and do not depend on what the others draw. A process has one random generator of Burn's, which the forward
-///   pass of a rank locks, and the second run of a block, unless the steps so far have drawn nothing. So a closure must not
-///   wait for another rank, nor for a step of another training on another thread: that ends with
-///   [`RandomNumbersLocked`](crate::FusedError::RandomNumbersLocked) after ten minutes. What is drawn later (in
-///   hooks, or after the first gradient of a closure that runs the backward pass itself) is not repeatable.
+/// - Every rank draws its own random numbers in its forward pass and in blocks. They come from one seed per step and do
+///   not depend on the numbers of other ranks. Burn's random generator is one per process. The forward pass of a rank
+///   and the second run of a block lock it, unless earlier steps have drawn nothing. So a closure must not wait for
+///   another rank, or for a step of another training on another thread: the step then fails with
+///   [`RandomNumbersLocked`](crate::FusedError::RandomNumbersLocked) after ten minutes. Numbers that are drawn later
+///   (in hooks, or after the first gradient of a closure that runs the backward pass itself) are not repeatable.
 /// - After every step, running statistics are the mean over the ranks that have updated them, as in Burn's
 ///   multi-device training on one device.
-/// - Parameters that carry a reparameterization and are trained (a LoRA base) are on all ranks, and stepped by their
-///   owner at the end of the pass.
+/// - Trained parameters with a reparameterization (a LoRA base) are on all ranks, and their owner updates them at the
+///   end of the pass.
 /// - The [memory recorder](crate::memory) counts the whole process, not ranks.
 ///
 /// # Faults
@@ -80,15 +80,16 @@ pub struct FusedReplicas<M: Module> {
 trainer!(FusedReplicas);
 
 impl<M: Module + 'static> FusedReplicas<M> {
-    /// Fuses `optimizer` into the backward passes of replicas of `model`, one on each of `devices`, which may
-    /// repeat.
+    /// Creates one replica of `model` on each of `devices`, and fuses `optimizer` into their backward passes. `devices`
+    /// may contain a device several times.
     ///
     /// The model may be on any device: every parameter is moved to its owner, and transferred to the other ranks when
     /// they compute with it.
     ///
     /// # Errors
     ///
-    /// If there are no devices; as [`FusedOptimizer::new`](crate::FusedOptimizer::new) for each of them.
+    /// If `devices` is empty. Also returns the errors of [`FusedOptimizer::new`](crate::FusedOptimizer::new) for each
+    /// device.
     pub fn new(
         model: M,
         optimizer: ModuleOptimizer,
@@ -175,7 +176,7 @@ impl<M: Module + 'static> FusedReplicas<M> {
     }
 }
 
-/// Displays what [`FusedOptimizer`](crate::FusedOptimizer) displays, and the number of ranks.
+/// Prints the same as [`FusedOptimizer`](crate::FusedOptimizer), and the number of ranks.
 impl<M: Module> Display for FusedReplicas<M> {
     fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
         let (ranks, sharding) = (

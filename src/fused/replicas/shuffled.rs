@@ -1,4 +1,4 @@
-//! Two ranks train a model that both own a part of, in shuffled schedules.
+//! Tests of two ranks that each own a part of the model, in shuffled schedules.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -27,7 +27,8 @@ fn values(model: &Model) -> Vec<TensorData> {
     layers.map(|layer| layer.weight.val().into_data()).collect()
 }
 
-/// A hook that reads all replicas for inference: each returns the value of before the step, or panics with its path.
+/// A hook that reads all replicas for inference. Each read returns the value from before the step, or panics with the
+/// path.
 struct Reading(Begun);
 
 impl GradientHook for Reading {

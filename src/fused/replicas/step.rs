@@ -18,13 +18,14 @@ impl<M: Module + 'static> FusedReplicas<M> {
     /// Runs one training step on all ranks: forward, backward, update.
     ///
     /// Batch `i` belongs to rank `i`; ranks without a batch run no closure. `forward` computes the loss of a rank from
-    /// its batch, as in [`FusedOptimizer::step`](crate::FusedOptimizer::step). Its outputs are returned in the order
-    /// of the ranks, the losses detached.
+    /// its batch, as in [`FusedOptimizer::step`](crate::FusedOptimizer::step). The outputs are returned in the order of
+    /// the ranks, with the losses detached.
     ///
     /// # Errors
     ///
-    /// Returns the errors of [`FusedOptimizer::step`](crate::FusedOptimizer::step); if there is no batch, or more than ranks. If a rank fails or panics, the step
-    /// ends on all ranks with [`FusedError::Rank`] or [`FusedError::RankPanicked`].
+    /// Returns the errors of [`FusedOptimizer::step`](crate::FusedOptimizer::step); also if there is no batch, or there
+    /// are more batches than ranks. If a rank fails or panics, the step ends on all ranks with [`FusedError::Rank`] or
+    /// [`FusedError::RankPanicked`].
     pub fn step<B: Send + 'static, L: Loss + Send + 'static>(
         &mut self,
         learning_rate: impl Into<ModuleLearningRate>,
@@ -60,8 +61,8 @@ impl<M: Module + 'static> FusedReplicas<M> {
     /// [`FusedOptimizer::accumulate`](crate::FusedOptimizer::accumulate).
     ///
     /// The gradients of all ranks are added to one sum, which the owner of the parameter keeps, as in Burn's
-    /// `OptimMainDevice`. (`OptimSharded` keeps a sum on every rank, and adds those at the end: equal except for the
-    /// order of the sums.)
+    /// `OptimMainDevice`. (`OptimSharded` keeps a sum on every rank and adds these at the end. Only the order of the
+    /// sums differs.)
     ///
     /// # Errors
     ///

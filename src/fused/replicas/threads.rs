@@ -15,7 +15,7 @@ use crate::replica::{Group, Membership};
 use crate::weights::AttachedModule;
 use crate::worker::Worker;
 
-/// The forward and backward pass of a rank with its random numbers, if it has some of its own, and its batch.
+/// The forward and backward pass of a rank, with its random numbers, if it has its own, and its batch.
 pub(super) type Work<M, B, R> =
     Arc<dyn Fn(&M, &RankPass, Option<Stream>, B) -> Result<R, FusedError> + Send + Sync>;
 
@@ -123,8 +123,8 @@ fn run_rank<R>(part: &RankPass, work: impl FnOnce() -> Result<R, FusedError>) ->
     Some(output)
 }
 
-/// Returns the stream from which the numbers of all ranks in a pass are derived; `None` if this model draws nothing and another
-/// training holds the generators.
+/// Returns the stream from which the numbers of all ranks in a pass are derived; `None` if this model draws nothing and
+/// another training holds the lock of the generators.
 fn numbers(first: &RankPass, group: &Arc<Group>) -> Result<Option<Stream>, FusedError> {
     let observations = &first.pass.blocks.observations;
     let holds = |outer: Scope| outer.pass.holds_generators();

@@ -3,8 +3,8 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use super::counter;
 use super::events::{self, Event};
 
-/// A global allocator that counts its bytes, and reports each allocation to a
-/// [`MemoryRecorder`](crate::MemoryRecorder) while one records.
+/// A global allocator that counts its bytes, and reports each allocation to a [`MemoryRecorder`](crate::MemoryRecorder)
+/// during a recording.
 ///
 /// ```
 /// use backburn_memory::RecordingAllocator;
@@ -14,8 +14,8 @@ use super::events::{self, Event};
 /// # fn main() {}
 /// ```
 ///
-/// While nothing is recorded, an allocation and its release cost about ten nanoseconds more: a
-/// counter of the thread, and an atomic addition every few KB.
+/// Without a recording, an allocation and its release cost about ten nanoseconds more, for a counter of the thread and
+/// an atomic addition every few KB.
 #[derive(Debug, Default)]
 pub struct RecordingAllocator<A = System> {
     inner: A,

@@ -38,8 +38,8 @@ pub(super) fn flush_pending() {
     add(PENDING.with(|pending| pending.replace(0)));
 }
 
-/// Adds to the bytes in use, small amounts by the thread first: an atomic addition for each of them
-/// would show in the time of a training step.
+/// Adds to the bytes in use. A thread first collects small amounts, because an atomic addition for each would slow down
+/// a training step.
 #[inline]
 pub(super) fn count(change: isize) {
     let change = PENDING.with(|pending| {

@@ -1,5 +1,5 @@
-//! The log of memory events, written from inside the allocator: atomics in chunks from the operating system, which are released
-//! when the recording ends. The program's allocator does not serve them.
+//! The log of memory events, written from inside the allocator. It consists of atomics in chunks that come from the
+//! operating system, not from the program's allocator. They are released when the recording ends.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::ptr::null_mut;

@@ -5,7 +5,7 @@ use super::counter;
 use super::events::{self, Event};
 use super::replay::replay;
 
-/// A recording of the memory of the process, apart from its events.
+/// A recording of the memory of the process, without its events.
 pub(crate) struct ProcessLog {
     /// Bytes in use at the start.
     before: usize,

@@ -1,8 +1,8 @@
 //! Recording of the memory of the process.
 //!
-//! The global [`allocator`] reports to the [`counter`] always, and to [`events`] while their [`log`] is active. Reporting a
-//! tensor is an event too; [`buffer`] finds its memory. When a recording ends, [`uses`] follows every allocation through the
-//! events, and [`replay`] builds the timeline.
+//! The global [`allocator`] always reports to the [`counter`], and to [`events`] while their [`log`] is active.
+//! Reporting a tensor is an event too; [`buffer`] finds its memory. When a recording ends, [`uses`] follows every
+//! allocation through the events, and [`replay`] builds the timeline.
 
 mod allocator;
 mod buffer;

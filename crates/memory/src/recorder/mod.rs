@@ -31,7 +31,7 @@ pub fn live(device: &Device) -> Result<usize, MemoryError> {
     }
 }
 
-/// Bytes in use in the process over those before some work.
+/// Growth of the bytes in use in the process during some work.
 #[derive(Clone, Copy, Debug)]
 pub struct Growth {
     /// Peak during the work.
@@ -40,7 +40,8 @@ pub struct Growth {
     pub left: usize,
 }
 
-/// Runs `work`. Returns the growth of the bytes in use, if all are counted: those in the pools of a device are not.
+/// Runs `work`. Also returns the growth of the bytes in use, if all are counted. Bytes in the pools of a device are not
+/// counted.
 pub fn growth_of<R>(device: &Device, work: impl FnOnce() -> R) -> (R, Option<Growth>) {
     let are_counted = device.memory_pool_usage().is_none() && process::is_counting();
     let before = process::live();

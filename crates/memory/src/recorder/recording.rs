@@ -75,7 +75,7 @@ pub(super) fn discard() {
 
 /// Stops the recording. Returns its timeline.
 pub(super) fn finish() -> Result<MemoryTimeline, MemoryError> {
-    // Locked, so that no other recording starts before this one is read.
+    // The lock prevents another recording from starting before this one is read.
     let mut current = CURRENT.lock();
     RECORDING.store(false, Ordering::SeqCst);
     let Recording {
@@ -132,7 +132,7 @@ pub fn enter_update(path: &str) {
     }
 }
 
-/// Panic payload that ends a pass. It has no message, since it is not an error.
+/// Panic payload that ends a pass. It has no message, because it is not an error.
 struct BeyondLimit;
 
 /// Ends the recorded work by a silent panic if it has exceeded the limit of the recording, or may do so before the next check.

@@ -11,8 +11,8 @@ pub struct RecomputedBlock {
     pub forward: f64,
     /// Start of its recomputation.
     pub backward: f64,
-    /// Bytes that the recomputation had allocated before its backward pass. Without checkpointing they would be held in
-    /// between.
+    /// Bytes that the recomputation had allocated before its backward pass. Without checkpointing they would be held
+    /// between both runs.
     pub activations: usize,
     /// Bytes of the float tensors that it returns. They are part of the activations, and are held anyway as inputs of later
     /// layers.

@@ -57,7 +57,7 @@ impl MemoryTimeline {
         std::fs::write(path, text).map_err(|error| MemoryError::unwritable(path, error))
     }
 
-    /// Returns the first moment with the most bytes in use; without samples an empty one.
+    /// Returns the first sample with the most bytes in use, or an empty sample if there are none.
     pub fn peak(&self) -> &Sample {
         let most = self.samples.iter().map(|sample| sample.bytes.total()).max();
         let peak = self.samples.iter().find(|s| Some(s.bytes.total()) == most);

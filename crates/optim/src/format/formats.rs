@@ -18,7 +18,7 @@ pub(crate) struct Formats {
     pub(crate) is_wrapper: bool,
 }
 
-/// The formats of one parameter, checked so that its step loses nothing.
+/// The formats of one parameter. The check ensures that its step loses no bits.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ResolvedFormats {
     state: StateFormat,
@@ -46,7 +46,7 @@ pub fn formats_may_refuse(dtype: DType, elements: usize) -> bool {
 }
 
 impl Formats {
-    /// Resolves the formats of this parameter. Returns an error if operands don't match, or the step would lose something.
+    /// Resolves the formats of this parameter. Returns an error if operands don't match, or the step would lose bits.
     pub(crate) fn resolve<const D: usize>(
         self,
         parameter: &Tensor<D>,
@@ -230,7 +230,7 @@ fn check_residual<const D: usize>(
     }
     let are_dropped = match parameter.dtype() {
         DType::BF16 => format.residual_bytes() == 0,
-        // Dropped, unless the weights are in full precision or are other weights.
+        // The residual would be dropped, unless the weights are in full precision or are other weights.
         _ => residual.are_missing_in(parameter),
     };
     match are_dropped {

@@ -1,5 +1,5 @@
-//! Random numbers without a state: hashes of the place where they are used. They are the same on every backend, in every order
-//! of the elements, in stock and in fused training.
+//! Random numbers without a state: hashes of the place where they are used. They are the same on every backend, for
+//! every order of the elements, and in stock and fused training.
 
 use super::super::vectorized::{Loop, vectorized};
 use super::square_root_code::{GROUP, Values};

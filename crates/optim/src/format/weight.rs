@@ -68,9 +68,9 @@ pub(crate) fn split24(value: f32, random: u32) -> (bf16, i8) {
     } else {
         bits >> 8
     };
-    let beside = rounded.wrapping_add(random >> 7 & 2).wrapping_sub(1);
+    let neighbor = rounded.wrapping_add(random >> 7 & 2).wrapping_sub(1);
     let rounded = if rounded & 0xff == 0x80 {
-        beside
+        neighbor
     } else {
         rounded
     };
@@ -140,11 +140,11 @@ mod tests {
             } else {
                 let below = value.to_bits() & !0xff;
                 let above = if value.to_bits() == below { below } else { below + 0x100 };
-                let beside = |bits: u32| match bits & 0xffff == 0x8000 {
+                let neighbor = |bits: u32| match bits & 0xffff == 0x8000 {
                     true => [bits - 0x100, bits + 0x100],
                     false => [bits; 2],
                 };
-                let mut allowed = [below, above].into_iter().flat_map(beside);
+                let mut allowed = [below, above].into_iter().flat_map(neighbor);
                 prop_assert!(allowed.any(|it| it == joined.to_bits()), "{value:e} {joined:e}");
                 // A joined value splits into the same parts, and a cast rounds it to the same bf16.
                 prop_assert_eq!(split24(joined, random), (high, low));

@@ -20,8 +20,8 @@ pub use number::Number;
 pub(crate) use trace::Program;
 pub(crate) use trace::{Operation, Traced};
 
-/// A formula that updates one element of a parameter with `S` states, three at most. Its fields are the hyperparameters of a
-/// step: [an example](crate#an-optimizer-of-your-own).
+/// A formula that updates one element of a parameter with `S` states, three at most. Its fields are the hyperparameters
+/// of a step: [an example](crate#your-own-optimizer).
 ///
 /// On `flex` it is compiled like any function, for f32. Elsewhere it is traced once per step: it runs with numbers that record the
 /// operations. On a CubeCL device these operations become a kernel, which is compiled once. A decision that depends on a field
@@ -49,7 +49,7 @@ pub struct Step {
 }
 
 impl Step {
-    /// Returns the factor of a state that decays by `factor` once a step.
+    /// Returns `factor` for the first gradient of a step, and 1 for gradients that are added to it.
     pub fn decay(&self, factor: f64) -> f64 {
         if self.adds { 1.0 } else { factor }
     }

@@ -17,7 +17,7 @@ pub trait Number:
     /// Returns the square root.
     fn sqrt(self) -> Self;
 
-    /// Returns `then` if this is less than `other`, or else `otherwise`, also if one of them is NaN.
+    /// Returns `then` if this is less than `other`, or else `otherwise`. If one of them is NaN, returns `otherwise`.
     fn if_less(self, other: Self, then: Self, otherwise: Self) -> Self;
 
     /// Returns `other` if it is larger, or else this.

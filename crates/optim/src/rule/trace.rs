@@ -16,7 +16,7 @@ pub(crate) enum Operation {
     Mul(usize, usize),
     Div(usize, usize),
     Sqrt(usize),
-    /// The third where the first is less than the second, else the fourth.
+    /// The third value if the first is less than the second, or else the fourth.
     IfLess(usize, usize, usize, usize),
 }
 

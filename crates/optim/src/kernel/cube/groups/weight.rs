@@ -127,9 +127,9 @@ fn split24(values: Block<f32>, random: Block<u32>) -> Rounded {
     let rounded = (bits + (random & Block::new(0xff))) >> Block::new(8);
     let rounded = select_many(is_finite(bits), rounded, quiet(bits) >> Block::new(8));
     // Not halfway between two numbers of bf16: a cast would round it differently.
-    let beside = rounded + ((random >> Block::new(7)) & Block::new(2)) - Block::new(1);
+    let neighbor = rounded + ((random >> Block::new(7)) & Block::new(2)) - Block::new(1);
     let is_halfway = ((rounded & Block::new(0xff)) ^ Block::new(0x80)).less_than(&Block::new(1));
-    let rounded = select_many(is_halfway, beside, rounded);
+    let rounded = select_many(is_halfway, neighbor, rounded);
     let high = (rounded + Block::new(0x80)) >> Block::new(8);
     let low = (rounded - (high << Block::new(8))) & Block::new(0xff);
     let is_number = (bits & Block::new(MAGNITUDE)).less_equal(&Block::new(INFINITE));
