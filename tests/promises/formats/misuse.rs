@@ -157,7 +157,7 @@ fn states_in_few_bits_take_no_micro_batches(device: &Device) {
     let optimizer = optim::AdamWConfig::new().with_state_format(StateFormat::Bits8);
     let fused = FusedOptimizer::accumulating_in_state(Network::init(device), optimizer.build());
     let error = fused.map(drop).unwrap_err().to_string();
-    assert_says(&error, "few bits");
+    assert_says(&error, "low-bit");
 }
 
 /// Returns a training of a weight with this shape, after one step.

@@ -149,7 +149,7 @@ fn block_runs_that_read_other_parameters_are_an_error() {
         let Err(error @ FusedError::BlockReads { .. }) = result else {
             panic!("{result:?}")
         };
-        let which = ["the second run", "the first run"][skips];
+        let which = ["only the second run", "only the first run"][skips];
         let message = error.to_string();
         assert!(message.starts_with(which), "{message}");
         assert_says(&message, "`blocks.1.contract.weight`");
