@@ -138,7 +138,7 @@ fn pretrain(
     train(
         &mut trainer,
         &mut text,
-        options.course(config),
+        options.schedule(config),
         &device,
         bytes,
     )?;
@@ -170,11 +170,11 @@ fn tune(
     let start = Instant::now();
     let mut trainer = Trainer::fused(model, optimizer, FusedConfig::new(), &device)?;
     if estimate.gradients > 0 {
-        let mut course = options.course(config);
-        course.steps = course.steps.div_ceil(FEWER);
-        course.stop = course.steps;
-        course.learning_rate /= 3.0;
-        train(&mut trainer, &mut text, course, &device, bytes)?;
+        let mut schedule = options.schedule(config);
+        schedule.steps = schedule.steps.div_ceil(FEWER);
+        schedule.stop = schedule.steps;
+        schedule.learning_rate /= 3.0;
+        train(&mut trainer, &mut text, schedule, &device, bytes)?;
     }
     let seconds = start.elapsed().as_secs_f64();
     let size = config.vocabulary;

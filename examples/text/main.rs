@@ -64,9 +64,9 @@ fn main() -> Result<()> {
     let whole = options.read()?;
     let cut = || Text::new(&whole, vocabulary, config.context, options.seed);
     let mut text = cut()?;
-    let mut course = options.course(&config);
+    let mut schedule = options.schedule(&config);
     if let Some(folder) = &options.save {
-        checkpoint::check(folder, course.stop)?;
+        checkpoint::check(folder, schedule.stop)?;
     }
 
     let place = options.place()?;
@@ -76,7 +76,7 @@ fn main() -> Result<()> {
         (Some(folder), budget) => checkpoint::plan(folder, budget)?,
         // Planning draws batches from a separate text, so that the training starts with the first batch.
         (None, Some(budget)) => {
-            let batch = cut()?.batch(course.batch, &device);
+            let batch = cut()?.batch(schedule.batch, &device);
             let config = technique.applied_to(&config);
             Some(fit::plan(&config, budget, &batch, &device)?)
         }
@@ -96,26 +96,26 @@ fn main() -> Result<()> {
         tokens: text.len(),
         checksum: text.checksum(),
         seed: options.seed,
-        batch: course.batch,
-        steps: course.steps,
-        learning_rate: course.learning_rate,
+        batch: schedule.batch,
+        steps: schedule.steps,
+        learning_rate: schedule.learning_rate,
         plan,
     };
     if let Some(folder) = &options.resume {
-        (trainer, course.done) = checkpoint::resume(folder, trainer, &training)?;
+        (trainer, schedule.done) = checkpoint::resume(folder, trainer, &training)?;
         ensure!(
-            course.done < course.stop,
+            schedule.done < schedule.stop,
             "the checkpoint in {} has {} steps already: set a later `--stop`",
             folder.display(),
-            course.done
+            schedule.done
         );
-        text.skip(course.done, course.batch);
+        text.skip(schedule.done, schedule.batch);
     }
     if training.plan.is_none() {
         let optimizer = place.optimizer.init(place.formats);
         println!("{}", MemoryEstimate::new(&trainer.model(), &optimizer));
     }
-    let (first, last) = train::train(&mut trainer, &mut text, course, &device, &BYTES)?;
+    let (first, last) = train::train(&mut trainer, &mut text, schedule, &device, &BYTES)?;
     println!("loss {first:.3} at first, {last:.3} at last");
     println!("peak {:.0} MB", BYTES.peak_usage() as f64 / 1e6);
     if let Some(plan) = &training.plan {
@@ -126,18 +126,18 @@ fn main() -> Result<()> {
             last.is_finite(),
             "the training has diverged, and was not saved: try a smaller `--learning-rate`"
         );
-        checkpoint::save(folder, &trainer, &training, course.stop)?;
+        checkpoint::save(folder, &trainer, &training, schedule.stop)?;
         println!("saved in {}", folder.display());
     }
 
     let model = trainer.valid();
     let size = config.vocabulary;
-    let batch = training.plan.map_or(course.batch, |plan| plan.batch);
+    let batch = training.plan.map_or(schedule.batch, |plan| plan.batch);
     // At most the number of trained pieces, because a large model is slow.
-    let pieces = HeldOut::PIECES.min(course.stop * course.batch);
+    let pieces = HeldOut::PIECES.min(schedule.stop * schedule.batch);
     println!("looking at {pieces} held-out pieces");
     HeldOut::measure(&model, &text, size, batch, pieces, &device).print();
-    let length = SAMPLE.min(20 * course.stop);
+    let length = SAMPLE.min(20 * schedule.stop);
     let made_up = sample::sample(&model, vocabulary, "\n", length, config.context, &device)?;
     println!("\n{}", made_up.trim());
     Ok(())

@@ -15,7 +15,7 @@ use crate::optimizer::Optimizer;
 use crate::technique::{Place, Technique};
 use crate::text;
 use crate::tokens::Vocabulary;
-use crate::train::Course;
+use crate::train::Schedule;
 
 /// Trains a language model on a text.
 #[derive(Parser, Clone, Debug)]
@@ -176,8 +176,8 @@ impl Options {
         self.batch_size.map_or(self.preset.batch(), usize::from)
     }
 
-    pub fn course(&self, config: &LanguageModelConfig) -> Course {
-        Course {
+    pub fn schedule(&self, config: &LanguageModelConfig) -> Schedule {
+        Schedule {
             done: 0,
             steps: self.steps.into(),
             stop: self.stop.unwrap_or(self.steps).min(self.steps).into(),

@@ -49,7 +49,7 @@ use optimizer::Optimizer;
 use technique::{Place, Technique};
 use text::{PAGES, Text};
 use tokens::Vocabulary;
-use train::{Course, HeldOut};
+use train::{HeldOut, Schedule};
 use trainer::Trainer;
 
 /// A plan needs the counts of this allocator.
@@ -70,8 +70,8 @@ fn config() -> LanguageModelConfig {
         .with_expert_dim(16)
 }
 
-fn course(done: usize, stop: usize) -> Course {
-    Course {
+fn schedule(done: usize, stop: usize) -> Schedule {
+    Schedule {
         done,
         steps: 6,
         stop,
@@ -122,9 +122,9 @@ fn start(technique: Technique, initial: &Checkpoint) -> Trainer {
     trainer.resume::<()>(initial).unwrap().0
 }
 
-fn run(technique: Technique, trainer: &mut Trainer, text: &mut Text, course: Course) {
+fn run(technique: Technique, trainer: &mut Trainer, text: &mut Text, schedule: Schedule) {
     let device = technique.device(Place::default());
-    train::train(trainer, text, course, &device, &BYTES).unwrap();
+    train::train(trainer, text, schedule, &device, &BYTES).unwrap();
 }
 
 #[test]
@@ -134,10 +134,10 @@ fn resumed_training_equals_uninterrupted_one() {
     for technique in [Technique::Stock, Technique::Fused, Technique::Chunked] {
         let config = technique.applied_to(&config());
         let mut whole = start(technique, &initial);
-        run(technique, &mut whole, &mut pages(), course(0, 6));
+        run(technique, &mut whole, &mut pages(), schedule(0, 6));
 
         let mut first = start(technique, &initial);
-        run(technique, &mut first, &mut pages(), course(0, 3));
+        run(technique, &mut first, &mut pages(), schedule(0, 3));
         let saved = folder.path().join("saved");
         let training = training(&config);
         // Twice, to replace the first checkpoint.
@@ -156,7 +156,7 @@ fn resumed_training_equals_uninterrupted_one() {
         assert_eq!(done, 3);
         let mut text = pages();
         text.skip(done, 2);
-        run(technique, &mut second, &mut text, course(done, 6));
+        run(technique, &mut second, &mut text, schedule(done, 6));
         assert_equal_weights(&whole.model(), &second.model());
     }
 }
@@ -183,15 +183,15 @@ fn muon_with_average_resumes_and_refuses_others() {
     };
     let start = || new().resume::<()>(&initial).unwrap().0;
     let mut whole = start();
-    run(technique, &mut whole, &mut pages(), course(0, 6));
+    run(technique, &mut whole, &mut pages(), schedule(0, 6));
     let mut first = start();
-    run(technique, &mut first, &mut pages(), course(0, 3));
+    run(technique, &mut first, &mut pages(), schedule(0, 3));
     let saved = folder.path().join("saved");
     checkpoint::save(&saved, &first, &of_muon, 3).unwrap();
     let (mut second, done) = checkpoint::resume(&saved, new(), &of_muon).unwrap();
     let mut text = pages();
     text.skip(done, 2);
-    run(technique, &mut second, &mut text, course(done, 6));
+    run(technique, &mut second, &mut text, schedule(done, 6));
     assert_equal_weights(&whole.model(), &second.model());
     assert_equal_weights(&whole.valid(), &second.valid());
     compare::assert_changed(&whole.model().valid(), &whole.valid(), |_| true);
@@ -229,10 +229,10 @@ fn planned_training_resumes_by_its_plan() {
         trainer.unwrap().resume::<()>(from).unwrap().0
     };
     let mut whole = start(&initial);
-    run(technique, &mut whole, &mut pages(), course(0, 6));
+    run(technique, &mut whole, &mut pages(), schedule(0, 6));
 
     let mut first = start(&initial);
-    run(technique, &mut first, &mut pages(), course(0, 3));
+    run(technique, &mut first, &mut pages(), schedule(0, 3));
     let training = Training {
         plan: Some(plan.clone()),
         ..training(&config)
@@ -246,7 +246,7 @@ fn planned_training_resumes_by_its_plan() {
         let (mut again, done) = checkpoint::resume(&saved, again.unwrap(), &training).unwrap();
         let mut text = pages();
         text.skip(done, 2);
-        run(technique, &mut again, &mut text, course(done, 6));
+        run(technique, &mut again, &mut text, schedule(done, 6));
         assert_equal_weights(&whole.model(), &again.model());
     }
     assert_refused(
@@ -266,7 +266,7 @@ fn techniques_have_equal_losses() {
     let initial = initial(folder.path());
     let train = |technique| {
         let mut trainer = start(technique, &initial);
-        run(technique, &mut trainer, &mut pages(), course(0, 3));
+        run(technique, &mut trainer, &mut pages(), schedule(0, 3));
         trainer.model()
     };
     let stock = train(Technique::Stock);
@@ -293,7 +293,7 @@ fn assert_refused<T>(result: anyhow::Result<T>, words: &[&str]) {
 }
 
 #[test]
-fn too_short_text_is_an_error() {
+fn text_too_short_is_refused() {
     let new = |text: &str| Text::new(text, VOCABULARY, 16, 0);
     assert_refused(new(""), &["the text is empty"]);
     assert_refused(new(" \n "), &["the text is empty"]);
@@ -308,7 +308,7 @@ fn too_short_text_is_an_error() {
 }
 
 #[test]
-fn checkpoint_of_another_model_is_an_error() {
+fn checkpoint_of_another_model_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let saved = folder.path().join("saved");
     let start = |config: &LanguageModelConfig| {
@@ -369,7 +369,7 @@ fn checkpoint_of_another_model_is_an_error() {
 }
 
 #[test]
-fn checkpoint_replaces_only_a_checkpoint() {
+fn save_replaces_only_checkpoints() {
     let folder = tempfile::tempdir().unwrap();
     let precious = folder.path().join("precious");
     std::fs::create_dir(&precious).unwrap();
@@ -394,7 +394,7 @@ fn checkpoint_replaces_only_a_checkpoint() {
 }
 
 #[test]
-fn weights_with_wrong_tensors_are_an_error_by_name() {
+fn weights_with_wrong_tensors_are_refused_by_name() {
     let folder = tempfile::tempdir().unwrap();
     let device = Device::flex().autodiff();
     let load = |saved: &LanguageModelConfig, asked: &LanguageModelConfig| {

@@ -17,7 +17,7 @@ const TELL: Duration = Duration::from_secs(10);
 
 /// Length and learning rate of a training.
 #[derive(Clone, Copy, Debug)]
-pub struct Course {
+pub struct Schedule {
     /// Number of steps that were made before.
     pub done: usize,
     /// Total number of steps.
@@ -31,7 +31,7 @@ pub struct Course {
     pub learning_rate: f64,
 }
 
-impl Course {
+impl Schedule {
     /// Returns the learning rate of a step: a warm-up over the first twentieth, then a cosine down to a tenth.
     pub fn rate(&self, step: usize) -> f64 {
         let warm_up = self.steps.div_ceil(20);
@@ -44,26 +44,26 @@ impl Course {
     }
 }
 
-/// Trains by `course`. Returns the mean losses of its first and of its last steps in nats per token.
+/// Trains by `schedule`. Returns the mean losses of its first and of its last steps in nats per token.
 pub fn train(
     trainer: &mut Trainer,
     text: &mut Text,
-    course: Course,
+    schedule: Schedule,
     device: &Device,
     bytes: &PeakAlloc,
 ) -> Result<(f64, f64)> {
     let template = "{bar:20} {pos}/{len} {msg}, {eta} left";
-    let progress = ProgressBar::new(course.steps as u64)
+    let progress = ProgressBar::new(schedule.steps as u64)
         .with_style(ProgressStyle::with_template(template)?)
-        .with_position(course.done as u64);
+        .with_position(schedule.done as u64);
     let started = Instant::now();
     let mut told = Instant::now();
     let mut losses = Vec::new();
-    for step in course.done..course.stop {
-        let batch = text.batch(course.batch, device);
-        let loss = trainer.step(batch, course.rate(step))?;
+    for step in schedule.done..schedule.stop {
+        let batch = text.batch(schedule.batch, device);
+        let loss = trainer.step(batch, schedule.rate(step))?;
         losses.push(loss.into_scalar::<f64>());
-        let tokens = losses.len() * course.batch * course.context;
+        let tokens = losses.len() * schedule.batch * schedule.context;
         let recent = &losses[losses.len().saturating_sub(20)..];
         let message = format!(
             "loss {:.3}, {:.0} tokens/s, {:.0} MB",
@@ -73,7 +73,7 @@ pub fn train(
         );
         // The bar needs a terminal.
         if progress.is_hidden() && told.elapsed() > TELL {
-            println!("step {} of {}: {message}", step + 1, course.steps);
+            println!("step {} of {}: {message}", step + 1, schedule.steps);
             told = Instant::now();
         }
         progress.set_message(message);

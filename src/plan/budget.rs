@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn machine_has_memory() {
+    fn machine_reports_memory() {
         let bytes = machine().unwrap();
         assert!(bytes > 1 << 20, "{bytes}");
     }

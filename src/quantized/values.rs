@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn every_level_has_its_code() {
+    fn each_level_has_its_code() {
         for (levels, halfway) in LEVELS.iter().zip(&HALFWAY) {
             for (code, level) in levels.iter().enumerate() {
                 assert_eq!(usize::from(nearest(halfway, *level)), code);

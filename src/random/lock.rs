@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn lock_released_is_taken_by_the_waiting_thread() {
+    fn lock_released_is_taken_by_waiting_thread() {
         let lock = lock(Duration::from_secs(60));
         let held = lock.take(&KEYS[1], &[], true).unwrap();
         thread::scope(|scope| {

@@ -3,7 +3,6 @@
 //! A process of its own: it counts every allocated byte.
 
 mod accumulation;
-mod beside_tensors;
 mod blocks;
 #[path = "../common/mod.rs"]
 mod common;
@@ -15,6 +14,7 @@ mod formats;
 mod growth;
 mod loss;
 mod offload;
+mod overhead;
 mod pytorch_file;
 mod quantized;
 mod recorder;

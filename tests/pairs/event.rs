@@ -1,13 +1,13 @@
 //! Events between two steps, or between two micro-batches.
 
-use crate::course::{Course, values_of};
 use crate::model::Model;
 use crate::options::{Averages, Clipping, Event, Moment, Options, Scaling};
 use crate::training::{Training, freeze, thaw};
+use crate::trial::{Trial, values_of};
 
 use crate::common::*;
 
-impl Course {
+impl Trial {
     /// Runs the event in the middle. Returns `true` if training continues.
     pub fn event(&mut self) -> bool {
         let options = self.options;

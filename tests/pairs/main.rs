@@ -5,7 +5,6 @@ mod by_hand;
 #[path = "../common/mod.rs"]
 mod common;
 mod config;
-mod course;
 mod event;
 mod in_state;
 mod mean;
@@ -17,6 +16,7 @@ mod rows;
 mod sums;
 mod table;
 mod training;
+mod trial;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -27,9 +27,9 @@ use rand::{RngExt, SeedableRng};
 use crate::common::text_of;
 
 /// Compares the end of a training with that of the loop by hand. Returns the difference as an error.
-fn ends_well(drawn: &[usize]) -> Result<course::Ended, String> {
+fn ends_well(drawn: &[usize]) -> Result<trial::Ended, String> {
     let options = Options::of(drawn);
-    catch_unwind(AssertUnwindSafe(|| course::run(&options))).map_err(text_of)
+    catch_unwind(AssertUnwindSafe(|| trial::run(&options))).map_err(text_of)
 }
 
 /// The plainest training near `drawn` that goes wrong, too.
@@ -57,8 +57,8 @@ fn run(trainings: impl Iterator<Item = Vec<usize>>) {
     for (index, drawn) in trainings.enumerate() {
         println!("{index}: {:?}", Options::of(&drawn));
         match ends_well(&drawn) {
-            Ok(course::Ended::Well) => well += 1,
-            Ok(course::Ended::Refused) => refused += 1,
+            Ok(trial::Ended::Well) => well += 1,
+            Ok(trial::Ended::Refused) => refused += 1,
             Err(what) => {
                 println!("    wrong: {what}");
                 let (least, what) = least(drawn);

@@ -89,7 +89,7 @@ fn offloaded_candidate_leaves_device_and_trains() {
 
 /// Burn's own Adam makes copies, beside the states that are on the way.
 #[test]
-fn update_beside_states_in_flight_is_counted() {
+fn update_next_to_states_in_flight_is_counted() {
     let _alone = alone();
     let init = || -> Vec<Linear> {
         let layer = |_| LinearConfig::new(512, 512).with_bias(false).init(&device());

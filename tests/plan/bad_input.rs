@@ -162,7 +162,7 @@ fn plan_of_another_model_is_refused_by_difference() {
 }
 
 #[test]
-fn edited_plan_that_can_not_be_is_refused_by_field() {
+fn plan_edited_to_invalid_values_is_refused_by_field() {
     let _alone = alone();
     let whole = plan::<Bag>(ENOUGH).unwrap();
     let refused = |edit: fn(&mut Plan<AdamWConfig>), words: &str| {
@@ -250,7 +250,7 @@ fn is_refused_beside_recording() -> bool {
 
 /// Between two passes of the first planner, nothing records.
 #[test]
-fn planner_beside_recording_or_planner_is_refused() {
+fn planner_during_recording_or_planner_is_refused() {
     static REFUSED: Mutex<Option<bool>> = Mutex::new(None);
     let _alone = alone();
     let recorder = MemoryRecorder::start().unwrap();
@@ -272,7 +272,7 @@ fn planner_beside_recording_or_planner_is_refused() {
 
 /// Where no pass ends well, it is unknown if the model has blocks.
 #[test]
-fn model_with_blocks_not_measured_is_not_said_to_have_none() {
+fn advice_for_unmeasured_model_does_not_deny_blocks() {
     let _alone = alone();
     let fused = plan::<Recurrent>(ENOUGH).unwrap().device_bytes;
     let parts = [5, 20, 30, 40, 45].into_iter();

@@ -65,7 +65,7 @@ fn plan_takes_largest_micro_batches_that_fit() {
 }
 
 #[test]
-fn order_is_followed() {
+fn planner_follows_order() {
     let _alone = alone();
     let plan = |order: &[Technique], budget| {
         let planner = planner::<Mlp>().with_order(order);

@@ -207,7 +207,7 @@ fn average_without_update_stays() {
 }
 
 #[test]
-fn average_resumed_from_record_continues_to_the_bit() {
+fn average_resumed_from_record_continues_to_bit() {
     let initial = Stack::init();
     let xs = batches(6);
     for config in configs() {

@@ -14,7 +14,7 @@ fn estimate(device: &Device, optimizer: ModuleOptimizer) -> MemoryEstimate {
 const WEIGHT: usize = 4 * 16 * 32;
 const BYTES: usize = 2 * (WEIGHT + 4 * 32);
 
-fn the_state_is_that_of_the_optimizer(device: &Device) {
+fn estimated_state_is_that_of_optimizer(device: &Device) {
     let momentum = MomentumConfig::new();
     for (optimizer, state) in [
         (SgdConfig::new().init(), 0),
@@ -33,7 +33,7 @@ fn the_state_is_that_of_the_optimizer(device: &Device) {
 }
 
 #[test]
-fn states_in_formats_count_as_they_are_kept() {
+fn estimated_states_count_in_their_formats() {
     use backburn::optim::AdamWConfig;
 
     let device = Device::flex().autodiff();
@@ -59,14 +59,14 @@ fn states_in_formats_count_as_they_are_kept() {
     }
 }
 
-fn groups_have_the_state_of_their_optimizer(device: &Device) {
+fn estimated_groups_have_state_of_their_optimizer(device: &Device) {
     let group = ParamGroup::from_predicate("0.");
     let optimizer = AdamConfig::new().init();
     let optimizer = optimizer.with_group(group, SgdConfig::new().build(), None);
     assert_eq!(estimate(device, optimizer).optimizer_state, BYTES);
 }
 
-fn frozen_parameters_have_no_gradient(device: &Device) {
+fn estimated_frozen_parameters_have_no_gradient(device: &Device) {
     let norm = BatchNormConfig::new(8).init(device);
     let group = ParamGroup::from_predicate("beta");
     let estimate = MemoryEstimate::new(&norm.freeze_group(group), &AdamConfig::new().init());
@@ -77,7 +77,7 @@ fn frozen_parameters_have_no_gradient(device: &Device) {
 }
 
 on_every_backend!(
-    the_state_is_that_of_the_optimizer,
-    groups_have_the_state_of_their_optimizer,
-    frozen_parameters_have_no_gradient,
+    estimated_state_is_that_of_optimizer,
+    estimated_groups_have_state_of_their_optimizer,
+    estimated_frozen_parameters_have_no_gradient,
 );

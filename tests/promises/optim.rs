@@ -134,14 +134,14 @@ fn near(stock: &TensorData, ours: &TensorData, tolerance: f64) -> bool {
     stock.iter::<f64>().zip(ours.iter::<f64>()).all(near)
 }
 
-fn all_options_equal_burns_own(device: &Device) {
+fn all_options_match_stock(device: &Device) {
     let device = device.clone().inner();
     let parameter = Tensor::<2>::random([37, 23], Distribution::Default, &device).sub_scalar(0.5);
     let gradients = gradients([37, 23], &device);
     for_every_pair!(assert_equal(&parameter, &gradients));
 }
 
-fn all_float_types_equal_burns_own(device: &Device) {
+fn all_float_types_match_stock(device: &Device) {
     let device = device.clone().inner();
     for dtype in [FloatDType::F64, FloatDType::F16, FloatDType::BF16] {
         if !device.supports_dtype(dtype) {
@@ -162,7 +162,7 @@ fn all_float_types_equal_burns_own(device: &Device) {
     }
 }
 
-fn tensors_of_no_and_of_one_element_are_stepped(device: &Device) {
+fn tensors_of_no_and_one_element_match_stock(device: &Device) {
     let device = device.clone().inner();
     for length in [0, 1] {
         let parameter = Tensor::<1>::ones([length], &device);
@@ -171,7 +171,7 @@ fn tensors_of_no_and_of_one_element_are_stepped(device: &Device) {
     }
 }
 
-fn views_are_stepped_as_what_they_show(device: &Device) {
+fn views_match_stock(device: &Device) {
     let device = device.clone().inner();
     // Larger than a block of what is gathered at a time.
     let whole = Tensor::<3>::random([20, 41, 30], Distribution::Default, &device);
@@ -188,7 +188,7 @@ fn views_are_stepped_as_what_they_show(device: &Device) {
 }
 
 /// Large enough for several threads, at a length that no vector divides.
-fn large_tensors_equal_burns_own(device: &Device) {
+fn large_tensors_match_stock(device: &Device) {
     let device = device.clone().inner();
     let length = 250_007;
     let parameter = Tensor::<1>::random([length], Distribution::Default, &device);
@@ -232,7 +232,7 @@ fn assert_interchange(_name: &str, stock: impl Optimizer, ours: impl Optimizer, 
 
 /// A state that another program saved has no fields that Burn's configs lack.
 #[test]
-fn a_config_of_burn_loads_into_ours() {
+fn config_of_burn_loads_into_ours() {
     fn fields(config: &impl Config) -> serde_json::Map<String, serde_json::Value> {
         let json = serde_json::to_value(config).unwrap();
         json.as_object().unwrap().clone()
@@ -315,7 +315,7 @@ fn loss(model: &[Linear], x: Tensor<2>) -> Tensor<1> {
     model[1].forward(x).powi_scalar(2).mean()
 }
 
-fn fused_with_ours_equals_stock_with_burns_own(device: &Device) {
+fn fused_with_ours_matches_stock_with_burns_own(device: &Device) {
     let clipping = Some(GradientClippingConfig::Norm(0.01));
     let stock = stock::AdamWConfig::new().with_grad_clipping(clipping.clone());
     let ours = ours::AdamWConfig::new().with_grad_clipping(clipping);
@@ -339,13 +339,13 @@ fn fused_with_ours_equals_stock_with_burns_own(device: &Device) {
 }
 
 on_every_backend!(
-    all_options_equal_burns_own,
-    all_float_types_equal_burns_own,
-    tensors_of_no_and_of_one_element_are_stepped,
-    views_are_stepped_as_what_they_show,
-    large_tensors_equal_burns_own,
+    all_options_match_stock,
+    all_float_types_match_stock,
+    tensors_of_no_and_one_element_match_stock,
+    views_match_stock,
+    large_tensors_match_stock,
     records_load_in_both_directions,
-    fused_with_ours_equals_stock_with_burns_own,
+    fused_with_ours_matches_stock_with_burns_own,
 );
 
 proptest! {
@@ -353,7 +353,7 @@ proptest! {
 
     /// A property of all hyperparameters and gradients.
     #[test]
-    fn any_hyperparameters_equal_burns_own(
+    fn any_hyperparameters_match_stock(
         beta_1 in 0f32..1.0,
         beta_2 in 0f32..1.0,
         epsilon in prop::sample::select(vec![1e-12f32, 1e-8, 1e-5, 0.1]),

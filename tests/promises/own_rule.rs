@@ -98,7 +98,7 @@ fn run(
     after
 }
 
-fn its_steps_are_those_of_burns_own(device: &Device) {
+fn own_rule_steps_match_stock(device: &Device) {
     let device = device.clone().inner();
     let random = |scale| Tensor::<2>::random([170, 130], Distribution::Normal(0.0, scale), &device);
     let (parameter, gradients) = (random(1.0), [1e-3, 1.0, 30.0].map(random));
@@ -127,7 +127,7 @@ fn loss(model: &[Linear], x: Tensor<2>) -> Tensor<1> {
         .mean()
 }
 
-fn fused_it_equals_stock_and_resumes_from_its_record(device: &Device) {
+fn own_rule_fused_matches_stock_and_resumes(device: &Device) {
     let initial = model(device);
     let copy = |initial: &Vec<Linear>| copy(initial, || model(device));
     let x = Tensor::<2>::random([4, 6], Distribution::Default, device);
@@ -144,7 +144,7 @@ fn fused_it_equals_stock_and_resumes_from_its_record(device: &Device) {
     assert_changed(&initial, &second.model(), |_| true);
 }
 
-fn its_state_takes_micro_batches_as_that_of_sgd(device: &Device) {
+fn own_rule_accumulates_in_state_as_sgd(device: &Device) {
     let momentum = MomentumConfig::new().with_dampening(0.0);
     let sgd = ours::SgdConfig::new().with_momentum(Some(momentum)).build();
     let initial = model(device);
@@ -191,7 +191,7 @@ impl ElementWise for Table {
     }
 }
 
-fn formula_panic_keeps_value(device: &Device) {
+fn own_rule_panic_keeps_value(device: &Device) {
     let x = Tensor::<2>::ones([4, 6], device);
     for format in [StateFormat::Full, StateFormat::Bits8] {
         let optimizer = ElementWiseOptimizer::new(Table([0.5, 0.9])).with_state_format(format);
@@ -206,8 +206,8 @@ fn formula_panic_keeps_value(device: &Device) {
 }
 
 on_every_backend!(
-    formula_panic_keeps_value,
-    its_steps_are_those_of_burns_own,
-    fused_it_equals_stock_and_resumes_from_its_record,
-    its_state_takes_micro_batches_as_that_of_sgd,
+    own_rule_panic_keeps_value,
+    own_rule_steps_match_stock,
+    own_rule_fused_matches_stock_and_resumes,
+    own_rule_accumulates_in_state_as_sgd,
 );

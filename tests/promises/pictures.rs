@@ -66,7 +66,7 @@ const PARAMETERS: [u8; 3] = [49, 99, 149];
 const GRADIENTS: [u8; 3] = [204, 85, 51];
 
 #[test]
-fn timelines_are_drawn_on_a_common_scale() {
+fn timelines_are_drawn_on_common_scale() {
     let (stock, fused) = (stock(), fused());
     let folder = tempfile::tempdir().unwrap();
     let timelines = [("stock", &stock), ("fused", &fused)];
@@ -101,7 +101,7 @@ fn timelines_are_drawn_on_a_common_scale() {
 }
 
 #[test]
-fn a_device_is_drawn_in_use_and_reserved() {
+fn device_plot_shows_bytes_in_use_and_reserved() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("memory.svg");
     plot::save_svg(&file, &[("device", &of_device())]).unwrap();
@@ -112,7 +112,7 @@ fn a_device_is_drawn_in_use_and_reserved() {
 }
 
 #[test]
-fn nothing_to_draw_and_nowhere_to_write_are_clear_errors() {
+fn plot_without_data_or_folder_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("nothing");
     let missing = folder.path().join("missing/memory");

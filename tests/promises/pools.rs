@@ -5,7 +5,7 @@ use backburn::memory::{MemoryError, MemoryRecorder};
 use crate::common::*;
 
 #[test]
-fn a_device_without_pools_needs_the_allocator() {
+fn recording_of_device_without_pools_needs_allocator() {
     // This process runs on the system's allocator.
     let error = MemoryRecorder::start_on(&Device::flex()).unwrap_err();
     assert!(matches!(error, MemoryError::NotInstalled));
@@ -14,7 +14,7 @@ fn a_device_without_pools_needs_the_allocator() {
 
 #[cfg(feature = "wgpu")]
 #[test]
-fn a_recording_of_a_device_tells_bytes_in_use_and_reserved() {
+fn recording_of_device_has_bytes_in_use_and_reserved() {
     use backburn::memory::{MemoryTimeline, Phase};
 
     let device = Device::wgpu(Default::default()).autodiff();

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::common::*;
-use crate::{Last, Model, distance, keep, on_the_cpu};
+use crate::{Last, Model, distance, keep, on_cpu};
 
 /// Says so when dropped.
 struct Done<'a>(&'a AtomicBool);
@@ -66,7 +66,7 @@ fn steps_with_the_mask_of_their_loss(device: &Device, steps: usize) -> usize {
     ended.filter(|well| *well).count()
 }
 
-fn disturbed_block_repeats_its_mask_or_ends_the_step(device: &Device) {
+fn disturbed_block_repeats_its_mask_or_ends_step(device: &Device) {
     let well = [0, 1, 20, 1000].map(|pause| {
         let pause = Duration::from_micros(pause);
         disturbed(device, pause, || {
@@ -76,7 +76,7 @@ fn disturbed_block_repeats_its_mask_or_ends_the_step(device: &Device) {
     assert!(well.iter().sum::<usize>() > 0);
 }
 
-fn trainings_with_dropout_side_by_side_wait_for_each_other(device: &Device) {
+fn concurrent_trainings_with_dropout_wait(device: &Device) {
     let start = Barrier::new(2);
     thread::scope(|scope| {
         let train = || {
@@ -91,7 +91,7 @@ fn trainings_with_dropout_side_by_side_wait_for_each_other(device: &Device) {
 }
 
 /// One draws in blocks, which are checked, and the other outside of blocks in a single pass.
-fn training_that_draws_outside_of_blocks_waits_for_blocks(device: &Device) {
+fn draws_outside_of_blocks_wait_for_blocks(device: &Device) {
     let x = Tensor::<3>::random([4, 5, 3], Distribution::Default, device);
     let start = Barrier::new(2);
     thread::scope(|scope| {
@@ -111,7 +111,7 @@ fn training_that_draws_outside_of_blocks_waits_for_blocks(device: &Device) {
 }
 
 /// The blocks of one draw nothing, and the other clips.
-fn trainings_of_two_kinds_side_by_side_wait_for_each_other(device: &Device) {
+fn concurrent_trainings_of_two_kinds_wait(device: &Device) {
     let start = Barrier::new(2);
     let x = Tensor::<3>::random([4, 5, 3], Distribution::Default, device);
     thread::scope(|scope| {
@@ -167,7 +167,7 @@ fn while_locked<R>(device: &Device, work: impl FnOnce() -> R) -> R {
 }
 
 /// Constructs trainings of lazy models on other threads while a block with dropout runs for the first time.
-fn lazy_model_is_initialized_after_the_block_of_another_training(device: &Device) {
+fn lazy_model_waits_for_block_of_another_training(device: &Device) {
     static OTHERS: Mutex<Vec<thread::JoinHandle<()>>> = Mutex::new(Vec::new());
     static RUNS: AtomicUsize = AtomicUsize::new(0);
     let model = (
@@ -212,7 +212,7 @@ fn begins_to_draw(device: &Device, loss: impl Fn(&Dropping, bool) -> Tensor<1>) 
     step(true).unwrap();
 }
 
-fn model_that_begins_to_draw_without_the_lock_ends_the_step(device: &Device) {
+fn model_that_draws_first_without_lock_ends_step(device: &Device) {
     // Other elements that are dropped make another norm.
     let x = Tensor::<1, Int>::arange(0..64, device).float();
     begins_to_draw(device, |(weight, dropout), draws| match draws {
@@ -229,7 +229,7 @@ fn model_that_begins_to_draw_without_the_lock_ends_the_step(device: &Device) {
 }
 
 /// Blocks and passes that draw nothing don't mind.
-fn what_draws_nothing_is_not_disturbed(device: &Device) {
+fn model_that_draws_nothing_is_not_disturbed(device: &Device) {
     let initial: Vec<Linear> = (0..4)
         .map(|_| LinearConfig::new(8, 8).init(device))
         .collect();
@@ -258,7 +258,7 @@ fn what_draws_nothing_is_not_disturbed(device: &Device) {
 }
 
 /// Repeats the test of both passes while a thread draws.
-fn disturbed_passes_of_exact_clipping_drop_the_same_elements_or_end_the_step(device: &Device) {
+fn disturbed_exact_clipping_repeats_mask_or_ends_step(device: &Device) {
     let max_norm = 1e-3;
     let x = Tensor::random([4, 5, 3], Distribution::Default, device);
     for pause in [0, 20, 1000] {
@@ -285,7 +285,7 @@ fn disturbed_passes_of_exact_clipping_drop_the_same_elements_or_end_the_step(dev
 }
 
 /// A thread draws in the second run of the block in the pass that updates, when later layers have moved.
-fn a_step_that_another_thread_disturbs_updates_once(device: &Device) {
+fn disturbed_step_updates_once(device: &Device) {
     let updates = Arc::new(Mutex::new(Vec::new()));
     let model: Vec<Linear> = (0..3)
         .map(|_| LinearConfig::new(8, 8).init(device))
@@ -342,46 +342,46 @@ fn a_step_that_another_thread_disturbs_updates_once(device: &Device) {
 }
 
 #[test]
-fn disturbed_block_repeats_its_mask_or_ends_the_step_on_the_cpu() {
-    on_the_cpu(disturbed_block_repeats_its_mask_or_ends_the_step);
+fn disturbed_block_repeats_its_mask_or_ends_step_on_cpu() {
+    on_cpu(disturbed_block_repeats_its_mask_or_ends_step);
 }
 
 #[test]
-fn trainings_with_dropout_side_by_side_wait_for_each_other_on_the_cpu() {
-    on_the_cpu(trainings_with_dropout_side_by_side_wait_for_each_other);
+fn concurrent_trainings_with_dropout_wait_on_cpu() {
+    on_cpu(concurrent_trainings_with_dropout_wait);
 }
 
 #[test]
-fn trainings_of_two_kinds_side_by_side_wait_for_each_other_on_the_cpu() {
-    on_the_cpu(trainings_of_two_kinds_side_by_side_wait_for_each_other);
+fn concurrent_trainings_of_two_kinds_wait_on_cpu() {
+    on_cpu(concurrent_trainings_of_two_kinds_wait);
 }
 
 #[test]
-fn what_draws_nothing_is_not_disturbed_on_the_cpu() {
-    on_the_cpu(what_draws_nothing_is_not_disturbed);
+fn model_that_draws_nothing_is_not_disturbed_on_cpu() {
+    on_cpu(model_that_draws_nothing_is_not_disturbed);
 }
 
 #[test]
-fn disturbed_passes_of_exact_clipping_drop_the_same_elements_or_end_the_step_on_the_cpu() {
-    on_the_cpu(disturbed_passes_of_exact_clipping_drop_the_same_elements_or_end_the_step);
+fn disturbed_exact_clipping_repeats_mask_or_ends_step_on_cpu() {
+    on_cpu(disturbed_exact_clipping_repeats_mask_or_ends_step);
 }
 
 #[test]
-fn a_step_that_another_thread_disturbs_updates_once_on_the_cpu() {
-    on_the_cpu(a_step_that_another_thread_disturbs_updates_once);
+fn disturbed_step_updates_once_on_cpu() {
+    on_cpu(disturbed_step_updates_once);
 }
 
 #[test]
-fn model_that_begins_to_draw_without_the_lock_ends_the_step_on_the_cpu() {
-    on_the_cpu(model_that_begins_to_draw_without_the_lock_ends_the_step);
+fn model_that_draws_first_without_lock_ends_step_on_cpu() {
+    on_cpu(model_that_draws_first_without_lock_ends_step);
 }
 
 #[test]
-fn training_that_draws_outside_of_blocks_waits_for_blocks_on_the_cpu() {
-    on_the_cpu(training_that_draws_outside_of_blocks_waits_for_blocks);
+fn draws_outside_of_blocks_wait_for_blocks_on_cpu() {
+    on_cpu(draws_outside_of_blocks_wait_for_blocks);
 }
 
 #[test]
-fn lazy_model_is_initialized_after_the_block_of_another_training_on_the_cpu() {
-    on_the_cpu(lazy_model_is_initialized_after_the_block_of_another_training);
+fn lazy_model_waits_for_block_of_another_training_on_cpu() {
+    on_cpu(lazy_model_waits_for_block_of_another_training);
 }

@@ -64,7 +64,7 @@ fn distance(before: &Model, after: &Model) -> f64 {
 static ALONE: Mutex<()> = Mutex::new(());
 
 #[allow(deprecated)] // Burn 0.22 still ships ndarray.
-fn on_the_cpu(test: impl Fn(&Device)) {
+fn on_cpu(test: impl Fn(&Device)) {
     let _alone = ALONE.lock();
     test(&Device::flex().autodiff());
     test(&Device::ndarray().autodiff());
@@ -77,7 +77,7 @@ fn on_wgpu(test: impl Fn(&Device)) {
 }
 
 fn on_every_backend(test: impl Fn(&Device)) {
-    on_the_cpu(&test);
+    on_cpu(&test);
     #[cfg(feature = "wgpu")]
     on_wgpu(test);
 }

@@ -3,7 +3,7 @@
 use std::thread;
 
 use crate::common::*;
-use crate::{Last, keep, on_the_cpu};
+use crate::{Last, keep, on_cpu};
 
 type Dropping = (Param<Tensor<1>>, Dropout);
 
@@ -100,8 +100,8 @@ fn train_replicas(device: &Device, place: Place, clips: bool, sharding: Sharding
 }
 
 #[test]
-fn replicas_beside_other_trainings_draw_apart() {
-    on_the_cpu(|device| {
+fn replicas_and_other_trainings_draw_apart() {
+    on_cpu(|device| {
         for sharding in [Sharding::State, Sharding::Full] {
             thread::scope(|scope| {
                 for (place, clips) in PLACES.into_iter().flat_map(|it| [(it, false), (it, true)]) {

@@ -67,7 +67,7 @@ fn format_on_local_device_moved_to_server_is_refused() {
 }
 
 #[test]
-fn formats_stepped_beside_the_server_are_trained() {
+fn formats_on_local_device_next_to_server_train() {
     in_time(|| {
         let server = Server::start();
         // On the host.

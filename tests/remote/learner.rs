@@ -40,7 +40,7 @@ impl_train_step!(Net, Tensor<2>);
 impl_inference_step!(Net, Tensor<2>);
 
 #[test]
-fn launched_training_with_killed_server_ends_with_an_error() {
+fn launched_training_with_killed_server_ends_with_error() {
     for sharding in [Sharding::State, Sharding::Full] {
         in_time(move || {
             let folder = tempfile::tempdir().unwrap();

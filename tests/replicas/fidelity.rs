@@ -74,7 +74,7 @@ fn replicas_on_several_devices_equal_stock() {
 }
 
 #[test]
-fn one_replica_equals_fused_optimizer() {
+fn single_replica_equals_fused_optimizer() {
     let (_alone, device, initial) = begin();
     let model = copy(&initial, || Network::init(device));
     let mut alone = FusedOptimizer::new_ok(model, adamw());

@@ -17,7 +17,7 @@ fn by_hand() -> ModuleOptimizer {
     adamw().with_group(matrices.unwrap(), muon.build(), None)
 }
 
-fn course(device: &Device, ranks: usize) -> Vec<Vec<Tensor<2, Int>>> {
+fn all_batches(device: &Device, ranks: usize) -> Vec<Vec<Tensor<2, Int>>> {
     let rows: Vec<_> = (0..ranks).map(|rank| 2 + rank % 3).collect();
     (0..3).map(|_| tokens(device, &rows)).collect()
 }
@@ -49,11 +49,11 @@ fn muon_on_several_devices_equals_stock_with_any_owner() {
     for ranks in 1..=4 {
         let devices = flex(ranks);
         let initial = Network::init(&devices[0]);
-        let course = course(&devices[0], ranks);
+        let all_batches = all_batches(&devices[0], ranks);
         let stock = |there: &Device| {
             let mut optimizer = by_hand();
             let model = copy(&initial, || Network::init(there));
-            course.iter().fold(model, |model, batches| {
+            all_batches.iter().fold(model, |model, batches| {
                 step_there(model, &mut optimizer, &devices, batches.clone())
             })
         };
@@ -70,7 +70,7 @@ fn muon_on_several_devices_equals_stock_with_any_owner() {
                 let model = copy(&initial, || Network::init(&devices[0]));
                 let fused = FusedReplicas::new_ok(model, recipe().init(), devices.clone());
                 let mut fused = fused.with_config_ok(config);
-                for batches in &course {
+                for batches in &all_batches {
                     fused.step_ok(RATE, batches.clone(), Network::loss_in_blocks);
                 }
                 assert_equal_weights(expected, &fused.model());
@@ -92,13 +92,13 @@ fn muon_in_formats_is_same_on_any_number_of_devices() {
     };
     let init = || cast(Network::of_width(WIDTH, &flex(1)[0]), FloatDType::BF16).unwrap();
     let initial = init();
-    let course = course(&flex(1)[0], 1);
+    let all_batches = all_batches(&flex(1)[0], 1);
     let train = |ranks, sharding| {
         let config = FusedConfig::sharded(sharding).with_ownership(Ownership::BySize);
         let model = copy(&initial, init);
         let mut fused =
             FusedReplicas::new_ok(model, optimizer(), flex(ranks)).with_config_ok(config);
-        for batches in &course {
+        for batches in &all_batches {
             // The other ranks stand by: sums in bf16 would be rounded.
             fused.step_ok(RATE, batches.clone(), Network::loss_in_blocks);
         }

@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn order_has_each_row_once_an_epoch() {
+    fn order_has_each_row_once_per_epoch() {
         let order = Order::new(10, 7);
         let mut seen: Vec<usize> = (0..5).flat_map(|step| order.of_step(step, 4)).collect();
         for epoch in seen.chunks_mut(10) {

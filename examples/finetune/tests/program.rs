@@ -93,7 +93,7 @@ fn resumed_training_equals_uninterrupted_one() {
 }
 
 #[test]
-fn stop_in_the_middle_leaves_a_checkpoint() {
+fn stop_in_middle_leaves_checkpoint() {
     let folder = tempfile::tempdir().unwrap();
     let (data, out) = (chats(folder.path()), folder.path().join("out"));
     let line = format!(

@@ -34,7 +34,7 @@ fn files_of_two_checkpoints_are_refused_by_name() {
 }
 
 #[test]
-fn missing_or_truncated_file_is_an_error_with_its_name() {
+fn file_missing_or_truncated_is_refused_by_name() {
     let folder = tempfile::tempdir().unwrap();
     // In the order of numbers, not of texts.
     for steps in [9, 10] {
@@ -109,7 +109,7 @@ fn renamed_step_folder_is_an_error() {
 }
 
 #[test]
-fn folder_without_a_checkpoint_is_an_error() {
+fn folder_without_checkpoint_is_refused() {
     let empty = tempfile::tempdir().unwrap();
     let nowhere = empty.path().join("nowhere");
     let mut without = saved(4);
@@ -132,7 +132,7 @@ fn folder_without_a_checkpoint_is_an_error() {
 }
 
 #[test]
-fn checkpoint_of_a_later_version_is_an_error() {
+fn checkpoint_of_later_version_is_refused() {
     let mut later = saved(4);
     let training = later.get_mut(Path::new("step-4/training.json")).unwrap();
     *training = br#"{"format": 2, "volumes": []}"#.to_vec();
@@ -159,7 +159,7 @@ fn user_data_of_another_type_is_an_error() {
 
 /// Records that Burn reads, and that fit nothing.
 #[test]
-fn the_checkpoint_of_another_model_is_refused() {
+fn checkpoint_of_another_model_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let mut wide = FusedOptimizer::new_ok(Small::of([8, 10]), sgd());
     step(&mut wide);
@@ -197,7 +197,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn whatever_is_damaged_is_refused_or_the_same(
+    fn checkpoint_damaged_anywhere_is_refused_or_unchanged(
         file: prop::sample::Index,
         at: prop::sample::Index,
         damage in damage(),

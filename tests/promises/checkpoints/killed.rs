@@ -58,7 +58,7 @@ fn rename(files: &mut BTreeMap<PathBuf, Vec<u8>>, from: &str, to: &str) {
 }
 
 #[test]
-fn save_killed_at_any_point_leaves_a_checkpoint() {
+fn save_killed_at_any_point_leaves_checkpoint() {
     for older in ["step-4", "step-5"] {
         let step = if older == "step-4" { 4 } else { 5 };
         let folder = tempfile::tempdir().unwrap();
@@ -136,7 +136,7 @@ fn large() -> Training {
 
 /// Not a test by itself: a process that saves until it is killed.
 #[test]
-fn a_child_that_saves_on_and_on() {
+fn child_saves_repeatedly() {
     let Some(folder) = std::env::var_os(FOLDER) else {
         return;
     };
@@ -156,13 +156,13 @@ fn a_child_that_saves_on_and_on() {
 }
 
 #[test]
-fn a_process_that_is_killed_again_and_again_loses_no_checkpoint() {
+fn process_killed_repeatedly_loses_no_checkpoint() {
     let folder = tempfile::tempdir().unwrap();
     let checkpoint = Checkpoint::at(folder.path()).keep_last(1);
     let mut random = StdRng::seed_from_u64(7);
     let (mut through, mut before) = (large(), 0);
     for _ in 0..12 {
-        let name = "checkpoints::killed::a_child_that_saves_on_and_on";
+        let name = "checkpoints::killed::child_saves_repeatedly";
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args([name, "--exact"])
             .env(FOLDER, folder.path())
@@ -195,7 +195,7 @@ fn a_process_that_is_killed_again_and_again_loses_no_checkpoint() {
 }
 
 #[test]
-fn who_loads_while_another_saves_gets_a_whole_checkpoint() {
+fn load_during_save_gets_complete_checkpoint() {
     let folder = tempfile::tempdir().unwrap();
     save(folder.path(), 1);
     std::thread::scope(|scope| {
@@ -215,7 +215,7 @@ const LIMITED: &str = "BACKBURN_CHECKPOINT_OF_A_LIMITED_CHILD";
 
 /// Not a test by itself: a process that may not write large files.
 #[test]
-fn a_child_whose_save_fails() {
+fn child_fails_to_save() {
     let Some(folder) = std::env::var_os(LIMITED) else {
         return;
     };
@@ -227,11 +227,11 @@ fn a_child_whose_save_fails() {
 /// A write fails in the middle of a file, which simulates a full disk.
 #[cfg(unix)]
 #[test]
-fn save_failing_in_a_file_leaves_the_checkpoint_and_nothing_else() {
+fn save_failing_in_file_leaves_only_old_checkpoint() {
     let folder = tempfile::tempdir().unwrap();
     save(folder.path(), 1);
     let before = files(folder.path());
-    let name = "checkpoints::killed::a_child_whose_save_fails";
+    let name = "checkpoints::killed::child_fails_to_save";
     let limit = "trap '' XFSZ; ulimit -f 100; exec \"$0\" \"$@\"";
     let status = Command::new("sh")
         .args(["-c", limit])

@@ -4,7 +4,7 @@ use crate::common::*;
 
 #[test]
 #[ignore = "`.ci/cpu` runs it where the symbol is missing that kernels in bf16 need"]
-fn what_does_not_compile_is_noticed_before_training() {
+fn kernel_that_does_not_compile_is_refused_before_training() {
     let device = Device::cpu();
     check_device(&device, FloatDType::F32).unwrap();
     let wrong = check_device(&device, FloatDType::BF16).unwrap_err();

@@ -235,7 +235,7 @@ fn panics<R>(work: impl FnOnce() -> R) -> bool {
 }
 
 #[test]
-fn every_optimizer_is_converted_as_promised() {
+fn every_optimizer_is_exchanged_as_documented() {
     for optimizer in optimizers::all() {
         for dtype in TYPES {
             let cell = Cell::new((optimizer.make)(), dtype);

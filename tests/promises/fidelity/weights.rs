@@ -92,7 +92,7 @@ fn weights_in_every_use_match_stock(device: &Device) {
     }
 }
 
-fn weights_frozen_and_thawed_match_stock(device: &Device) {
+fn weights_frozen_and_unfrozen_match_stock(device: &Device) {
     let x = random([5, 3], device);
     let loss = |model: &TwoHeads, _: usize| model.loss(x.clone());
     let freeze = |model: TwoHeads| model.freeze_group(ParamGroup::from_predicate("body"));
@@ -163,7 +163,7 @@ fn weights_in_columns_match_stock(device: &Device) {
 on_every_backend!(
     weights_tied_to_output_match_stock,
     weights_in_every_use_match_stock,
-    weights_frozen_and_thawed_match_stock,
+    weights_frozen_and_unfrozen_match_stock,
     lora_adapters_match_stock,
     lazily_initialized_parameters_match_stock,
     weights_in_columns_match_stock,

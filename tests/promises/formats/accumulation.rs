@@ -95,7 +95,7 @@ fn assert_equals_sums_in_f32(init: impl Fn() -> Network, dtype: FloatDType, reta
 }
 
 #[test]
-fn sums_in_full_precision_equal_those_of_a_loop_with_burn_alone() {
+fn full_precision_sums_match_stock_loop() {
     let device = Device::flex().autodiff();
     for dtype in [FloatDType::BF16, FloatDType::F16] {
         let init = || cast(Network::init(&device), dtype).unwrap();
@@ -145,7 +145,7 @@ fn small_gradients_count_in_full_precision() {
 }
 
 #[test]
-fn there_is_no_precision_to_choose_where_there_is_no_buffer() {
+fn full_precision_without_buffer_is_refused() {
     let model = LinearConfig::new(2, 2).init(&Device::flex().autodiff());
     let optimizer = optim::AdamWConfig::new().build();
     let fused = FusedOptimizer::accumulating_in_state_ok(model, optimizer);

@@ -102,7 +102,7 @@ fn is_flat(shape: &[usize]) -> bool {
 }
 
 #[test]
-fn a_state_of_one_element_is_not_that_of_all() {
+fn state_of_one_element_is_refused_for_larger_parameter() {
     let stock = [
         burn::optim::AdamConfig::new().with_amsgrad(true).init(),
         burn::optim::AdamWConfig::new().with_amsgrad(true).init(),
@@ -128,7 +128,7 @@ fn a_state_of_one_element_is_not_that_of_all() {
 }
 
 #[test]
-fn numbers_that_are_missing_or_make_no_sense_do_not_panic() {
+fn record_with_missing_or_odd_numbers_does_not_panic() {
     let odd = [
         None,
         Some(Scalar::UInt(u64::MAX)),

@@ -2,7 +2,7 @@
 
 use super::*;
 
-on_every_backend!(steps_are_those_of_flex, steps_of_muon_are_those_of_flex);
+on_every_backend!(steps_match_those_of_flex, muon_steps_match_those_of_flex);
 
 /// Two layers of numbers, so that nothing but an optimizer computes.
 fn layers(device: &Device, dtype: FloatDType) -> Vec<Linear> {
@@ -51,7 +51,7 @@ fn trained(
     weights(&model)
 }
 
-fn steps_are_those_of_flex(device: &Device) {
+fn steps_match_those_of_flex(device: &Device) {
     assert_those_of_flex(device, |states, weights, dtype| {
         let mut optimizers = element_wise(states, weights);
         // Where Burn computes, numbers differ in their last bit, and so do the random ones that are made of them.
@@ -66,7 +66,7 @@ fn steps_are_those_of_flex(device: &Device) {
 }
 
 /// (Apart from the others, since Burn's products of matrices take many minutes on CubeCL's runtime for CPUs.)
-fn steps_of_muon_are_those_of_flex(device: &Device) {
+fn muon_steps_match_those_of_flex(device: &Device) {
     assert_those_of_flex(device, |states, weights, _| vec![muon(states, weights)]);
 }
 

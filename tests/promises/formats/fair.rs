@@ -122,7 +122,7 @@ fn second_moments_are_those_of_f32_on_average() {
 
 /// Rounded at random, each number would count once as the largest that it ever was.
 #[test]
-fn the_maximum_of_amsgrad_is_that_of_f32() {
+fn amsgrad_maximum_matches_f32() {
     let noise = |seed: usize| {
         let mut state = seed as u32 + 1;
         let numbers = (0..ELEMENTS).map(|index| {
@@ -146,7 +146,7 @@ fn the_maximum_of_amsgrad_is_that_of_f32() {
 
 /// Down to the least numbers that f32 has: there are none of them in a group that has others.
 #[test]
-fn second_moments_below_the_least_normal_number_are_no_zeros() {
+fn second_moments_below_normal_range_are_not_zero() {
     let gradients: Vec<_> = (1..21)
         .map(|step| by_part(|part| 1e-19 * (1.0 + part) * if step % 3 == 0 { -1.0 } else { 1.0 }))
         .collect();

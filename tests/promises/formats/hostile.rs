@@ -6,12 +6,12 @@ use burn::tensor::bf16;
 use super::*;
 
 on_every_backend!(
-    gradients_that_are_mostly_zero_stay_finite_and_move,
-    tiny_gradients_move_as_in_f32,
-    tiny_learning_rates_move_as_in_f32,
-    what_is_not_finite_is_passed_on,
+    sparse_gradients_stay_finite_and_move,
+    gradients_near_zero_move_weights_as_in_f32,
+    small_learning_rates_move_weights_as_in_f32,
+    gradient_not_finite_spreads_only_in_its_group,
     small_parameters_keep_full_states,
-    infinite_weights_stay_what_they_are_without_a_penalty,
+    infinite_weights_without_penalty_stay_infinite,
 );
 
 /// A weight of 64 x 72 elements that is all there is.
@@ -99,7 +99,7 @@ fn in_multiples_of_f32(
     found
 }
 
-fn gradients_that_are_mostly_zero_stay_finite_and_move(device: &Device) {
+fn sparse_gradients_stay_finite_and_move(device: &Device) {
     let inner = device.clone().inner();
     let gradient = |index: usize| {
         let random = Tensor::<2>::random([64, 72], Distribution::Normal(0.0, 1.0), &inner);
@@ -114,7 +114,7 @@ fn gradients_that_are_mostly_zero_stay_finite_and_move(device: &Device) {
     }
 }
 
-fn tiny_gradients_move_as_in_f32(device: &Device) {
+fn gradients_near_zero_move_weights_as_in_f32(device: &Device) {
     let inner = device.clone().inner();
     let gradient = |_| {
         let random = Tensor::<2>::random([64, 72], Distribution::Normal(0.0, 1e-8), &inner);
@@ -131,7 +131,7 @@ fn tiny_gradients_move_as_in_f32(device: &Device) {
     }
 }
 
-fn tiny_learning_rates_move_as_in_f32(device: &Device) {
+fn small_learning_rates_move_weights_as_in_f32(device: &Device) {
     let ones = Tensor::<2>::ones([64, 72], &device.clone().inner());
     let gradient = Tensor::from_inner(ones);
     for (name, moved) in in_multiples_of_f32(device, 1e-7, 1e-8, 50, |_| gradient.clone()) {
@@ -144,7 +144,7 @@ fn tiny_learning_rates_move_as_in_f32(device: &Device) {
     }
 }
 
-fn what_is_not_finite_is_passed_on(device: &Device) {
+fn gradient_not_finite_spreads_only_in_its_group(device: &Device) {
     for wrong in [f32::NAN, f32::INFINITY] {
         for (states, weights, dtype) in formats(device) {
             for (name, optimizer) in element_wise(states, weights) {
@@ -195,7 +195,7 @@ fn small_parameters_in_bf16_have_states_in_f32() {
 }
 
 /// Nothing is multiplied that is not there.
-fn infinite_weights_stay_what_they_are_without_a_penalty(device: &Device) {
+fn infinite_weights_without_penalty_stay_infinite(device: &Device) {
     for states in [StateFormat::Full, StateFormat::Bits8] {
         let config = optim::SgdConfig::new().with_state_format(states);
         let mut optimizer = config.init();

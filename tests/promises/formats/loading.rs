@@ -7,11 +7,11 @@ use burn::store::{ModuleSnapshot, SafetensorsStore};
 use super::*;
 
 on_every_backend!(
-    what_is_loaded_is_what_would_be_cast,
-    a_type_that_the_device_has_not_is_named,
+    loaded_weights_equal_cast_weights,
+    type_that_device_lacks_is_named,
 );
 
-fn a_type_that_the_device_has_not_is_named(device: &Device) {
+fn type_that_device_lacks_is_named(device: &Device) {
     for dtype in [FloatDType::F64, FloatDType::F16, FloatDType::BF16] {
         let record = Network::init(device).into_record();
         let load =
@@ -27,7 +27,7 @@ fn a_type_that_the_device_has_not_is_named(device: &Device) {
     }
 }
 
-fn what_is_loaded_is_what_would_be_cast(device: &Device) {
+fn loaded_weights_equal_cast_weights(device: &Device) {
     let dtypes = [FloatDType::BF16, FloatDType::F16, FloatDType::F32];
     for dtype in dtypes
         .into_iter()
@@ -53,7 +53,7 @@ fn what_is_loaded_is_what_would_be_cast(device: &Device) {
 }
 
 #[test]
-fn adapters_and_frozen_weights_are_loaded_as_such() {
+fn adapters_and_frozen_weights_load_as_saved() {
     let device = Device::flex().autodiff();
     let init = || {
         let model = Network::init(&device).apply_lora(Lora::new(2, 4.0));
@@ -109,7 +109,7 @@ fn untrained() -> (Network, Tensor<2>) {
 }
 
 #[test]
-fn what_is_cast_beside_a_training_thread_is_only_read() {
+fn model_cast_during_training_is_only_read() {
     let (initial, x) = untrained();
     let alone = trained_beside(&initial, &x, drop);
     let beside = trained_beside(&initial, &x, |clone| {
@@ -120,7 +120,7 @@ fn what_is_cast_beside_a_training_thread_is_only_read() {
 
 /// The statistics of what is loaded are those of all clones then, as in stock; they are never without a value.
 #[test]
-fn what_is_loaded_beside_a_training_thread_does_not_stop_it() {
+fn model_loaded_during_training_does_not_stop_it() {
     let (initial, x) = untrained();
     trained_beside(&initial, &x, |clone| {
         let record = initial.clone().into_record();
@@ -161,7 +161,7 @@ fn halfway(device: &Device, alike: bool) -> (Linear, Tensor<2>) {
 }
 
 #[test]
-fn full_precision_goes_on_in_bf16_and_loses_no_low_bits() {
+fn full_precision_model_continues_in_bf16_with_low_bits() {
     for alike in [false, true] {
         assert_nothing_is_lost_on_the_way(alike);
     }

@@ -24,13 +24,13 @@ fn message(fused: &mut FusedOptimizer<Network>, x: &Tensor<2>) -> String {
 }
 
 on_every_backend!(
-    formats_of_bf16_refuse_other_types,
-    double_precision_has_no_states_in_few_bits,
-    a_type_that_the_device_has_not,
-    states_in_few_bits_take_no_micro_batches,
+    bf16_formats_refuse_other_types,
+    low_bit_states_of_f64_parameters_are_refused,
+    type_that_device_lacks_is_refused,
+    low_bit_states_refuse_micro_batches,
 );
 
-fn formats_of_bf16_refuse_other_types(device: &Device) {
+fn bf16_formats_refuse_other_types(device: &Device) {
     let has_bf16 = device.supports_dtype(FloatDType::BF16);
     for format in [WeightFormat::Stochastic, WeightFormat::Split24] {
         for (name, optimizer) in optimizers(StateFormat::Full, format) {
@@ -74,7 +74,7 @@ fn weight_format_of_small_parameter_is_refused_at_construction() {
     }
 }
 
-fn double_precision_has_no_states_in_few_bits(device: &Device) {
+fn low_bit_states_of_f64_parameters_are_refused(device: &Device) {
     let model = cast(Network::init(device), FloatDType::F64).unwrap();
     let optimizer = optim::AdamConfig::new().with_state_format(StateFormat::Bits8);
     let error = FusedOptimizer::new(model, optimizer.init()).map(drop);
@@ -85,7 +85,7 @@ fn double_precision_has_no_states_in_few_bits(device: &Device) {
     );
 }
 
-fn a_type_that_the_device_has_not(device: &Device) {
+fn type_that_device_lacks_is_refused(device: &Device) {
     let cast = backburn::cast(Network::init(device), FloatDType::BF16);
     match device.supports_dtype(FloatDType::BF16) {
         true => drop(cast.unwrap()),
@@ -94,7 +94,7 @@ fn a_type_that_the_device_has_not(device: &Device) {
 }
 
 #[test]
-fn low_bits_are_not_dropped() {
+fn low_bits_that_would_be_dropped_are_refused() {
     let device = &Device::flex().autodiff();
     let with = |format| optim::AdamWConfig::new().with_weight_format(format).init();
     let model = cast(Network::init(device), FloatDType::BF16).unwrap();
@@ -128,7 +128,7 @@ fn low_bits_are_not_dropped() {
 
 /// Weights in bf16 that are only written in another type are not those in full precision.
 #[test]
-fn low_bits_are_not_dropped_in_another_type() {
+fn low_bits_in_another_type_are_refused() {
     let device = &Device::flex().autodiff();
     let split = optimizers(StateFormat::Full, WeightFormat::Split24);
     let plain = optimizers(StateFormat::Full, WeightFormat::Plain);
@@ -153,7 +153,7 @@ fn low_bits_are_not_dropped_in_another_type() {
     }
 }
 
-fn states_in_few_bits_take_no_micro_batches(device: &Device) {
+fn low_bit_states_refuse_micro_batches(device: &Device) {
     let optimizer = optim::AdamWConfig::new().with_state_format(StateFormat::Bits8);
     let fused = FusedOptimizer::accumulating_in_state(Network::init(device), optimizer.build());
     let error = fused.map(drop).unwrap_err().to_string();
@@ -174,7 +174,7 @@ fn trained(shape: [usize; 2], optimizer: &ModuleOptimizer) -> FusedOptimizer<Lin
 }
 
 #[test]
-fn records_of_another_shape_are_refused_and_the_state_is_that_of_before() {
+fn record_of_another_shape_is_refused_and_state_is_unchanged() {
     for (_, optimizer) in optimizers(StateFormat::Bits8, WeightFormat::Split24) {
         for shapes in [[[64, 64], [64, 128]], [[64, 128], [64, 64]]] {
             let [donor, mut fused] = shapes.map(|shape| trained(shape, &optimizer));

@@ -155,14 +155,14 @@ fn batches(device: &Device, dtype: FloatDType) -> Vec<Tensor<2>> {
 }
 
 on_every_backend!(
-    fused_equals_stock_in_every_format,
-    all_policies_work_with_formats,
-    a_model_can_be_trained_on_in_another_format,
-    formats_and_offload_go_together,
-    records_are_left_as_they_are,
+    formats_fused_matches_stock,
+    formats_with_all_policies_match_stock,
+    formats_changed_between_steps_continue,
+    formats_with_offload_match_without,
+    records_taken_earlier_are_unchanged_by_steps,
 );
 
-fn fused_equals_stock_in_every_format(device: &Device) {
+fn formats_fused_matches_stock(device: &Device) {
     for (states, weights, dtype) in formats(device) {
         let initial = cast(Network::init(device), dtype).unwrap();
         let copy = || copy(&initial, || cast(Network::init(device), dtype).unwrap());
@@ -182,7 +182,7 @@ fn fused_equals_stock_in_every_format(device: &Device) {
 }
 
 /// Accumulation, exact clipping and a batch of hooks, against a loop with Burn alone.
-fn all_policies_work_with_formats(device: &Device) {
+fn formats_with_all_policies_match_stock(device: &Device) {
     let (dtype, weights) = match device.supports_dtype(FloatDType::BF16) {
         true => (FloatDType::BF16, WeightFormat::Split24),
         false => (FloatDType::F32, WeightFormat::Plain),
@@ -235,7 +235,7 @@ fn all_policies_work_with_formats(device: &Device) {
 }
 
 /// From f32 to 8 bits, to 4, to full states again: each step goes on from the numbers of the one before.
-fn a_model_can_be_trained_on_in_another_format(device: &Device) {
+fn formats_changed_between_steps_continue(device: &Device) {
     let batches = batches(device, FloatDType::F32);
     let config = |states| optim::AdamWConfig::new().with_state_format(states);
     let start = config(StateFormat::Full).init();
@@ -261,7 +261,7 @@ fn a_model_can_be_trained_on_in_another_format(device: &Device) {
 }
 
 /// Codes wait on the host as they are, or are updated there. (Products of matrices have other last bits there.)
-fn formats_and_offload_go_together(device: &Device) {
+fn formats_with_offload_match_without(device: &Device) {
     let host = match device.clone().inner() == Device::flex() {
         true => OffloadHost::NdArray,
         false => OffloadHost::Flex,
@@ -316,7 +316,7 @@ fn assert_within(expected: &Network, found: &Network, part: f64) {
 }
 
 /// A tensor that is updated in place has one owner.
-fn records_are_left_as_they_are(device: &Device) {
+fn records_taken_earlier_are_unchanged_by_steps(device: &Device) {
     let batches = batches(device, FloatDType::F32);
     let loss = |model: &Network, step: usize| model.loss(batches[step].clone());
     for states in [StateFormat::Full, StateFormat::Bits8, StateFormat::Bits4] {

@@ -5,9 +5,9 @@ use backburn::optim::compact_records;
 use super::*;
 
 on_every_backend!(
-    a_run_resumes_at_any_step_to_the_bit,
-    a_stock_loop_resumes_to_the_bit,
-    stock_burn_goes_on_from_a_record_in_its_form,
+    formats_run_resumes_at_any_step_to_bit,
+    formats_stock_loop_resumes_to_bit,
+    stock_continues_from_record_of_formats,
 );
 
 fn saved(record: OptimizerRecord) -> Bytes {
@@ -18,7 +18,7 @@ fn loaded(bytes: &Bytes) -> OptimizerRecord {
     OptimizerRecord::from_bytes(bytes.clone()).unwrap()
 }
 
-fn a_run_resumes_at_any_step_to_the_bit(device: &Device) {
+fn formats_run_resumes_at_any_step_to_bit(device: &Device) {
     for (states, weights, dtype) in formats(device) {
         let batches = batches(device, dtype);
         let loss = |model: &Network, step: usize| model.loss(batches[step].clone());
@@ -55,7 +55,7 @@ fn a_run_resumes_at_any_step_to_the_bit(device: &Device) {
     }
 }
 
-fn a_stock_loop_resumes_to_the_bit(device: &Device) {
+fn formats_stock_loop_resumes_to_bit(device: &Device) {
     let (states, weights, dtype) = *formats(device).last().unwrap();
     let config = optim::AdamWConfig::new()
         .with_state_format(states)
@@ -78,7 +78,7 @@ fn a_stock_loop_resumes_to_the_bit(device: &Device) {
 }
 
 /// The moments of stock Burn are what the codes stand for.
-fn stock_burn_goes_on_from_a_record_in_its_form(device: &Device) {
+fn stock_continues_from_record_of_formats(device: &Device) {
     let batches = batches(device, FloatDType::F32);
     let ours = optim::AdamWConfig::new().with_state_format(StateFormat::Bits8);
     let mut fused = FusedOptimizer::new_ok(Network::init(device), ours.init());

@@ -39,7 +39,7 @@ fn file(model: &Net, half: bool) -> Vec<u8> {
 }
 
 #[test]
-fn a_file_in_half_precision_is_loaded_in_the_type_of_training() {
+fn file_in_half_precision_loads_in_type_of_training() {
     let device = Device::flex().autodiff();
     let saved = Net::init(5, &device);
     for half in [false, true] {
@@ -61,7 +61,7 @@ fn a_file_in_half_precision_is_loaded_in_the_type_of_training() {
 }
 
 /// In f16, which `ndarray` and some GPUs don't have.
-fn a_file_may_be_in_a_type_that_the_device_lacks(device: &Device) {
+fn file_in_type_that_device_lacks_is_loaded(device: &Device) {
     let host = Device::flex().autodiff();
     let bytes = file(&Net::init(5, &host), true);
     let load = |device| {
@@ -77,10 +77,10 @@ fn a_file_may_be_in_a_type_that_the_device_lacks(device: &Device) {
     }
 }
 
-on_every_backend!(a_file_may_be_in_a_type_that_the_device_lacks);
+on_every_backend!(file_in_type_that_device_lacks_is_loaded);
 
 #[test]
-fn a_file_that_can_not_be_loaded_is_named() {
+fn file_that_fails_to_load_is_named() {
     let device = Device::flex().autodiff();
     let folder = tempfile::tempdir().unwrap();
     let broken = folder.path().join("broken.safetensors");
@@ -109,7 +109,7 @@ fn a_file_that_can_not_be_loaded_is_named() {
 }
 
 #[test]
-fn file_without_weights_is_named_for_what_it_is() {
+fn file_without_weights_is_named_by_its_kind() {
     let device = Device::flex().autodiff();
     let folder = tempfile::tempdir().unwrap();
     let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n";
@@ -132,7 +132,7 @@ fn file_without_weights_is_named_for_what_it_is() {
 }
 
 #[test]
-fn misshapen_tensors_are_errors_whatever_the_store_validates() {
+fn tensors_of_wrong_shape_are_refused_by_any_store() {
     let device = Device::flex().autodiff();
     let bytes = file(&Net::init(5, &device), false);
     for validate in [true, false] {
@@ -148,7 +148,7 @@ fn misshapen_tensors_are_errors_whatever_the_store_validates() {
 }
 
 #[test]
-fn what_a_part_of_a_model_lacks_comes_from_another_file() {
+fn tensors_missing_in_one_file_come_from_another() {
     let device = Device::flex().autodiff();
     let saved = Net::init(5, &device);
     let bytes = file(&saved, false);

@@ -2,7 +2,7 @@
 
 use super::*;
 
-on_every_backend!(cast_leaves_running_statistics_and_what_is_in_training);
+on_every_backend!(cast_keeps_running_statistics_and_frozen_weights);
 
 /// A gradient that does not depend on the weights, and that both types hold.
 fn linear_loss(model: &Network, factors: &[Tensor<2>; 2]) -> Tensor<1> {
@@ -50,7 +50,7 @@ impl ModuleMapper for Shift {
 }
 
 #[test]
-fn low_bits_of_other_weights_count_as_nothing() {
+fn low_bits_of_other_weights_count_as_zero() {
     let device = &Device::flex().autodiff();
     let config = optim::AdamWConfig::new();
     let optimizer = config
@@ -71,7 +71,7 @@ fn low_bits_of_other_weights_count_as_nothing() {
     assert_equal_weights(&plain, &fused.full_precision_model());
 }
 
-fn cast_leaves_running_statistics_and_what_is_in_training(device: &Device) {
+fn cast_keeps_running_statistics_and_frozen_weights(device: &Device) {
     let model = Network::init(device);
     let twin = model.clone();
     let frozen = Network {

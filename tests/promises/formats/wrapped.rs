@@ -92,7 +92,7 @@ fn fused_equals_stock_and_resumes_for_every_optimizer() {
 
 /// Optimizers of this crate have formats for their states themselves.
 #[test]
-fn the_optimizers_of_this_crate_resume_in_a_format_around_them() {
+fn wrapped_optimizers_of_this_crate_resume() {
     let momentum = || Some(MomentumConfig::new());
     for states in [StateFormat::Full, StateFormat::Bits8, StateFormat::Bits4] {
         for format in FORMATS {
@@ -149,7 +149,7 @@ fn split24_around_every_optimizer_stays_near_f32() {
 }
 
 #[test]
-fn other_types_are_refused_and_small_parameters_in_f32_are_stepped_as_they_are() {
+fn wrapper_refuses_other_types_except_small_f32_parameters() {
     let device = Device::flex().autodiff();
     let format = WeightFormat::Stochastic;
     let optimizer = || InFormat::new(AdafactorConfig::new().build(), format).into();
@@ -177,7 +177,7 @@ fn other_types_are_refused_and_small_parameters_in_f32_are_stepped_as_they_are()
 
 /// The advice for each format is another type, or an optimizer without a format.
 #[test]
-fn what_a_refusal_advises_is_not_refused() {
+fn optimizer_advised_by_refusal_trains() {
     let device = Device::flex().autodiff();
     let x = Tensor::<2>::ones([2, 80], &device);
     for format in FORMATS {

@@ -4,7 +4,7 @@ use super::*;
 
 /// The weights in bf16 with all their bits, and a gradient that does not depend on them.
 #[test]
-fn split24_stays_near_burns_own_in_f32() {
+fn muon_split24_stays_near_stock_in_f32() {
     const WIDTH: usize = 66;
     let device = Device::flex().autodiff();
     let layer = || LinearConfig::new(WIDTH, 70).with_bias(false).init(&device);
@@ -32,7 +32,7 @@ fn split24_stays_near_burns_own_in_f32() {
 
 /// The direction of a momentum in 8 bits is near that of one in f32.
 #[test]
-fn a_momentum_in_eight_bits_stays_near_the_full_one() {
+fn muon_momentum_in_8_bits_stays_near_full() {
     let device = Device::flex();
     let shape = [96, 80];
     let start = Tensor::<2>::random(shape, Distribution::Default, &device);
@@ -54,7 +54,7 @@ fn a_momentum_in_eight_bits_stays_near_the_full_one() {
 }
 
 #[test]
-fn what_is_not_finite_is_passed_on_to_all_of_its_matrix() {
+fn muon_gradient_not_finite_spreads_over_matrix() {
     let device = Device::flex();
     let start = Tensor::<2>::ones([64, 72], &device);
     for wrong in [f32::NAN, f32::INFINITY] {
@@ -76,7 +76,7 @@ struct Odd {
 }
 
 #[test]
-fn matrices_of_any_shape_are_stepped_in_every_format() {
+fn muon_matrices_of_any_shape_train_in_every_format() {
     const SHAPES: [[usize; 2]; 8] = [
         [0, 4],
         [4, 0],

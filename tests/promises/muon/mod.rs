@@ -123,7 +123,7 @@ fn pairs() -> Vec<(stock::Muon, ours::Muon)> {
     pairs
 }
 
-fn steps_equal_burns_own(device: &Device) {
+fn muon_steps_match_stock(device: &Device) {
     let device = device.clone().inner();
     for shape in [[7, 7], [12, 5], [5, 12], [1, 9], [9, 1], [1, 1], [130, 70]] {
         let parameter = Tensor::<2>::random(shape, Distribution::Default, &device);
@@ -141,7 +141,7 @@ fn steps_equal_burns_own(device: &Device) {
     }
 }
 
-fn steps_in_f64_and_half_types_equal_burns_own(device: &Device) {
+fn muon_steps_in_f64_and_half_types_match_stock(device: &Device) {
     let device = device.clone().inner();
     for dtype in [FloatDType::F64, FloatDType::F16, FloatDType::BF16] {
         if !device.supports_dtype(dtype) {
@@ -168,7 +168,7 @@ fn steps_in_f64_and_half_types_equal_burns_own(device: &Device) {
     }
 }
 
-fn f16_steps_of_small_and_large_gradients_equal_f32(device: &Device) {
+fn muon_f16_steps_match_f32_for_any_gradient_size(device: &Device) {
     let device = device.clone().inner();
     if !device.supports_dtype(FloatDType::F16) {
         return;
@@ -192,7 +192,7 @@ fn f16_steps_of_small_and_large_gradients_equal_f32(device: &Device) {
     }
 }
 
-fn fused_equals_a_loop_with_groups_of_burns_own(device: &Device) {
+fn muon_fused_matches_stock_with_groups(device: &Device) {
     let (initial, batches) = (Network::init(device), batches(device, 4));
     let mut by_hand = ByHand::new();
     let stock = batches
@@ -208,7 +208,7 @@ fn fused_equals_a_loop_with_groups_of_burns_own(device: &Device) {
     assert_changed(&initial, &fused.model(), |_| true);
 }
 
-fn policies_equal_a_loop_with_groups_of_burns_own(device: &Device) {
+fn muon_policies_match_stock_with_groups(device: &Device) {
     let (initial, batches) = (Network::init(device), batches(device, 6));
     let mut by_hand = ByHand::new();
     let pairs = batches.chunks(2);
@@ -236,7 +236,7 @@ fn policies_equal_a_loop_with_groups_of_burns_own(device: &Device) {
 
 /// Muon does not see how long a gradient is: what clipping does to it, the weights of AdamW show.
 #[test]
-fn exact_clipping_equals_a_loop_by_hand() {
+fn muon_exact_clipping_matches_loop_by_hand() {
     let device = Device::flex().autodiff();
     let (initial, batches) = (Network::init(&device), batches(&device, 4));
     let train = |norm| {
@@ -275,7 +275,7 @@ impl burn::module::ModuleVisitor for Multiply<'_> {
 }
 
 #[test]
-fn records_go_to_burns_own_and_back() {
+fn muon_records_load_in_stock_and_back() {
     let device = Device::flex().autodiff();
     let (initial, batches) = (Network::init(&device), batches(&device, 4));
     let mut throughout = ByHand::new();
@@ -314,7 +314,7 @@ struct Experts {
 }
 
 #[test]
-fn what_is_no_matrix_is_refused_by_name_before_training() {
+fn muon_parameter_of_other_rank_is_refused_before_training() {
     let device = Device::flex().autodiff();
     let muon = || ours::MuonConfig::new().init();
     let refused = |error: FusedError, named: &str, rank: &str| {
@@ -361,7 +361,7 @@ fn what_is_no_matrix_is_refused_by_name_before_training() {
 }
 
 #[test]
-fn a_config_of_burns_loads_into_ours_and_the_recipe_keeps_what_it_was_given() {
+fn muon_config_of_burn_loads_and_recipe_keeps_options() {
     let stock = stock::MuonConfig::new()
         .with_weight_decay(Some(WeightDecayConfig::new(0.1)))
         .with_adjust_lr_fn(AdjustLrFn::MatchRmsAdamW)
@@ -382,7 +382,7 @@ fn a_config_of_burns_loads_into_ours_and_the_recipe_keeps_what_it_was_given() {
 
 /// With no names all matrices are Muon's.
 #[test]
-fn without_names_all_matrices_are_muons() {
+fn muon_without_names_updates_all_matrices() {
     let device = Device::flex().autodiff();
     let initial: Linear = LinearConfig::new(5, 4).init(&device);
     let copy = || copy(&initial, || LinearConfig::new(5, 4).init(&device));
@@ -400,9 +400,9 @@ fn without_names_all_matrices_are_muons() {
 }
 
 on_every_backend!(
-    steps_equal_burns_own,
-    steps_in_f64_and_half_types_equal_burns_own,
-    f16_steps_of_small_and_large_gradients_equal_f32,
-    fused_equals_a_loop_with_groups_of_burns_own,
-    policies_equal_a_loop_with_groups_of_burns_own,
+    muon_steps_match_stock,
+    muon_steps_in_f64_and_half_types_match_stock,
+    muon_f16_steps_match_f32_for_any_gradient_size,
+    muon_fused_matches_stock_with_groups,
+    muon_policies_match_stock_with_groups,
 );

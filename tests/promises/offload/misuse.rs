@@ -165,7 +165,7 @@ fn offloaded_weight_read_after_backward_is_new_one(device: &Device) {
 }
 
 /// Two trainings that wait for each other in their hooks: each has threads of its own.
-fn offloaded_trainings_run_beside_each_other(device: &Device) {
+fn offloaded_trainings_run_concurrently(device: &Device) {
     if !is_exact(device) {
         return; // Each thread would have a stream of its own.
     }
@@ -236,6 +236,6 @@ on_every_backend!(
     offloaded_training_after_panic_equals_untouched,
     offloaded_training_stopped_by_hook_uses_no_later_gradient,
     offloaded_weight_read_after_backward_is_new_one,
-    offloaded_trainings_run_beside_each_other,
+    offloaded_trainings_run_concurrently,
     offloaded_model_for_inference_is_moved_and_not_trained,
 );

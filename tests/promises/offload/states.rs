@@ -16,10 +16,10 @@ const COURSES: [&[usize]; 6] = [
     &[0, 1, 2, 3],
 ];
 
-fn loss(model: &Network, tokens: Tensor<2, Int>, course: &[usize]) -> Tensor<1> {
+fn loss(model: &Network, tokens: Tensor<2, Int>, order: &[usize]) -> Tensor<1> {
     let x: Tensor<2> = model.embedding.forward(tokens).flatten(0, 1);
     let run = |x, block: &usize| model.blocks[*block].forward(x);
-    course.iter().fold(x, run).powi_scalar(2).mean()
+    order.iter().fold(x, run).powi_scalar(2).mean()
 }
 
 fn with_states(device: &Device, limit: Option<usize>) -> FusedConfig {

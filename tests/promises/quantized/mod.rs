@@ -222,7 +222,7 @@ fn adapters_on_codes_train_in_any_shape_and_on_any_backend() {
 }
 
 #[test]
-fn codes_saved_and_loaded_in_any_type_are_unchanged() {
+fn quantized_values_survive_any_type() {
     let device = Device::flex().autodiff();
     for shape @ [inputs, outputs] in ODD {
         for format in FORMATS {

@@ -79,7 +79,7 @@ pub fn loss(network: &Network, tokens: Tensor<2, Int>) -> Tensor<1> {
 }
 
 /// Batches for the ranks of a row, by step.
-fn course(row: &Row, steps: usize) -> Vec<Batches> {
+fn all_batches(row: &Row, steps: usize) -> Vec<Batches> {
     let device = &flex(1)[0];
     (0..steps)
         .map(|_| tokens(device, &vec![2; row.ranks]))
@@ -96,14 +96,14 @@ fn row_of_table_equals_stock_and_writes_in_place() {
     for row in table::ROWS {
         println!("{}", row.name);
         let initial = row.network(6);
-        let course = course(row, 4);
+        let all_batches = all_batches(row, 4);
         let mut training = row.train(copied(row, &initial));
-        for batches in &course {
+        for batches in &all_batches {
             training.step(batches.clone()).unwrap();
         }
         let mut optimizer = ModuleOptimizer::from(row.optimizer());
         let (devices, dtype) = (flex(row.ranks), row.compute_dtype());
-        let stock = course
+        let stock = all_batches
             .iter()
             .fold(copied(row, &initial), |network, batches| {
                 let batches = batches.clone();
@@ -140,12 +140,12 @@ pub fn settled_before_training() -> usize {
 
 /// The bytes of the plain network, and those that a training holds between its steps and at its peak.
 fn held(row: &Row, width: usize) -> [f64; 3] {
-    let course = course(row, 3);
+    let all_batches = all_batches(row, 3);
     let plain = 4 * Network::of_width(width, &flex(1)[0]).num_params();
     let before = settled_before_training();
     let mut training = row.train(row.network(width));
     let mut held = [0; 2];
-    for batches in course {
+    for batches in all_batches {
         BYTES.reset_peak_usage();
         training.step(batches).unwrap();
         held = [settled(), BYTES.peak_usage()];
@@ -182,7 +182,7 @@ fn row_of_table_with_fault_at_any_stage_keeps_parameters() {
     let _alone = alone();
     for row in table::ROWS {
         let initial = row.network(6);
-        let course = course(row, 3);
+        let all_batches = all_batches(row, 3);
         // After some of them, each parameter is as before the step or as after it.
         for (fault, leaves_all) in [
             (Fault::Closure, true),
@@ -193,23 +193,23 @@ fn row_of_table_with_fault_at_any_stage_keeps_parameters() {
         ] {
             println!("{}, {fault:?}", row.name);
             let mut training = row.train(copied(row, &initial));
-            training.step(course[0].clone()).unwrap();
+            training.step(all_batches[0].clone()).unwrap();
             let before = weights(&training.network());
             let after = {
                 let mut undisturbed = row.train(copied(row, &initial));
-                undisturbed.step(course[0].clone()).unwrap();
-                undisturbed.step(course[1].clone()).unwrap();
+                undisturbed.step(all_batches[0].clone()).unwrap();
+                undisturbed.step(all_batches[1].clone()).unwrap();
                 weights(&undisturbed.network())
             };
 
             fault.arm();
-            let said = training.step(course[1].clone()).unwrap_err();
+            let said = training.step(all_batches[1].clone()).unwrap_err();
             assert!(Fault::none_is_armed(), "the step ended early: {said}");
             assert_says(&said, fault.says());
             let found = weights(&training.network());
             if leaves_all {
                 assert_eq!(before, found);
-                training.step(course[1].clone()).unwrap();
+                training.step(all_batches[1].clone()).unwrap();
                 assert_eq!(after, weights(&training.network()));
                 continue;
             }
@@ -220,7 +220,7 @@ fn row_of_table_with_fault_at_any_stage_keeps_parameters() {
                 found == before && before != after
             });
             assert!(kept.count() > 0, "all parameters were updated");
-            training.step(course[2].clone()).unwrap();
+            training.step(all_batches[2].clone()).unwrap();
             for (path, value) in weights(&training.network()) {
                 assert!(value.iter::<f32>().all(f32::is_finite), "`{path}`");
             }

@@ -130,7 +130,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn split24_any_value_is_an_adjacent_number(value in number(), random in any::<u32>()) {
+        fn split24_of_any_value_is_adjacent_number(value in number(), random in any::<u32>()) {
             let (high, low) = split24(value, random);
             let joined = join24(high, low);
             if value.is_nan() {

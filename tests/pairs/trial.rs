@@ -23,7 +23,7 @@ pub fn run(options: &Options) -> Ended {
     let twin = || copy(&initial, || Model::init(options));
     let refusals = refusals(options);
     match Training::new(options, twin()) {
-        Ok(training) if refusals.is_empty() => Course::new(options, training, twin()).run(),
+        Ok(training) if refusals.is_empty() => Trial::new(options, training, twin()).run(),
         Ok(_) => panic!("not refused: {refusals:?}"),
         Err(error) => {
             let error = error.to_string();
@@ -34,7 +34,7 @@ pub fn run(options: &Options) -> Ended {
     }
 }
 
-pub struct Course {
+pub struct Trial {
     pub options: Options,
     pub training: Training,
     pub by_hand: ByHand,
@@ -46,7 +46,7 @@ pub struct Course {
     pub is_idle: bool,
 }
 
-impl Course {
+impl Trial {
     fn new(options: &Options, training: Training, model: Model) -> Self {
         Self {
             options: *options,
