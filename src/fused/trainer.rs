@@ -71,8 +71,9 @@ macro_rules! trainer {
             /// are removed or have another shape are dropped. Accumulated gradients are dropped, except those in the
             /// optimizer state.
             ///
-            /// Pending updates of running statistics are merged. A batch normalization that is frozen here therefore
-            /// computes with the last update. In a stock loop it does so only after `valid` is called.
+            /// A batch normalization that is frozen here computes without the last update of its running statistics, as in
+            /// a stock loop. [`valid`](Self::valid) merges that update. In a [checkpointed
+            /// block](crate::gradient_checkpointing()), and on several devices, the update is already merged.
             ///
             /// A new parameter with the id of a removed one starts with a fresh state. In this case the other states are
             /// saved to a record and loaded again, as in [`load_record`](Self::load_record), and states with accumulated

@@ -13,5 +13,6 @@ pub(crate) use load::load_same;
 pub(crate) use load::{Loading, TakeOver, empty};
 pub(crate) use map::{map_params, take_values};
 pub(crate) use statistics::{
-    Statistics, StatisticsGuard, merge_pending, running_statistics, with_own_statistics,
+    Statistics, StatisticsGuard, frozen_statistics, merge_pending, running_statistics,
+    with_own_statistics,
 };

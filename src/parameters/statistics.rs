@@ -8,7 +8,8 @@
 
 use std::collections::{HashMap, HashSet};
 
-use burn::module::{Module, ParamId};
+use burn::module::{Flag, Module, ModuleVisitor, Param, ParamId};
+use burn::tensor::Tensor;
 
 use super::AnyTensor;
 use super::map::map_params;
@@ -33,6 +34,47 @@ pub(crate) fn running_statistics<M: Module>(module: &M) -> HashSet<ParamId> {
     moved.map(|(_, again)| again.id()).collect()
 }
 
+/// Returns the ids of the running statistics of frozen batch normalizations. These read them with `RunningState::value`, without
+/// a pending update.
+pub(crate) fn frozen_statistics<M: Module>(module: &M) -> HashSet<ParamId> {
+    let mut frozen = FrozenStatistics::default();
+    module.visit(&mut frozen);
+    frozen.found
+}
+
+#[derive(Default)]
+struct FrozenStatistics {
+    /// The fields that are being visited; `None` for those of other modules.
+    fields: Vec<Option<String>>,
+    /// Burn visits the flag of a batch normalization before its statistics.
+    is_frozen: bool,
+    found: HashSet<ParamId>,
+}
+
+impl ModuleVisitor for FrozenStatistics {
+    fn enter_module(&mut self, name: &str, container_type: &str) {
+        let is_norm = container_type == "Struct:BatchNorm";
+        self.fields.push(is_norm.then(|| name.to_string()));
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.fields.pop();
+    }
+
+    fn visit_flag(&mut self, flag: &Param<Flag>) {
+        if let Some(Some("training")) = self.fields.last().map(Option::as_deref) {
+            self.is_frozen = !flag.is_enabled();
+        }
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let field = self.fields.last().and_then(Option::as_deref);
+        if let (true, Some("running_mean" | "running_var")) = (self.is_frozen, field) {
+            self.found.insert(param.id);
+        }
+    }
+}
+
 /// Merges the pending updates of the running statistics of `module`.
 pub(crate) fn merge_pending<M: Module>(module: &M) {
     drop(module.valid());
@@ -55,10 +97,15 @@ pub(crate) fn with_own_statistics<M: Module>(module: M) -> M {
 }
 
 /// The values of running statistics.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Statistics(HashMap<ParamId, AnyTensor>);
 
 impl Statistics {
+    /// Returns these statistics of `module`, without pending updates.
+    pub(crate) fn of<M: Module>(module: &M, ids: &HashSet<ParamId>) -> Self {
+        Self(values(module, ids))
+    }
+
     /// Puts the values into `module` and its clones.
     fn put<M: Module>(&self, module: &M) {
         drop(map_params(
@@ -77,6 +124,23 @@ impl Statistics {
 
     pub(crate) fn get(&self, id: ParamId) -> Option<&AnyTensor> {
         self.0.get(&id)
+    }
+
+    /// Copies the values into `module` and its clones, on the devices of their statistics.
+    pub(crate) fn copy_into<M: Module>(&self, module: &M) {
+        if self.0.is_empty() {
+            return;
+        }
+        drop(map_params(
+            module.clone(),
+            |param| self.0.contains_key(&param.id()),
+            |id, before| before.replaced_by(self.0[&id].clone().untyped().inner()),
+        ));
+    }
+
+    /// Keeps the values for which `is_kept` returns `true`.
+    pub(crate) fn retain(&mut self, is_kept: impl Fn(ParamId, &AnyTensor) -> bool) {
+        self.0.retain(|id, value| is_kept(*id, value));
     }
 }
 
@@ -105,7 +169,7 @@ impl<M: Module> StatisticsGuard<M> {
         merge_pending(module);
         Self {
             module: Some(module.clone()),
-            before: Statistics(values(module, ids)),
+            before: Statistics::of(module, ids),
         }
     }
 

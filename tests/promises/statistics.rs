@@ -115,7 +115,81 @@ fn failed_pass_and_dry_run_restore_statistics(device: &Device) {
     }
 }
 
+/// Burn keeps the last update of a statistic pending, and a frozen layer reads the value before it. `valid` merges the update.
+fn norm_frozen_in_training_matches_stock(device: &Device) {
+    #[derive(Clone, Copy, PartialEq)]
+    enum Event {
+        Freeze,
+        Unfreeze,
+        Validate,
+        Load,
+        Nothing,
+    }
+    use Event::*;
+
+    fn change(mut model: Normed, event: Event, loaded: &Normed) -> Normed {
+        model.norm = match event {
+            Freeze => model.norm.freeze(),
+            Unfreeze => model.norm.unfreeze(),
+            Load => {
+                let norm = model.norm.valid().train();
+                norm.load_record(loaded.norm.clone().into_record()).freeze()
+            }
+            _ => model.norm,
+        };
+        model
+    }
+
+    let rows = [
+        [Freeze, Nothing, Validate, Nothing],
+        [Freeze, Freeze, Unfreeze, Freeze],
+        [Freeze, Nothing, Unfreeze, Nothing],
+        [Validate, Freeze, Validate, Freeze],
+        [Freeze, Load, Unfreeze, Validate],
+    ];
+    let xs = xs(device);
+    let loss = |model: &Normed, x: &Tensor<2>| {
+        let y = model.linear.forward(x.clone()).tanh();
+        model.norm.forward(y).powi_scalar(3).mean()
+    };
+    let other = Normed::init(device);
+    for (row, events) in rows.iter().enumerate() {
+        for looks in [false, true] {
+            for mut fused in trainings(device) {
+                let mut stock = copy(&fused.model(), || Normed::init(device));
+                let mut optimizer = AdamWConfig::new().init();
+                for event in [Nothing].iter().chain(events) {
+                    if looks {
+                        drop(fused.model());
+                    }
+                    match event {
+                        Validate => {
+                            let (stock, fused) = (weights(&stock.valid()), weights(&fused.valid()));
+                            assert_eq!(stock, fused, "row {row}");
+                        }
+                        Nothing => {}
+                        _ => {
+                            stock = change(stock, *event, &other);
+                            fused.change_model_ok(|model| change(model, *event, &other));
+                        }
+                    }
+                    for x in &xs {
+                        let expected = loss(&stock, x);
+                        let gradients =
+                            GradientsParams::from_grads(expected.clone().backward(), &stock);
+                        stock = optimizer.step(RATE, stock, gradients);
+                        let found = fused.step_ok(RATE, |model| loss(model, x));
+                        assert_eq!(found.into_data(), expected.into_data(), "row {row}");
+                    }
+                }
+                assert_equal_weights(&stock.valid(), &fused.valid());
+            }
+        }
+    }
+}
+
 on_every_cpu_backend!(
+    norm_frozen_in_training_matches_stock,
     failed_pass_and_dry_run_restore_statistics,
     model_taken_before_more_steps_is_unchanged,
 );

@@ -14,7 +14,7 @@ use crate::parameters::load_same;
 use crate::policy::{Update, average_id};
 use crate::record;
 use crate::tap::collect_graph;
-use crate::weights::{Accumulated, MasterParam};
+use crate::weights::{Accumulated, AttachedModule, MasterParam};
 
 /// The reason why a training can't resume from records.
 pub(crate) enum ResumeError {
@@ -32,8 +32,9 @@ impl<M: Module> Core<M> {
         &mut self,
         change: impl FnOnce(M) -> M,
     ) -> Result<(), FusedError> {
-        let model = change(self.model());
-        self.enter(self.ranks.with_model(model, &self.policies.config)?);
+        let ranks = self.ranks.changed(change, &self.policies.config)?;
+        self.and_collect(());
+        self.enter(ranks);
         Ok(())
     }
 
@@ -46,7 +47,7 @@ impl<M: Module> Core<M> {
         optimizer: OptimizerRecord,
     ) -> Result<(), ResumeError> {
         // Loads directly to the location of the masters, so that no device has to hold the whole model.
-        let model = self.ranks.attached().export_in_place();
+        let model = self.ranks.export(AttachedModule::export_in_place);
         let trained = trained_only.then(|| self.trained_in(&model));
         let model = load_same(model, file, trained.as_ref()).map_err(ResumeError::Model)?;
         let fresh = self.ranks.session().update.lock().fresh();

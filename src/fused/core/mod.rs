@@ -32,7 +32,7 @@ use crate::policy::{AverageExtraState, Update};
 use crate::record;
 use crate::report::StepReport;
 use crate::tap::collect_graph_if_due;
-use crate::weights::{Accumulated, Inventory, Role, Value, fork_quantized};
+use crate::weights::{Accumulated, AttachedModule, Inventory, Role, Value, fork_quantized};
 pub(crate) use change::ResumeError;
 pub(in crate::fused) use rank_pass::{Executor, RankPass};
 pub(super) use ranks::Ranks;
@@ -142,7 +142,7 @@ impl<M: Module> Core<M> {
         let device = device.or(ranks.attached().context.device()).cloned();
         let named = ranks.named.clone();
         // Values move from owner to owner, so that no device has to hold all weights.
-        let model = ranks.attached().export_in_place();
+        let model = ranks.export(AttachedModule::export_in_place);
         let optimizer = self.optimizer();
         let (policies, optimizer) = self.policies.with_config(config, optimizer)?;
         // Afterwards the model is the only owner of its values.
@@ -155,7 +155,7 @@ impl<M: Module> Core<M> {
 
     /// Returns an ordinary Burn model with the current values.
     pub(crate) fn model(&self) -> M {
-        self.and_collect(self.ranks.attached().export(Value::Current))
+        self.and_collect(self.ranks.export(|it| it.export(Value::Current)))
     }
 
     /// Returns `made`, which lifted the values of parameters, after the graph nodes of earlier lifts are collected.
@@ -167,12 +167,12 @@ impl<M: Module> Core<M> {
 
     /// Returns an ordinary Burn model with the averages of its weights.
     pub(super) fn averaged(&self) -> M {
-        self.and_collect(self.ranks.attached().export(Value::Averaged))
+        self.and_collect(self.ranks.export(|it| it.export(Value::Averaged)))
     }
 
     /// Returns the current model for inference, on its compute device.
     pub(super) fn valid(&self) -> M {
-        self.and_collect(self.ranks.attached().valid(Value::Current))
+        self.and_collect(self.ranks.valid(Value::Current))
     }
 
     /// Returns the model for validation: with the averages of its weights, if the config says so.
@@ -180,7 +180,7 @@ impl<M: Module> Core<M> {
     pub(crate) fn validated(&self) -> M {
         let averaging = self.policies.config.averaging;
         match averaging.is_some_and(|averaging| averaging.validate) {
-            true => self.and_collect(self.ranks.attached().valid(Value::Averaged)),
+            true => self.and_collect(self.ranks.valid(Value::Averaged)),
             false => self.valid(),
         }
     }
@@ -228,7 +228,7 @@ impl<M: Module> Core<M> {
     /// Returns a record of the model, or only of its trained parameters, each at its location. Tensors on a CubeCL
     /// device are read when the record is saved, which must happen before the next step.
     pub(crate) fn model_record(&self, trained_only: bool) -> ModuleRecord {
-        let model = self.ranks.attached().export_in_place();
+        let model = self.ranks.export(AttachedModule::export_in_place);
         if !trained_only {
             return self.and_collect(model.into_record());
         }

@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use burn::module::{Module, ParamId};
 use burn::tensor::Device;
+use parking_lot::Mutex;
 
+use super::statistics::Deferred;
 use crate::config::FusedConfig;
 use crate::device::{flush, is_cubecl, is_remote};
 use crate::error::FusedError;
@@ -33,6 +35,7 @@ pub(in crate::fused) struct Ranks<M> {
     pub(in crate::fused) group: Option<Arc<Group>>,
     /// The running statistics. Every rank has its own.
     pub(in crate::fused) statistics: HashSet<ParamId>,
+    pub(super) deferred: Mutex<Deferred>,
 }
 
 impl<M: Module> Ranks<M> {
@@ -114,6 +117,7 @@ impl<M: Module> Ranks<M> {
         };
         Self {
             statistics: running_statistics(&attached_modules[0].skeleton),
+            deferred: Mutex::default(),
             attached_modules,
             named,
             read_late: devices.iter().any(is_cubecl),

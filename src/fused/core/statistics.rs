@@ -1,19 +1,89 @@
 //! Running statistics of the ranks in a pass: each rank updates its own, and afterwards all ranks receive the mean.
+//!
+//! # Invariants
+//!
+//! Burn keeps the last update of a statistic pending. The next training pass merges it, and so does `Module::valid`. A frozen
+//! batch normalization reads without it. A pending update can only be merged, so a pass and an export merge all. For a layer that
+//! [`Ranks::changed`] freezes, [`Deferred`] holds the update apart until `valid`.
 
 use std::collections::HashMap;
 
 use burn::module::{Module, ParamId};
 
 use super::ranks::Ranks;
+use crate::config::FusedConfig;
 use crate::device::{caught, copy_to_device};
 use crate::error::FusedError;
-use crate::parameters::{AnyTensor, StatisticsGuard, map_params, merge_pending, values};
+use crate::parameters::{
+    AnyTensor, Statistics, StatisticsGuard, frozen_statistics, map_params, merge_pending, values,
+};
 use crate::tap::node;
-use crate::weights::Identity;
+use crate::weights::{AttachedModule, Identity, Value};
+
+/// The updates of running statistics that a stock loop would not have merged yet.
+#[derive(Default)]
+pub(super) struct Deferred {
+    /// The statistics without the last update, if it was merged since the last pass.
+    unmerged: Option<Statistics>,
+    /// The last update of layers that are frozen.
+    of_frozen: Statistics,
+}
 
 impl<M: Module> Ranks<M> {
+    /// Exports a module of the first rank. It has the last update of every running statistic.
+    pub(super) fn export(&self, export: impl FnOnce(&AttachedModule<M>) -> M) -> M {
+        let attached = self.attached();
+        if self.statistics.is_empty() {
+            return export(attached);
+        }
+        let mut deferred = self.deferred.lock();
+        let unmerged = || Statistics::of(&attached.skeleton, &self.statistics);
+        deferred.unmerged.get_or_insert_with(unmerged);
+        let module = export(attached);
+        deferred.of_frozen.copy_into(&module);
+        module
+    }
+
+    /// Returns a module of the first rank for inference. Merges all updates of running statistics.
+    pub(super) fn valid(&self, value: Value) -> M {
+        let deferred = std::mem::take(&mut *self.deferred.lock());
+        for attached in &self.attached_modules {
+            deferred.of_frozen.copy_into(&attached.skeleton);
+        }
+        self.attached().valid(value)
+    }
+
+    /// Returns the same ranks with the result of `change`. A batch normalization that is frozen computes without the last
+    /// update of its statistics, as in stock Burn.
+    pub(super) fn changed(
+        &self,
+        change: impl FnOnce(M) -> M,
+        config: &FusedConfig,
+    ) -> Result<Self, FusedError> {
+        let model = self.export(|it| it.export(Value::Current));
+        if self.statistics.is_empty() {
+            return self.with_model(change(model), config);
+        }
+        let mut of_frozen = Statistics::of(&model, &self.statistics);
+        let mut unmerged = self.deferred.lock().unmerged.clone().unwrap_or_default();
+        let model = change(model);
+        let changed = Statistics::of(&model, &frozen_statistics(&model));
+        let is_in = |statistics: &Statistics, id, value: &AnyTensor| {
+            let found = statistics.get(id);
+            found.is_some_and(|found| found.to_data() == value.to_data())
+        };
+        // A statistic that `change` has loaded stays.
+        of_frozen.retain(|id, last| is_in(&changed, id, last) && !is_in(&unmerged, id, last));
+        unmerged.retain(|id, _| of_frozen.get(id).is_some());
+        unmerged.copy_into(&model);
+        let ranks = self.with_model(model, config)?;
+        ranks.deferred.lock().of_frozen = of_frozen;
+        Ok(ranks)
+    }
+
     /// Takes a snapshot of the running statistics of every rank.
     pub(super) fn guard_statistics(&self) -> Vec<StatisticsGuard<M>> {
+        self.deferred.lock().unmerged = None;
         let attached_modules = self.attached_modules.iter();
         let guard = |module| StatisticsGuard::among(module, &self.statistics);
         attached_modules
