@@ -108,8 +108,10 @@ impl MasterParam {
             Accumulated::Sum(sum) => first.in_type(sum.dtype()),
             _ => pass.pipeline.accumulation.begin(first.untyped()).into(),
         };
-        // The transfer can fail, so it precedes the first write.
+        // A transfer can fail, so all precede the first write.
         let first = first.copy_to_device(&self.storage.sums);
+        let others = others.map(|gradient| gradient.copy_to_device(&self.storage.sums));
+        let others: Vec<_> = others.collect();
         let sum = match std::mem::take(&mut state.accumulated) {
             Accumulated::Sum(sum) => {
                 state.accumulated = Accumulated::Overwritten;
@@ -117,8 +119,7 @@ impl MasterParam {
             }
             _ => first,
         };
-        let others = others.map(|gradient| gradient.copy_to_device(&self.storage.sums));
-        let sum = Box::new(others.fold(sum, AnyTensor::added));
+        let sum = Box::new(others.into_iter().fold(sum, AnyTensor::added));
         state.outcome = Some(Outcome::Added(sum));
     }
 

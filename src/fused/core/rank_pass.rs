@@ -136,14 +136,14 @@ impl RankPass {
             if let Some(saved) = &self.pass.blocks.saved {
                 saved.prefetch_last();
             }
+            if let Some(observers) = &self.pass.observers {
+                observers.emit(StepEvent::Backward);
+            }
             let begins = self.pass.among.as_ref().map(|among| {
                 let Membership { group, rank } = among.clone();
                 group.flow.request_backward(rank);
                 Box::new(move || group.flow.begin_backward(rank)) as OnBackward
             });
-            if let Some(observers) = &self.pass.observers {
-                observers.emit(StepEvent::Backward);
-            }
             let (loss, mut gradients) = loss.run_backward(self.pass.pipeline.scale, begins);
             let gradients =
                 GradientsParams::from_params(&mut gradients, model, &self.local_params.leaves);

@@ -1,15 +1,16 @@
 //! One pass of all ranks, from its beginning to its end.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 
 use burn::module::{Module, ParamId};
 
 use super::rank_pass::RankPass;
 use super::ranks::Ranks;
-use crate::device::{AsyncErrors, check_connected};
+use crate::device::{AsyncErrors, caught, check_connected};
 use crate::error::FusedError;
 use crate::memory::Category;
-use crate::observer::StepEvent;
+use crate::observer::{Observers, StepEvent};
 use crate::pass::{Closure, FailedIn, Order, PassGuard};
 use crate::policy::GradientUse;
 use crate::replica::Group;
@@ -136,12 +137,14 @@ impl<M: Module> PassTransaction<'_, M> {
         if first.closure != Closure::Nothing {
             first.blocks.observations.end_pass();
         }
+        let observers = self.ranks[0].pass.observers.clone();
         drop((
             std::mem::take(&mut self.running),
             std::mem::take(&mut self.ranks),
         ));
         // Nothing is left to roll back.
         std::mem::forget(self);
+        emit_end(observers);
         reports
     }
 
@@ -160,9 +163,6 @@ impl<M: Module> PassTransaction<'_, M> {
                 attached.restore_leaf_values();
             }
         }
-        if let Some(observers) = &self.ranks[0].pass.observers {
-            observers.emit(StepEvent::End);
-        }
         reports
     }
 }
@@ -170,6 +170,17 @@ impl<M: Module> PassTransaction<'_, M> {
 impl<M: Module> Drop for PassTransaction<'_, M> {
     fn drop(&mut self) {
         self.end(false);
+        let observers = self.ranks[0].pass.observers.clone();
+        // The step may have panicked, and a second panic aborts the process.
+        if let Err(panic) = caught(|| emit_end(observers)) {
+            log::warn!("an observer panicked at the end of a failed step: {panic}");
+        }
+    }
+}
+
+fn emit_end(observers: Option<Arc<Observers>>) {
+    if let Some(observers) = observers {
+        observers.emit(StepEvent::End);
     }
 }
 

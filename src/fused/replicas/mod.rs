@@ -25,8 +25,8 @@ use threads::RankThreads;
 /// A [`FusedOptimizer`](crate::FusedOptimizer) on several devices: data parallel training with gradient release.
 ///
 /// Every device, or *rank*, has a replica of the model and computes with its own batch. The [owner](crate::Ownership)
-/// of a parameter sums its gradients, steps it and sends the new value to the other ranks, without waiting for the end
-/// of the backward pass. The result is that of Burn's `ExecutionStrategy::MultiDevice`: gradients are summed, not
+/// of a parameter sums its gradients and steps it during the backward pass. The other ranks receive the new value at the
+/// end of the step, or when they read it ([`Sharding::Full`](crate::Sharding::Full)). The result is that of Burn's `ExecutionStrategy::MultiDevice`: gradients are summed, not
 /// averaged. To get the result of one device, divide a mean loss by the number of ranks.
 ///
 /// ```

@@ -48,3 +48,42 @@ fn observer_receives_events_of_step_in_order() {
     ];
     assert_eq!(*log.0.lock().unwrap(), expected);
 }
+
+#[test]
+fn observer_that_panics_at_any_event_leaves_training_usable() {
+    struct Panics(usize);
+
+    impl StepObserver for Panics {
+        fn observe(&self, event: StepEvent<'_>) {
+            let at = match event {
+                StepEvent::Forward => 0,
+                StepEvent::Read { .. } => 1,
+                StepEvent::Backward => 2,
+                StepEvent::GradientReady { .. } => 3,
+                StepEvent::Updated { .. } => 4,
+                // Also after another event has failed the step.
+                StepEvent::End => panic!("the observer ends"),
+                _ => return,
+            };
+            assert!(at != self.0, "the observer fails");
+        }
+    }
+
+    let device = Device::flex().autodiff();
+    let x = Tensor::<2>::ones([1, 2], &device);
+    for at in 0..6 {
+        let model = LinearConfig::new(2, 2).init(&device);
+        let fused = FusedOptimizer::new_ok(model, SgdConfig::new().init());
+        let mut fused = fused.with_observer(Panics(at));
+        let before = fused.model().weight.val().into_data();
+        let message = panic_of(|| {
+            let step = fused.step(0.1, |model| model.forward(x.clone()).mean());
+            panic!("{}", step.unwrap_err())
+        });
+        let expected = ["fails", "ends"][usize::from(at == 5)];
+        assert!(message.contains(expected), "{at}: {message}");
+        let is_updated = fused.model().weight.val().into_data() != before;
+        // The event of the bias precedes the update of the weight.
+        assert_eq!(is_updated, at == 5, "{at}");
+    }
+}
