@@ -1,6 +1,6 @@
 //! The activations of recomputed blocks in a recording.
 //!
-//! A process of its own: it installs the recording allocator.
+//! It runs in its own process, because it installs the recording allocator.
 
 mod common;
 
@@ -14,7 +14,7 @@ static ALLOCATOR: RecordingAllocator = RecordingAllocator::new();
 const WIDTH: usize = 192;
 const DEPTH: usize = 6;
 
-/// One recorded step of a stack with recomputed layers, after one that is not.
+/// One recorded step of a stack with recomputed layers, after a step that is not recorded.
 fn record_recomputed(sizes: [usize; DEPTH]) -> MemoryTimeline {
     let device = Device::flex().autodiff();
     let linear = |_| LinearConfig::new(WIDTH, WIDTH).init(&device);

@@ -1,4 +1,4 @@
-//! Stock Burn beside fused training, from the same record.
+//! Comparison of stock and fused training from the same record.
 
 use backburn::FusedOptimizer;
 use burn::module::{Module, ModuleVisitor, Param};
@@ -23,13 +23,13 @@ pub fn weights<M: Module>(model: &M) -> Vec<(String, TensorData)> {
         }
 
         fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            // Codes of an adapter are shown to what records them only.
+            // An adapter shows its quantized values only to code that records them.
             let value = match param.is_initialized() {
                 true => param.base(),
                 false => param.transform_for_save().val(),
             };
             let value = value.inner().into_data();
-            // Copied at once: on wgpu the data show what is written in place later.
+            // Copied immediately: on wgpu the data would contain later in-place writes.
             let bytes = Bytes::from_bytes_vec(value.as_bytes().to_vec());
             let value = TensorData::from_bytes(bytes, value.shape(), value.dtype());
             self.found.push((self.names.join("."), value));
@@ -42,7 +42,7 @@ pub fn weights<M: Module>(model: &M) -> Vec<(String, TensorData)> {
     weights.found
 }
 
-/// Returns `true` if the kernels of `device` compute the same bits whatever they are fused with: on CPU backends.
+/// Returns `true` if the kernels of `device` compute the same bits in any fusion, as on CPU backends.
 pub fn is_exact(device: &Device) -> bool {
     #[allow(unreachable_patterns, unused_variables)] // What is there depends on the build.
     match device.clone().inner().as_dispatch() {
@@ -87,7 +87,7 @@ pub fn assert_near_weights<M: Module>(expected: &M, found: &M, absolute: f64, re
     }
 }
 
-/// Panics unless training changed every parameter for which `trained` says so, and no other.
+/// Panics unless training changed exactly the parameters for which `trained` returns `true`.
 #[track_caller]
 pub fn assert_changed<M: Module>(before: &M, after: &M, trained: impl Fn(&str) -> bool) {
     for ((path, before), (_, after)) in weights(before).iter().zip(&weights(after)) {
@@ -96,7 +96,7 @@ pub fn assert_changed<M: Module>(before: &M, after: &M, trained: impl Fn(&str) -
     }
 }
 
-/// Panics if training changed a parameter for which `kept` says so. Running statistics may have changed.
+/// Panics if training changed a parameter for which `kept` returns `true`. Running statistics may have changed.
 #[track_caller]
 pub fn assert_kept<M: Module>(before: &M, after: &M, kept: impl Fn(&str) -> bool) {
     for ((path, before), (_, after)) in weights(before).iter().zip(&weights(after)) {

@@ -1,13 +1,13 @@
-//! A hook made of a closure.
+//! A hook that calls a closure.
 
 use backburn::{FusedError, GradientFlow, GradientHook, HookedParameter};
 use burn::tensor::{Device, Tensor};
 
-/// A finished gradient, whatever its rank.
+/// A complete gradient of any rank.
 pub struct Finished<'a> {
     /// The path of its parameter.
     pub path: &'a str,
-    /// Where its parameter is stepped.
+    /// The device that updates its parameter.
     pub device: Device,
     elements: &'a dyn Fn() -> Vec<f32>,
 }

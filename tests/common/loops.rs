@@ -18,7 +18,7 @@ pub fn cpus() -> [Device; 2] {
     [flex(), Device::ndarray().autodiff()]
 }
 
-/// Trains copies of one model. Returns it as it was, after stock Burn, and after fused training.
+/// Trains copies of one model. Returns the initial model, the model of stock Burn, and the model of fused training.
 pub fn train_both<M: Module>(
     init: impl Fn() -> M,
     optimizer: &ModuleOptimizer,
@@ -93,7 +93,7 @@ pub fn reread(record: OptimizerRecord) -> OptimizerRecord {
     OptimizerRecord::from_bytes(record.into_bytes().unwrap()).unwrap()
 }
 
-/// A training that goes on from the weights and the record of another.
+/// A training that continues from the weights and the record of another.
 pub fn resumed<M: Module>(
     fused: &FusedOptimizer<M>,
     optimizer: ModuleOptimizer,
@@ -119,7 +119,7 @@ pub fn distance<M: Module>(before: &M, after: &M) -> f64 {
     pairs.map(|(a, b)| (a - b).powi(2)).sum::<f64>().sqrt()
 }
 
-/// `model` with every value changed, which `change` gets as a row.
+/// Applies `change` to every value of `model`, as a row.
 pub fn map_values<M: Module>(model: M, change: impl FnMut(ParamId, Tensor<1>) -> Tensor<1>) -> M {
     struct Change<F>(F);
 
@@ -137,7 +137,7 @@ pub fn map_values<M: Module>(model: M, change: impl FnMut(ParamId, Tensor<1>) ->
     model.map(&mut Change(change))
 }
 
-/// Changes the gradients of the parameters of `model`, which `change` gets as rows. It drops one with `None`.
+/// Applies `change` to the gradients of the parameters of `model`, as rows. `None` drops a gradient.
 pub fn map_gradients<M: Module>(
     model: &M,
     gradients: &mut GradientsParams,

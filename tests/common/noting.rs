@@ -1,4 +1,4 @@
-//! A hook that notes every finished gradient.
+//! A hook that records every complete gradient.
 
 use std::sync::{Arc, Mutex};
 
@@ -6,7 +6,7 @@ use backburn::{GradientFlow, GradientHook, HookedParameter};
 use burn::module::ParamId;
 use burn::tensor::{Tensor, TensorData};
 
-/// Notes what it is called with.
+/// Records the arguments of its calls.
 #[derive(Clone, Default)]
 pub struct Noting(pub Arc<Mutex<Vec<Note>>>);
 
@@ -20,7 +20,7 @@ impl GradientHook for Noting {
     ) -> GradientFlow<D> {
         let mut notes = self.0.lock().unwrap();
         let path = parameter.path.to_string();
-        // Copied at once: on wgpu the data show what is written in place later.
+        // Copied immediately: on wgpu the data would contain later in-place writes.
         let copy = |tensor: &Tensor<D>| {
             let data = tensor.to_data();
             TensorData::new(data.iter::<f32>().collect::<Vec<_>>(), data.shape())

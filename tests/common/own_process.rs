@@ -1,8 +1,8 @@
-//! Tests in processes of their own.
+//! Tests that run in their own processes.
 
 use std::process::Command;
 
-/// Runs `test`, that of this name, in a process that has this variable in its environment.
+/// Runs `test`, the test of this name, in a process with this environment variable.
 #[track_caller]
 pub fn in_own_process(name: &str, (variable, value): (&str, &str), test: impl FnOnce()) {
     if std::env::var_os(variable).is_some() {

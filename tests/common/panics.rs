@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// The message of the panic in which `work` ends.
+/// Returns the message of the panic of `work`.
 #[track_caller]
 pub fn panic_of<R>(work: impl FnOnce() -> R) -> String {
     match catch_unwind(AssertUnwindSafe(work)) {

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// The most bytes above those before of two groups of four batches, after the first.
+/// The peak growth of two groups of four batches, after a first group.
 fn peak_of_groups(
     mut fused: FusedOptimizer<Mlp>,
     loss: fn(&Mlp, Tensor<2>) -> Tensor<1>,
@@ -32,7 +32,7 @@ fn accumulation_takes_one_buffer_and_none_in_optimizer_state() {
     let buffered = peak_of_groups(fused(), Mlp::loss, 4);
     assert!(buffered > plain + 0.9, "a buffer of {buffered} P shows");
     assert!(buffered < plain + 1.05, "{buffered} P, {plain} P without");
-    // With blocks, micro-batches from the third on add to what is there already.
+    // With blocks, the third and later micro-batches add to existing sums.
     let blocks = peak_of_groups(fused(), Mlp::recomputed_loss, 5);
     assert!(blocks < 1.3, "{blocks} P, {buffered} P without blocks");
 }

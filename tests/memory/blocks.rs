@@ -20,8 +20,8 @@ fn loss(layers: &[Lstm], x: Tensor<3>, in_blocks: bool) -> Tensor<1> {
     layers.iter().fold(x, forward).powi_scalar(2).mean()
 }
 
-/// A step of a recurrent network has thousands of operations, which Burn's autodiff notes whether they are
-/// recorded or not.
+/// A step of a recurrent network has thousands of operations. Burn's autodiff creates nodes for all of them, recorded
+/// or not.
 #[test]
 fn recurrent_layer_in_block_takes_less_than_stock() {
     let _alone = alone();
@@ -75,6 +75,6 @@ fn tiled_block_holds_activations_of_one_tile() {
     let [whole, tiled] = [TOKENS, TOKENS / 16].map(least);
     let activation = 4 * TOKENS * WIDE;
     assert!(whole > 2 * activation, "{whole} bytes at once");
-    // Some eight of a tile, and what goes in and comes out.
+    // About eight activations of a tile, and its input and output.
     assert!(tiled < activation / 2, "{tiled} bytes in tiles");
 }

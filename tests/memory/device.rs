@@ -50,7 +50,7 @@ fn offloaded_inputs_leave_device() {
     let offloading = GradientCheckpointingConfig::new().with_offload_inputs(true);
     let (on_device, _) = train(GradientCheckpointingConfig::new());
     let (on_host, _) = train(offloading);
-    // That of the first block is the data, which the test holds.
+    // The input of the first block is the data, which the test holds.
     let moved = (DEPTH - 1) * INPUT;
     assert!(on_device >= moved, "{on_device} bytes on the device");
     assert!(

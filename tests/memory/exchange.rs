@@ -2,11 +2,11 @@
 
 use super::*;
 
-/// Few parameters: each has some kilobytes of its own beside its values.
+/// Few parameters, because each takes some kilobytes in addition to its values.
 const DEPTH: usize = 2;
 const WIDTH: usize = 256;
 
-/// The parameters' bytes in a training that has made a step, and what `exchange` needs at its peak.
+/// The peak bytes of `exchange` after a step, in multiples of the parameters' bytes.
 fn needed<R>(exchange: impl FnOnce(FusedOptimizer<Mlp>) -> R) -> f64 {
     let x = x(WIDTH);
     let model = Mlp::init(DEPTH, WIDTH, &device());
@@ -46,7 +46,7 @@ fn exchange_of_training_copies_no_tensors() {
     assert!(record > 1.9, "a record: {record} P");
 }
 
-/// A step after the exchange writes in place: of what is not shared any more there is no copy.
+/// A step after the exchange writes in place, because nothing shares the values any more.
 #[test]
 fn step_after_exchange_needs_bytes_of_one_before() {
     let _alone = alone();

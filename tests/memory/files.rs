@@ -21,8 +21,8 @@ fn last(model: &Mlp) -> TensorData {
     weight.cast(FloatDType::BF16).into_data()
 }
 
-/// Panics unless `make` gives a model of this type with the weights of `saved`, and needs no more than its other parameters beside
-/// the one at hand, which is there `held` times in f32.
+/// Panics unless `make` returns a model of this type with the weights of `saved`, and holds no more than its loaded
+/// parameters and `held` copies in f32 of the current one.
 #[track_caller]
 fn assert_one_at_a_time(
     saved: &TensorData,
@@ -44,7 +44,7 @@ fn assert_one_at_a_time(
     assert!(needed < most, "{dtype:?}: {needed} bytes, {most} at most");
 }
 
-/// A state dict as PyTorch keeps it: weights of linear layers the other way round.
+/// Writes a state dict as PyTorch stores it, with transposed weights of linear layers.
 fn write_pytorch(model: &Mlp, path: &Path) {
     let mut entries = Vec::new();
     for (index, layer) in model.layers.iter().enumerate() {
@@ -98,7 +98,7 @@ fn weights_from_file_are_loaded_one_at_a_time() {
                 .unwrap()
                 .0
         });
-        // What PyTorch keeps the other way round is turned.
+        // Transposes the weights, because PyTorch stores them transposed.
         assert_one_at_a_time(&expected, dtype, 3, || {
             let store = PytorchStore::from_file;
             load_from_store(init(), file("model.pt"), store, dtype)

@@ -1,4 +1,4 @@
-//! Models in fewer bytes: how they come to be, and what they hold.
+//! The bytes of models in formats, during their creation and afterwards.
 
 use backburn::optim::{AdamWConfig, MuonConfig};
 
@@ -13,7 +13,7 @@ fn in_bf16() -> Mlp {
     cast(Mlp::init(DEPTH, WIDTH, &device()), FloatDType::BF16).unwrap()
 }
 
-/// Parameters are drawn when they are cast: each one is there in f32 for itself.
+/// Parameters are drawn when they are cast, so only one at a time exists in f32.
 #[test]
 fn model_is_drawn_and_cast_one_parameter_at_a_time() {
     let _alone = alone();
@@ -54,7 +54,7 @@ fn weights_and_states_take_bytes_of_their_formats() {
     };
     let muon = MuonConfig::new().with_state_format(Bits8);
     let muon = held_after_three_steps(muon.with_weight_format(Split24).build(), random);
-    // Weights and low bits, their marks, codes and scales of the moments.
+    // Weights, low bits and checksums, and codes and scales of the moments.
     for (name, held, per_group) in [
         ("8 and 24", adamw(Bits8, Split24), 3 * 64 + 4 + 2 * 68),
         ("8", adamw(Bits8, Stochastic), 2 * 64 + 2 * 68),
@@ -87,7 +87,7 @@ fn full_precision_model_is_made_one_parameter_at_a_time() {
         let mut full = None;
         let needed = peak(|| full = Some(fused.full_precision_model()));
         let in_f32 = 4 * full.unwrap().num_params();
-        // Its state as it is written, in bytes of a parameter in f32, and read again.
+        // The state is written, in f32, and read again.
         let beside = 6 * LARGEST + 300_000;
         assert!(beside < in_f32, "a small model shows nothing");
         assert!(needed < in_f32 + beside, "{index}: {needed} for {in_f32}");

@@ -8,7 +8,7 @@ use backburn::optim::compact_records;
 
 use super::*;
 
-/// Panics if further runs of `work` leave more than `most` bytes, after a few runs that may.
+/// Panics if `runs` runs of `work` leave more than `most` bytes. The `few` runs before may leave bytes.
 #[track_caller]
 fn assert_no_growth(name: &str, few: usize, runs: usize, most: usize, mut work: impl FnMut()) {
     (0..few).for_each(|_| work());
@@ -18,8 +18,8 @@ fn assert_no_growth(name: &str, few: usize, runs: usize, most: usize, mut work: 
     assert!(left < most, "{name}: {left} bytes after {runs} runs");
 }
 
-/// Less than two words a step, which no leak of a node or of an entry in a map stays under. Threads allocate a little now
-/// and then.
+/// Less than two words per step, so any leak of a node or of a map entry exceeds it. Threads sometimes allocate a
+/// little.
 const MOST: usize = 16 * 500;
 
 #[test]
@@ -28,7 +28,7 @@ fn steps_leave_no_bytes() {
     let fused = || FusedOptimizer::new_ok(Mlp::init(3, 4, &device()), AdamConfig::new().init());
     let reads_more = |model: &Mlp, x: Tensor<2>| {
         for layer in &model.layers {
-            // Read, and read into an operation, but not part of the loss.
+            // Read, alone and in an operation, but not part of the loss.
             let _ = layer.expand.weight.val();
             let _ = layer.contract.forward(layer.expand.forward(x.clone()));
         }
@@ -57,16 +57,17 @@ fn steps_leave_no_bytes() {
             let loss = |model: &Mlp, x| model.recomputed_loss(x);
             fused.step_ok(1e-3, vec![x(4); 3], loss);
         };
-        // Rust's own tables grow now and then.
+        // Tables of Rust's own library sometimes grow.
         assert_no_growth(&format!("{sharding:?}"), 50, 500, 20_000, step);
     }
 }
 
-/// By an optimizer, after the backward pass, and in the second run of a block: what the passes had recorded is let go.
+/// The step fails in the optimizer, after the backward pass, and in the second run of a block. Recorded nodes are
+/// released.
 #[test]
 fn failed_steps_leave_no_bytes() {
     let _alone = alone();
-    // What a panic prints is kept by the test harness.
+    // The test harness keeps the printed panic message.
     std::panic::set_hook(Box::new(|_| {}));
     let x = x(64);
     type Fail<'a> = &'a dyn Fn(&mut FusedOptimizer<Mlp>) -> bool;
@@ -125,7 +126,7 @@ fn exports_and_loads_without_step_leave_no_bytes() {
     let config = FusedConfig::lagged(1.0).with_averaging(Some(WeightAveragingConfig::new()));
     type Export<'a> = &'a dyn Fn(&mut FusedOptimizer<Mlp>);
     let load: Export<'_> = &|fused| drop(checkpoint.load::<()>(fused).unwrap());
-    // A call of the first ones notes about 100 kB, and one of the last about 4 kB a parameter.
+    // Each of the first calls leaves about 100 kB, each of the last about 4 kB per parameter.
     let exports: [(&str, Export<'_>, usize); 6] = [
         ("model", &|fused| drop(fused.model()), 1_000_000),
         ("valid", &|fused| drop(fused.valid()), 1_000_000),
@@ -179,7 +180,7 @@ fn loaded_training_holds_what_saved_one_holds() {
         },
     ];
     for optimizer in [ours.init(), codes, AdamWConfig::new().init()] {
-        // Threads of the backend have buffers of their own.
+        // Threads of the backend have their own buffers.
         held(&mut FusedOptimizer::new_ok(mlp(), optimizer.clone()), 0);
         for (index, load) in loads.into_iter().enumerate() {
             let before = BYTES.current_usage();

@@ -1,4 +1,4 @@
-//! The logits of a large vocabulary never exist whole.
+//! The logits of a large vocabulary are never allocated as a whole.
 
 use burn::nn::loss::CrossEntropyLossConfig;
 
@@ -31,9 +31,9 @@ fn chunked_loss_holds_logits_of_one_chunk() {
             });
         })
     };
-    // The most of some: what other threads give back meanwhile is not there to be counted.
+    // The maximum of some runs: bytes that other threads release during a run reduce its count.
     let whole = (0..4).map(|_| step(true)).max().unwrap();
-    // The least of some: a thread of the backend allocates its buffer for matrix products when it first takes part.
+    // The minimum of some runs: a backend thread allocates its buffer for matrix products in its first product.
     let chunked = (0..4).map(|_| step(false)).min().unwrap();
     assert!(whole > 3 * TOKENS * LOGITS, "{whole} bytes as a whole");
     assert!(chunked < 6 * CHUNK * LOGITS, "{chunked} bytes in chunks");

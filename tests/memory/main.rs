@@ -1,6 +1,6 @@
 //! Fused training releases the memory of gradients, and recordings report it.
 //!
-//! A process of its own: it counts every allocated byte.
+//! It runs in its own process, because it counts every allocated byte.
 
 mod accumulation;
 mod blocks;
@@ -32,7 +32,7 @@ static BYTES: PeakAlloc = PeakAlloc;
 #[global_allocator]
 static ALLOCATOR: RecordingAllocator<PeakAlloc> = RecordingAllocator::over(PeakAlloc);
 
-/// One test at a time: they share the counters and the log of the recorder.
+/// Runs one test at a time, because the tests share the counters and the log of the recorder.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     let alone = ALONE.lock();
@@ -85,7 +85,7 @@ fn device() -> Device {
     Device::flex().autodiff()
 }
 
-/// The processor under a name of its own: what is offloaded from it goes to another backend.
+/// The processor under another name, so that offloaded tensors are on another backend.
 #[allow(deprecated)] // Burn 0.22 still ships ndarray.
 fn other() -> Device {
     Device::ndarray().autodiff()
@@ -235,7 +235,7 @@ fn recomputed_blocks_keep_inputs_and_release_gradients() {
     let plain = peak_of_step(512, Mlp::loss);
     let block = peak_of_step(512, Mlp::recomputed_loss);
     assert!(block < 0.4 * plain, "{block} P, {plain} P without");
-    // Where parameters rule, no more than two gradients are there at a time.
+    // If parameters take most of the memory, at most two gradients exist at a time.
     let few = peak_of_step(4, Mlp::recomputed_loss);
     assert!(few < 0.3, "{few} P");
 }
@@ -271,7 +271,7 @@ fn single_pass_allocates_nothing_of_parameter_size() {
         allocated(FloatDType::BF16, adam24.with_state_format(bits8).build()),
         allocated(FloatDType::BF16, amsgrad24.build()),
     ] {
-        // Threads that start take a little.
+        // Starting threads allocate a little.
         assert!(allocated < 100_000, "{allocated} bytes");
     }
     let of_burn = burn::optim::AdamConfig::new().build();

@@ -47,12 +47,12 @@ fn host_without_bytes_of_states_and_gradients_is_refused() {
         let needs = text.split("`FusedConfig::offload` needs ").nth(1);
         let needs = needs.and_then(|rest| rest.split(' ').next());
         let needs: usize = needs.and_then(|bytes| bytes.parse().ok()).expect(&text);
-        // What the process holds for a state beside its tensors.
+        // The bytes of a state in addition to its tensors.
         assert!((bytes..bytes + 10_000).contains(&needs), "{text}");
     }
 }
 
-/// States that are no records, now and at most, and whether the next step of a parameter panics.
+/// The current and the largest number of states that are not records, and `true` if the next update panics.
 static STATES: AtomicUsize = AtomicUsize::new(0);
 static MOST: AtomicUsize = AtomicUsize::new(0);
 static PANICS: AtomicBool = AtomicBool::new(false);
@@ -122,7 +122,7 @@ impl Optimizer for CountedSgd {
     }
 }
 
-/// In whatever order they are stepped, and if a step fails.
+/// For any order of updates, and after a failed step.
 #[test]
 fn few_states_are_on_device_and_none_between_steps() {
     let _alone = alone();
@@ -150,12 +150,12 @@ fn few_states_are_on_device_and_none_between_steps() {
             assert_eq!(STATES.load(Ordering::SeqCst), 0, "after step {step}");
         }
         let most = MOST.load(Ordering::SeqCst);
-        // How many meet depends on the threads.
+        // Their number depends on the threads.
         assert!((1..=at_most).contains(&most), "{most} with {limit:?}");
     }
 }
 
-/// A model of 12 blocks that is made on the host: how many of them the device has at a time.
+/// A model of 12 blocks is created on the host. The device holds few blocks at a time.
 #[cfg(feature = "wgpu")]
 #[test]
 fn weights_on_host_are_not_on_device_together() {
@@ -175,7 +175,7 @@ fn weights_on_host_are_not_on_device_together() {
         let optimizer = AdamConfig::new().init();
         let config = FusedConfig::offload(OffloadConfig::new(mode));
         let estimate = MemoryEstimate::new_with_config(&model, &optimizer, &config);
-        // The most bytes in use at any gradient.
+        // The peak of the bytes in use at a gradient.
         let most: Arc<AtomicUsize> = Arc::default();
         let (measured, pools) = (most.clone(), device.clone());
         let measures = hook(move |_| {
@@ -201,7 +201,7 @@ fn weights_on_host_are_not_on_device_together() {
             _ => 0,
         };
         let expected = estimate.device + estimate.transfer + two_blocks;
-        // The activations, and what the device rounds up.
+        // The activations, and the rounding of allocations on the device.
         assert!(most <= expected + block, "{mode:?}: {most} of {estimate}");
     }
 }

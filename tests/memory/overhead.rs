@@ -1,4 +1,4 @@
-//! The bytes that a parameter takes in addition to its tensors, which count in a model of many small ones.
+//! The bytes of a parameter in addition to its tensors. They matter in a model of many small parameters.
 
 use super::{BYTES, alone, device, x};
 
@@ -18,17 +18,17 @@ fn loss(model: &[Linear], x: Tensor<2>) -> Tensor<1> {
     model.iter().fold(x, |x, linear| linear.forward(x)).mean()
 }
 
-/// Bytes for each parameter since `before`, without what Burn would sweep up with the next backward pass.
+/// Bytes for each parameter since `before`, without nodes that Burn frees in the next backward pass.
 fn each(before: usize) -> usize {
     drop(x(4).require_grad().mean().backward());
     (BYTES.current_usage() - before) / PARAMETERS
 }
 
-/// Beside what stock Burn has: its parameters, and those and the states of its optimizer after a step.
+/// Compared with stock Burn: the parameters, and the parameters and optimizer states after a step.
 #[test]
 fn parameter_takes_two_kilobytes_more_than_in_stock() {
     let _alone = alone();
-    // What Burn and the backend set up once a process.
+    // Bytes that Burn and the backend allocate once per process.
     drop(model());
 
     let before = BYTES.current_usage();

@@ -1,4 +1,4 @@
-//! A base in codes: at rest, in a step, and while it is loaded.
+//! The bytes of a quantized base: between steps, in a step, and during loading.
 
 use burn::store::{ModuleSnapshot, SafetensorsStore};
 
@@ -15,7 +15,7 @@ fn lora() -> QuantizedLora {
     QuantizedLora::new(Lora::new(1, 2.0), BaseFormat::Bits4)
 }
 
-/// Bytes of the model in f32, of its codes, and of its adapters and biases.
+/// Bytes of the model in f32, of its quantized values, and of its adapters and biases.
 fn bytes() -> [usize; 3] {
     let dense = 4 * Mlp::init(DEPTH, WIDTH, &device()).num_params();
     let weights = DEPTH * 2 * 4 * WIDTH * WIDTH;
@@ -41,12 +41,13 @@ fn base_in_codes_is_dense_for_one_layer_at_a_time() {
         let rest = step();
         (rest - before, BYTES.peak_usage() - rest)
     };
-    // The first training of a process starts threads, which keep what they have.
+    // The first training of a process starts threads, which keep their buffers.
     train();
     let (held, above) = train();
     let bound = codes + others + NOTES;
     assert!(held < bound, "{held} bytes, at most {bound}");
-    // The one that is made and what it is made of, or its gradient: at 48 blocks of two, less than a twentieth of the model.
+    // The weight that is composed and its inputs, or its gradient: with 48 blocks of two, less than a twentieth of the
+    // model.
     assert!(above < 3 * LARGEST, "{above} above {held}, of {dense}");
 }
 
@@ -67,7 +68,7 @@ fn weights_from_file_are_coded_one_at_a_time() {
         let (store, dtype) = (SafetensorsStore::from_file, FloatDType::F32);
         loaded = Some(load_quantized_from_store(model, &path, store, dtype, lora()).unwrap());
     });
-    // Burn's store holds the one at hand twice.
+    // Burn's store holds the current tensor twice.
     let bound = codes + others + 2 * LARGEST + 150_000;
     assert!(needed < bound, "{needed} bytes, at most {bound}");
 }

@@ -1,4 +1,4 @@
-//! The memory recorder counts right, for stock training as for fused.
+//! The memory recorder counts correctly in stock and fused training.
 
 use backburn::memory::{
     MemoryError, MemoryRecorder, MemoryTimeline, PeakMemoryMetric, Phase, Sample,
@@ -71,7 +71,7 @@ fn assert_near(actual: usize, expected: usize, tolerance: f64) {
     assert!(error <= tolerance, "{actual} bytes, {expected} expected");
 }
 
-/// The last sample of each phase that `is` tells.
+/// The last sample of each phase for which `is` returns `true`.
 fn ends(timeline: &MemoryTimeline, is: impl Fn(&Phase) -> bool) -> Vec<Sample> {
     let samples = timeline.samples.windows(2);
     let last = samples.filter(|pair| pair[0].mark != pair[1].mark && is(timeline.phase(&pair[0])));
@@ -86,7 +86,7 @@ fn on_both_backends(test: impl Fn(&Device)) {
 
 #[test]
 fn recorded_peak_matches_independent_counter() {
-    // On one thread: of two that allocate at once, the recorder and the counter may see either first.
+    // On one thread, because the recorder and the counter may order concurrent allocations differently.
     let pool = rayon::ThreadPoolBuilder::new().num_threads(1);
     let pool = pool.build().unwrap();
     on_both_backends(|device| {
@@ -192,7 +192,7 @@ fn recording_holds_passes_of_long_recurrent_network() {
     };
     pass();
     let recorder = MemoryRecorder::start().unwrap();
-    // More than there was room for in a log of a fixed size.
+    // More events than a log of fixed size can hold.
     (0..8).for_each(|_| pass());
     let timeline = recorder.finish().unwrap();
     assert_eq!(timeline.lost, 0);
@@ -232,7 +232,7 @@ fn recorder_misuse_is_an_error() {
     assert_matches!(MemoryRecorder::start(), Err(MemoryError::AlreadyRecording));
     drop(recorder);
 
-    // Threads of the test harness may allocate in one of them.
+    // Threads of the test harness may allocate during one of them.
     let mut nothing = (0..100).map(|_| MemoryRecorder::start().unwrap().finish());
     assert!(nothing.any(|it| matches!(it, Err(MemoryError::Empty))));
 
@@ -308,7 +308,7 @@ fn learner_holds_weights_once_and_logs_peak_of_each_step() {
     let peak = BYTES.peak_usage() as f64 / 1e6;
     let timeline = recorder.finish().unwrap();
 
-    // The learner has no weights beside those in training.
+    // The learner has no second copy of the weights.
     let updates = ends(&timeline, |phase| matches!(phase, Phase::Update { .. }));
     assert_eq!(updates.len(), 2 * DEPTH * 6);
     for sample in &updates[2 * DEPTH..] {
@@ -321,7 +321,7 @@ fn learner_holds_weights_once_and_logs_peak_of_each_step() {
         let log = logs.next().unwrap();
         let values = log.lines().map(|line| line.split(',').next().unwrap());
         let values: Vec<f64> = values.map(|value| value.parse().unwrap()).collect();
-        // Three steps, and the largest of them for the epoch.
+        // The peaks of three steps, and the largest for the epoch.
         let [steps @ .., epoch] = &values[..] else {
             panic!("the log is empty");
         };
@@ -355,8 +355,8 @@ fn weights_and_states_in_formats_are_recorded_as_stored() {
     let timeline = recorder.finish().unwrap();
     let last = timeline.samples.last().unwrap().bytes;
     assert_near(last.parameters, 2 * elements, 0.03);
-    // Two codes and low bits of a byte each, two scales and a mark of four bytes for every 64; full moments of the
-    // biases; and some 4 KB a parameter for what holds the tensors.
+    // Two codes and low bits of one byte each; two scales and a checksum of four bytes for every 64; full moments of
+    // the biases; and about 4 KB of bookkeeping per parameter.
     let state = 3 * elements + 12 * elements / 64 + DEPTH * WIDTH * 9 + 2 * DEPTH * 4096;
     assert_near(last.optimizer_state, state, 0.03);
 }

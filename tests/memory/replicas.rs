@@ -13,7 +13,7 @@ pub fn replicas(
         .with_config_ok(FusedConfig::sharded(sharding).with_ownership(Ownership::BySize))
 }
 
-/// Stock Burn holds a gradient of every parameter on each rank; the peak of ours grows by those under way.
+/// Stock Burn holds a gradient of every parameter on each rank. The fused peak contains only the gradients in flight.
 #[test]
 fn replicas_hold_few_gradients_at_once() {
     let _alone = alone();
@@ -29,7 +29,7 @@ fn replicas_hold_few_gradients_at_once() {
             fused.step_ok(1e-3, batches, |model: &Mlp, x| model.recomputed_loss(x));
         }
         let peak = (BYTES.peak_usage() - before) as f64 / parameters as f64;
-        // Weights and two moments; stock has four gradients more.
+        // Weights and two moments; stock also holds four gradients.
         assert!(peak < 4.0, "{sharding:?}: {peak:.2} P");
         let bytes = fused.bytes();
         let peak_of_ranks = bytes.iter().map(|bytes| bytes.peak).max().unwrap() as f64;

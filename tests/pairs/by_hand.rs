@@ -1,4 +1,4 @@
-//! A training by hand, with Burn alone: sums, scaling, clipping and averages by formula.
+//! A stock loop with sums, scaling, clipping and averages by formula.
 
 use std::collections::HashSet;
 
@@ -16,7 +16,8 @@ pub const RATE: f64 = 0.02;
 /// The optimizer of the loop by hand.
 enum Update {
     Stock(Box<ModuleOptimizer>),
-    /// A fused training that accumulates in its state, whose gradients are given, and the parameters of which it has some.
+    /// A fused training that accumulates in its state from given gradients, with the parameters that have accumulated
+    /// some.
     InState(Box<FusedOptimizer<Model>>, Given, HashSet<ParamId>),
 }
 
@@ -49,7 +50,7 @@ impl ByHand {
         }
     }
 
-    /// A micro-batch that is not the last. `told` is the norm that the fused pass reports.
+    /// Runs a micro-batch that is not the last. `told` is the norm that the fused pass reports.
     pub fn add(&mut self, batches: &[Batch], told: Option<f64>) {
         if self.options.in_state() {
             self.pass(batches, false, told);
@@ -58,7 +59,7 @@ impl ByHand {
         }
     }
 
-    /// The last micro-batch, and the update.
+    /// Runs the last micro-batch and the update.
     pub fn step(&mut self, batches: &[Batch], told: Option<f64>) {
         self.pass(batches, true, told);
     }
@@ -87,7 +88,7 @@ impl ByHand {
         }
     }
 
-    /// Gives gradients to the optimizer, and returns which parameters it has updated.
+    /// Passes gradients to the optimizer, and returns the updated parameters.
     fn use_gradients(&mut self, gradients: Gradients, is_last: bool) -> Vec<ParamId> {
         let these: Vec<ParamId> = gradients.keys().copied().collect();
         match &mut self.update {
@@ -132,7 +133,7 @@ impl ByHand {
         )
     }
 
-    /// A step that ends with its norm, whose gradients waited in the buffer.
+    /// Runs a step that fails at its norm after its gradients were buffered.
     pub fn fail_in_buffer(&mut self, batches: &[Batch]) {
         self.summed(batches, false);
         self.drop_sum();

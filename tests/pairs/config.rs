@@ -6,7 +6,7 @@ use crate::options::*;
 
 use crate::common::*;
 
-/// To which gradients are clipped.
+/// The maximum norm of the gradients.
 pub const MAX_NORM: f64 = 0.05;
 
 impl Devices {
@@ -66,7 +66,7 @@ impl Options {
     }
 
     pub fn optimizer(&self) -> ModuleOptimizer {
-        // In f16 as in f32.
+        // The same for f16 and f32.
         let (adam, adamw) = (AdamConfig::new(), AdamWConfig::new());
         let (adam, adamw) = (adam.with_epsilon(1e-3), adamw.with_epsilon(1e-3));
         match self.stepped {
@@ -118,7 +118,7 @@ impl Options {
             Waiting::Weights => Offload::Weights(OffloadedBlocks::All),
             Waiting::HalfOfWeights => Offload::Weights(OffloadedBlocks::Fraction(0.5)),
         };
-        // Adapters on a base that waits are read in blocks only: the embedding stays.
+        // Adapters on an offloaded base are read only in blocks, so the embedding stays on the device.
         let min_elements = if self.has_adapters() { 2000 } else { 1 };
         let config = OffloadConfig::new(offload).with_host(OffloadHost::NdArray);
         Some(config.with_min_elements(min_elements))

@@ -83,7 +83,7 @@ impl Trial {
         if frozen { self.change(thaw) } else { true }
     }
 
-    /// A step whose gradients overflow, beside the others.
+    /// Runs an additional step whose gradients overflow.
     fn overflow(&mut self, amid_group: bool) {
         let mut batch = self.batch();
         if let Some(last) = batch.pop() {

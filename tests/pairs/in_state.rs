@@ -1,4 +1,4 @@
-//! Accumulation in the state, for which there is no optimizer by hand: a fused training whose gradients are given.
+//! Accumulation in the state. Burn has no such optimizer, so the reference is a fused training with given gradients.
 
 use std::sync::{Arc, Mutex};
 
@@ -18,7 +18,7 @@ pub fn in_state(options: &Options, model: Model) -> Result<FusedOptimizer<Model>
     }
 }
 
-/// Gradients that take the place of those that have come.
+/// A hook that replaces the gradients by given ones.
 #[derive(Clone, Default)]
 pub struct Given(Arc<Mutex<(Gradients, Vec<ParamId>, bool)>>);
 

@@ -1,5 +1,5 @@
-//! Everything that a training may be made of, with everything else: each pair of options at least once, trained fused and
-//! by hand to the same bits. `PAIRS_CASES=1000` draws as many trainings beyond the pairs, from `PAIRS_SEED` on.
+//! Each pair of options of a training at least once. Fused training equals a stock loop bit for bit. `PAIRS_CASES=1000`
+//! also draws 1000 random trainings, from the seed `PAIRS_SEED`.
 
 mod by_hand;
 #[path = "../common/mod.rs"]
@@ -32,7 +32,7 @@ fn ends_well(drawn: &[usize]) -> Result<trial::Ended, String> {
     catch_unwind(AssertUnwindSafe(|| trial::run(&options))).map_err(text_of)
 }
 
-/// The plainest training near `drawn` that goes wrong, too.
+/// Returns the plainest training near `drawn` that also fails.
 fn least(mut drawn: Vec<usize>) -> (Options, String) {
     loop {
         let wrong = table::plainer(&drawn, |_| true).find(|it| ends_well(it).is_err());
@@ -46,12 +46,12 @@ fn least(mut drawn: Vec<usize>) -> (Options, String) {
     }
 }
 
-/// For how many reasons a training is refused.
+/// Returns the number of reasons for which a training is refused.
 fn refused(drawn: &[usize]) -> usize {
     refusals::refusals(&Options::of(drawn)).len()
 }
 
-/// Runs all of these, and tells of each that goes wrong the plainest that does.
+/// Runs all trainings. For each failure it prints the plainest training that fails.
 fn run(trainings: impl Iterator<Item = Vec<usize>>) {
     let (mut well, mut refused, mut wrong) = (0, 0, Vec::new());
     for (index, drawn) in trainings.enumerate() {
@@ -87,7 +87,7 @@ fn any_training_is_as_by_hand_or_refused_by_name() {
     let mut random = StdRng::seed_from_u64(seed);
     let draw = |_| {
         let kinds = Options::KINDS.iter();
-        // A third of them are as plain as can be.
+        // A third of the options are the plainest ones.
         let drawn = kinds.map(|options| match random.random_bool(0.33) {
             true => 0,
             false => random.random_range(0..*options),

@@ -37,7 +37,7 @@ impl Means {
         Self { config, means }
     }
 
-    /// These parameters of `model` have been `updated`.
+    /// Adds the values of the `updated` parameters of `model`.
     pub fn take(&mut self, model: &Model, updated: &[ParamId]) {
         for known in known(model) {
             if updated.contains(&known.id) {
@@ -47,7 +47,7 @@ impl Means {
         }
     }
 
-    /// `model` with the averages of what is in training.
+    /// Returns `model` with the averages of its trained parameters.
     pub fn put_in(&self, model: &Model) -> Model {
         let trained = known(model).into_iter().filter(|known| known.is_trained);
         let means = trained.map(|known| (known.id, self.means[&known.id].mean.clone()));

@@ -1,4 +1,4 @@
-//! A model that is a little of everything, and its batches.
+//! A model with many kinds of parameters, and its batches.
 
 use burn::module::{QLora, Quantizer};
 use burn::tensor::quantization::{Calibration, QuantValue};
@@ -7,7 +7,8 @@ use crate::options::{Numbers, Options, Statistics, Weights};
 
 use crate::common::*;
 
-/// A tied embedding, layers in blocks of which one runs twice, one that only some batches use, running statistics.
+/// A model with a tied embedding, layers in blocks (one runs twice), a layer that only some batches use, and running
+/// statistics.
 #[derive(Module, Debug)]
 pub struct Model {
     embedding: Embedding,
@@ -25,7 +26,7 @@ const TOKENS: usize = 12;
 #[derive(Clone, Debug)]
 pub struct Batch {
     tokens: Tensor<2, Int>,
-    /// One of its gradients is infinite.
+    /// `true` if one of its gradients is infinite.
     pub overflows: bool,
 }
 
@@ -40,7 +41,7 @@ pub fn batches(count: usize) -> Vec<Batch> {
 }
 
 impl Batch {
-    /// One of an even number of rows reads all parameters.
+    /// Creates a batch. With an even number of rows it reads all parameters.
     pub fn of_rows(rows: usize) -> Self {
         let uniform = Distribution::Uniform(0.0, TOKENS as f64);
         let tokens = Tensor::<2>::random([rows, 3], uniform, &device().inner()).int();
@@ -123,7 +124,7 @@ impl Model {
         loss
     }
 
-    /// The parameter whose gradient is infinite where a batch overflows.
+    /// The parameter whose gradient is infinite if a batch overflows.
     fn overflowing(&self) -> &Param<Tensor<1>> {
         &self.scale
     }
@@ -140,7 +141,7 @@ impl Model {
         Self { norm: None, ..self }
     }
 
-    /// Puts others in their places.
+    /// Replaces the running statistics.
     pub fn set_statistics(&self, statistics: &[Tensor<1>]) {
         if let (Some(norm), [mean, var]) = (&self.norm, statistics) {
             for (statistic, value) in [(&norm.running_mean, mean), (&norm.running_var, var)] {

@@ -39,7 +39,7 @@ options! {
 
 macro_rules! training {
     ($($field:ident: $kind:ident),+) => {
-        /// A training: an option of each kind.
+        /// The options of a training, one of each kind.
         #[derive(Clone, Copy, Debug)]
         pub struct Options { $(pub $field: $kind),+ }
 
@@ -94,7 +94,7 @@ impl Options {
         if self.group == Group::One { 1 } else { 3 }
     }
 
-    /// In which the weights rest.
+    /// The storage type of the weights.
     pub fn dtype(&self) -> FloatDType {
         match self.numbers {
             Numbers::F32 | Numbers::F32InBf16 | Numbers::F32InF16 => F32,

@@ -9,9 +9,9 @@ use crate::common::*;
 pub struct Policy {
     options: Options,
     clipping: Clipping,
-    /// The loss scale, and the good steps since it changed.
+    /// The loss scale, and the number of steps without overflow since it changed.
     scale: Option<(f64, usize)>,
-    /// The last that was measured, as it was reported.
+    /// The last reported norm.
     norm: Option<f64>,
     /// The largest difference between the norms of two backends.
     pub tolerance: f64,
@@ -60,7 +60,7 @@ impl Policy {
         Some(clips.map_or(1.0, |norm| MAX_NORM / norm) / self.scale())
     }
 
-    /// Multiplies gradients, and does what the hooks do.
+    /// Multiplies gradients, and applies the hooks.
     pub fn change(&self, gradients: &mut Gradients, known: &[Known], factor: f64) {
         let skips = self.overflow() == Some(Overflow::SkipParameter);
         gradients.retain(|id, gradient| {
@@ -78,7 +78,7 @@ impl Policy {
         });
     }
 
-    /// An update is over.
+    /// Adapts the policies after an update.
     pub fn adapt(&mut self, overflowed: bool) {
         let config = self.options.scaling();
         let interval = config.and_then(|config| config.growth_interval);

@@ -3,7 +3,7 @@
 use crate::common::FloatDType;
 use crate::options::{Clipping, Group, Numbers, Options, Scaling, Statistics, Stepped, Waiting};
 
-/// Why the pages of the options refuse each other, if they do.
+/// Returns the reasons for which the documentation refuses these options.
 pub fn refusals(options: &Options) -> Vec<&'static str> {
     let Options {
         group,

@@ -1,4 +1,4 @@
-//! The parameters of a model, and their gradients, in a row each.
+//! The parameters of a model and their gradients, each as a row.
 
 use std::collections::HashMap;
 
@@ -6,7 +6,7 @@ use crate::model::Model;
 
 use crate::common::*;
 
-/// In a row each.
+/// Gradients by parameter, each as a row.
 pub type Gradients = HashMap<ParamId, Tensor<1>>;
 
 /// A parameter of the model.
@@ -20,7 +20,7 @@ pub struct Known {
     pub is_trained: bool,
 }
 
-/// The gradients of parameters, each in a row.
+/// A visitor that collects gradients as rows.
 pub struct Collected(pub GradientsParams, pub Gradients);
 
 impl ModuleVisitor for Collected {
@@ -31,7 +31,7 @@ impl ModuleVisitor for Collected {
     }
 }
 
-/// And back.
+/// A visitor that converts rows back to gradients.
 pub struct Rows(pub Gradients, pub GradientsParams);
 
 impl ModuleVisitor for Rows {
@@ -43,7 +43,7 @@ impl ModuleVisitor for Rows {
     }
 }
 
-/// The parameters of a model that are no codes.
+/// Returns the parameters of a model, without quantized values.
 pub fn known(model: &Model) -> Vec<Known> {
     let mut listed = Listed::default();
     model.visit(&mut listed);
@@ -78,7 +78,7 @@ impl ModuleVisitor for Listed {
     }
 }
 
-/// Puts values in the places of others.
+/// A mapper that replaces values.
 pub struct Put(pub Gradients);
 
 impl ModuleMapper for Put {

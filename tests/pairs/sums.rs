@@ -1,4 +1,4 @@
-//! The gradients of all ranks, added up in the order that the docs name.
+//! The sum of the gradients of all ranks, in the documented order.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -29,7 +29,7 @@ pub fn summed(
         let owner = owners.get(id).copied().unwrap_or(0);
         let all = devices.ranks();
         let from_owner = (0..all).map(|next| (owner + next) % all);
-        // The first from the owner on, then the others in their order.
+        // The first gradient from the owner on, then the others in their order.
         let first = from_owner
             .into_iter()
             .find(|rank| of_ranks.get(*rank).is_some_and(|it| it.contains_key(id)));

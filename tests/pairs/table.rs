@@ -10,9 +10,9 @@ fn pairs_of(drawn: &[usize]) -> impl Iterator<Item = Pair> + '_ {
     kinds.flat_map(move |b| (0..b).map(move |a| [(a, drawn[a]), (b, drawn[b])]))
 }
 
-/// Trainings by the numbers of their options, of which every kind has so many: each takes the first pair that no other has, and
-/// then, kind by kind, the option with the most of them. What is `refused` for so many reasons is made plainer until it is not,
-/// or only for its first pair.
+/// Returns trainings by the numbers of their options. `kinds` has the number of options of each kind. Each training
+/// takes the first missing pair, and then, kind by kind, the option that adds the most pairs. A training that is
+/// `refused` is made plainer until it is accepted, or refused only for its first pair.
 pub fn pairs(kinds: &[usize], refused: impl Fn(&[usize]) -> usize) -> Vec<Vec<usize>> {
     let mut missing = HashSet::new();
     for (b, of_b) in kinds.iter().enumerate() {
@@ -22,7 +22,7 @@ pub fn pairs(kinds: &[usize], refused: impl Fn(&[usize]) -> usize) -> Vec<Vec<us
         }
     }
     let mut trainings = Vec::new();
-    // The plainest options are in most trainings anyway.
+    // Most trainings contain the plainest options.
     while let Some(first) = missing.iter().max().copied() {
         let mut drawn = vec![None; kinds.len()];
         for (kind, option) in first {
@@ -30,7 +30,7 @@ pub fn pairs(kinds: &[usize], refused: impl Fn(&[usize]) -> usize) -> Vec<Vec<us
         }
         for kind in 0..kinds.len() {
             if drawn[kind].is_none() {
-                // Of options with as many pairs each time another.
+                // Alternates between options that add equally many pairs.
                 let others =
                     (0..kinds[kind]).map(|option| (option + trainings.len()) % kinds[kind]);
                 drawn[kind] = others.max_by_key(|option| gain(&missing, &drawn, (kind, *option)));
@@ -62,7 +62,7 @@ fn gain(missing: &HashSet<Pair>, drawn: &[Option<usize>], (kind, option): (usize
         .count()
 }
 
-/// These options with the plainest of one of the kinds that are free.
+/// Returns these options with the plainest option of one free kind.
 pub fn plainer(
     drawn: &[usize],
     is_free: impl Fn(usize) -> bool,
@@ -75,7 +75,7 @@ pub fn plainer(
     })
 }
 
-/// Takes the plainest option of kinds that are free, as long as there are fewer reasons to refuse it then.
+/// Takes the plainest option of free kinds while this reduces the number of reasons to refuse.
 pub fn made_plainer(
     drawn: &mut Vec<usize>,
     is_free: impl Fn(usize) -> bool,

@@ -1,4 +1,4 @@
-//! The fused training, and the events in between.
+//! The fused training, and the events between its steps.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -8,13 +8,13 @@ use crate::in_state::in_state;
 use crate::model::{Batch, Model, device};
 use crate::options::{Options, Stepped};
 
-/// A training through one of the doors.
+/// A training through one of the front ends.
 pub enum Training {
     One(Box<FusedOptimizer<Model>>),
     Several(Box<FusedReplicas<Model>>),
 }
 
-/// Either of the doors.
+/// Calls a method of either front end.
 macro_rules! either {
     ($training:expr, $door:ident => $work:expr) => {
         match $training {
@@ -112,7 +112,7 @@ impl Training {
         }
     }
 
-    /// A step whose closure panics.
+    /// Runs a step whose closure panics.
     pub fn panic(&mut self, batches: &[Batch]) {
         let panics = |batch: &Batch| -> Tensor<1> { panic!("in the closure, with {batch:?}") };
         let ended = match self {
@@ -129,7 +129,7 @@ impl Training {
         assert!(ended, "a panic in the closure ends the step");
     }
 
-    /// Another training that goes on from a record of this one.
+    /// Returns another training that continues from a record of this one.
     pub fn recorded(self, options: &Options) -> Self {
         let model = copy(&self.model(), || Model::init(options));
         let mut next = Self::new(options, model).unwrap();
@@ -150,7 +150,7 @@ impl Training {
         next
     }
 
-    /// Apart, and together again.
+    /// Takes the training apart into model and optimizer, and fuses them again.
     pub fn parts(self, options: &Options) -> Self {
         let config = self.config();
         let hook = (ParamGroup::all(), hook_of(*options));
@@ -180,7 +180,7 @@ impl Training {
         }
     }
 
-    /// Does `work` on another thread. Burn keeps the last update of running statistics aside for it, until it reads them.
+    /// Runs `work` on another thread. Burn keeps the last update of running statistics of each thread pending.
     pub fn elsewhere<R: Send>(&mut self, work: impl FnOnce(&mut Self) -> R + Send) -> R {
         self.model().statistics();
         let work = || {

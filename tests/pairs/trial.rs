@@ -1,4 +1,4 @@
-//! Some steps of a training, with an event in the middle, beside the same by hand.
+//! Some steps of a training with an event in the middle, compared with the same steps by hand.
 
 use crate::by_hand::ByHand;
 use crate::common::*;
@@ -16,7 +16,7 @@ pub enum Ended {
 
 const UPDATES: usize = 3;
 
-/// Trains, and panics where it is not as by hand.
+/// Trains, and panics if the result differs from that by hand.
 pub fn run(options: &Options) -> Ended {
     device().seed(7);
     let initial = Model::init(options);
@@ -158,7 +158,7 @@ impl Trial {
     }
 }
 
-/// All but running statistics, which clones of a model share.
+/// Returns all values except running statistics, which clones of a model share.
 pub fn values_of(model: &Model) -> Vec<(String, TensorData)> {
     let mut values = weights(model);
     values.retain(|(path, _)| !path.contains("running"));

@@ -1,4 +1,4 @@
-//! On a device that shows its pools and no allocations, and whose host can hold what waits.
+//! Plans for a device that reports its pools but no allocations, with a host for offload.
 
 use backburn::optim::AdamWConfig;
 use burn::tensor::DeviceKind;
@@ -45,7 +45,7 @@ fn plan_for_device_is_not_exceeded() {
 fn missing_device_is_refused_by_its_number() {
     let _alone = alone();
     let absent = Device::wgpu(DeviceKind::DiscreteGpu(99));
-    // Named by its maker, and by the planner.
+    // The device is set by the model, and by the planner.
     let made_there = Planner::new(|| Mlp::init(&absent.clone().autodiff()), AdamWConfig::new());
     let refused = made_there.plan(Mlp::loss, ENOUGH).map(drop);
     let is_refused = |refused| {
@@ -87,7 +87,7 @@ fn offloaded_candidate_leaves_device_and_trains() {
     }
 }
 
-/// Burn's own Adam makes copies, beside the states that are on the way.
+/// Burn's own Adam makes copies, in addition to the states in flight.
 #[test]
 fn update_next_to_states_in_flight_is_counted() {
     let _alone = alone();

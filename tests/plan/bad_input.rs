@@ -117,7 +117,7 @@ fn batch_of_one_that_does_not_fit_can_not_be_split() {
     }
 }
 
-/// No pass over an item comes to its end, or no weight is made.
+/// No pass over one item completes, or no weight is created.
 #[test]
 fn budget_below_item_or_weights_names_least_bytes() {
     let _alone = alone();
@@ -199,7 +199,7 @@ fn plan_edited_to_invalid_values_is_refused_by_field() {
     }
     edited.weights = Some(FloatDType::BF16);
     step(&edited);
-    // More blocks than there are, and bytes that do not exist, do no harm.
+    // Blocks and bytes that do not exist have no effect.
     edited.config.gradient_checkpointing.keep_activations = vec![false; 10_000];
     (edited.device_bytes, edited.taken) = (usize::MAX, 99);
     step(&edited);
@@ -260,7 +260,7 @@ fn planner_during_recording_or_planner_is_refused() {
         .with_progress(|_| *REFUSED.lock().unwrap() = Some(is_refused_beside_recording()));
     first.plan(Bag::loss, ENOUGH).unwrap();
     assert_eq!(*REFUSED.lock().unwrap(), Some(true));
-    // It is over with the panic of a planner, which is passed on.
+    // The panic of a planner is passed on and ends its recording.
     let panics = |model: &Bag, items: usize| match items {
         8 => panic!("eight items are too many"),
         _ => model.loss(items),
@@ -270,7 +270,7 @@ fn planner_during_recording_or_planner_is_refused() {
     plan::<Bag>(ENOUGH).unwrap();
 }
 
-/// Where no pass ends well, it is unknown if the model has blocks.
+/// If no pass completes, it is unknown whether the model has blocks.
 #[test]
 fn advice_for_unmeasured_model_does_not_deny_blocks() {
     let _alone = alone();

@@ -53,7 +53,7 @@ fn plan_takes_first_candidate_that_fits() {
     assert!(recomputed_before > 0);
 }
 
-/// Two micro-batches fit where one does not.
+/// Two micro-batches fit in a budget that one does not fit.
 #[test]
 fn plan_takes_largest_micro_batches_that_fit() {
     let _alone = alone();
@@ -79,7 +79,7 @@ fn planner_follows_order() {
     let states_first = plan(&[Technique::States8, Technique::Blocks], budget);
     assert_eq!(name(&states_first), "states in Bits8");
 
-    // With SAME_PRECISION no bit is given up.
+    // With `SAME_PRECISION` all bits are kept.
     let planner = planner::<Mlp>().with_order(Technique::SAME_PRECISION);
     let refused = planner.plan(Mlp::loss, whole / 4);
     assert_matches!(refused, Err(PlanError::NothingFits { .. }));
@@ -147,7 +147,7 @@ fn plan_is_saved_read_and_changed() {
 fn planning_again_gives_same_plan() {
     let _alone = alone();
     let whole = plan::<Mlp>(ENOUGH).unwrap().device_bytes;
-    // Not where a few bytes decide: a block has some 800,000.
+    // The budget is not near a limit: a block has about 800,000 bytes.
     let budget = plan::<Mlp>(whole * 3 / 4).unwrap().device_bytes + 200_000;
     let plan = || plan::<Mlp>(budget).unwrap();
     let (first, second) = (plan(), plan());

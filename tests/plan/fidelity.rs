@@ -6,7 +6,7 @@ use crate::common::*;
 use crate::models::*;
 use crate::{ENOUGH, alone, bytes, device, init, plan};
 
-/// The model in `file`, with its ids, and with running statistics of its own.
+/// Returns the model in `file`, with its ids and with its own running statistics.
 fn copy<K: Kind>(file: &Path) -> K {
     init::<K>().try_load_file(file).unwrap()
 }
@@ -27,7 +27,7 @@ fn stock<K: Kind>(mut model: K, mut optimizer: ModuleOptimizer, batch: usize, pa
     model
 }
 
-/// Trains in stock Burn, and as planned for the bytes of a candidate.
+/// Trains in stock Burn, and by a plan for the bytes of a candidate.
 fn equals_stock<K: Kind>(candidate: usize) {
     let whole = plan::<K>(ENOUGH).unwrap();
     let plan = match candidate {
@@ -52,7 +52,7 @@ fn equals_stock<K: Kind>(candidate: usize) {
         (1..plan.accumulation).for_each(|_| drop(fused.accumulate_ok(loss)));
         fused.step_ok(1e-3, loss);
     }
-    // Burn merges the running statistics of the last pass where a model is taken for validation.
+    // Burn merges the running statistics of the last pass when `valid` is called.
     assert_equal_weights(&expected.valid(), &fused.valid());
 }
 

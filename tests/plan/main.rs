@@ -1,6 +1,6 @@
-//! A training that was planned for a number of bytes takes no more.
+//! A planned training stays within its budget.
 //!
-//! A process of its own: it counts every allocated byte.
+//! It runs in its own process, because it counts every allocated byte.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -31,14 +31,14 @@ static BYTES: PeakAlloc = PeakAlloc;
 #[global_allocator]
 static ALLOCATOR: RecordingAllocator<PeakAlloc> = RecordingAllocator::over(PeakAlloc);
 
-/// One test at a time: they share the counters.
+/// Runs one test at a time, because the tests share the counters.
 static ALONE: Mutex<()> = Mutex::new(());
 
 fn alone() -> MutexGuard<'static, ()> {
     // A backtrace would hold tens of MB.
     std::panic::set_hook(Box::new(|panic| eprintln!("{panic}")));
     let alone = ALONE.lock();
-    // The thread of the test before may not have ended, and has a buffer for products of matrices as long.
+    // The thread of the previous test may still exist, with its buffer for matrix products.
     let mut bytes = 0;
     while bytes != BYTES.current_usage() {
         bytes = BYTES.current_usage();
@@ -56,14 +56,14 @@ fn in_one_thread<R: Send>(work: impl FnOnce() -> R + Send) -> R {
 /// More bytes than any of the models takes.
 const ENOUGH: usize = 500_000_000;
 
-/// The bytes that no plan can save: those allocated already, and the buffer of the planner's thread for products of
-/// matrices. Each thread keeps one as large as its L2 cache, so budgets are given in addition to these bytes.
+/// The bytes that no plan can save: earlier allocations, and the planner thread's buffer for matrix products. Each
+/// thread keeps a buffer of the size of its L2 cache, so budgets are given in addition to these bytes.
 fn fixed() -> usize {
     let multiply = || {
         let x = Tensor::<2>::ones([64, 64], &device().inner());
         std::hint::black_box(x.clone().matmul(x).into_data());
     };
-    // All threads of the pool have theirs from now on.
+    // From now on all threads of the pool have their buffers.
     rayon::broadcast(|_| multiply());
     let before = BYTES.current_usage();
     std::thread::spawn(move || {
@@ -90,19 +90,19 @@ fn plan<K: Kind>(budget: usize) -> Result<Plan<AdamWConfig>, PlanError> {
     planner::<K>().plan(K::loss, budget)
 }
 
-/// About the bytes of each candidate.
+/// Returns the approximate bytes of each candidate.
 fn bytes<O>(plan: &Plan<O>) -> Vec<usize> {
     plan.candidates.iter().map(|it| it.device_bytes).collect()
 }
 
-/// The most bytes allocated during `work`, with all that was before.
+/// Returns the peak of the allocated bytes during `work`, including earlier allocations.
 fn peak<R>(work: impl FnOnce() -> R) -> (R, usize) {
     BYTES.reset_peak_usage();
     let result = work();
     (result, BYTES.peak_usage())
 }
 
-/// The peak of two steps that follow `plan`.
+/// Returns the peak of two steps by `plan`.
 fn trained<K: Kind, O: PlannedOptimizer>(plan: &Plan<O>) -> usize {
     let train = || {
         let mut fused = plan.fuse(init::<K>).unwrap();

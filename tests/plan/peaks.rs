@@ -1,4 +1,4 @@
-//! The peaks are those that were planned.
+//! Measured peaks equal planned peaks.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -11,8 +11,8 @@ use crate::{
 
 use crate::common::*;
 
-/// Plans for budgets from what fused training takes down to half of the smallest candidate, and trains each. What is planned is from
-/// `least_ratio` to `most_ratio` of the peak.
+/// Plans for budgets from the peak of fused training down to half of the smallest candidate, and trains each plan. The
+/// planned bytes are from `least_ratio` to `most_ratio` times the peak.
 fn hold<K: Kind>(least_ratio: f64, most_ratio: f64) {
     let whole = plan::<K>(ENOUGH).unwrap();
     println!("{}\n{whole}", K::NAME);
@@ -76,7 +76,7 @@ fn plans_of_u_net_hold() {
     in_one_thread(|| hold::<UNet>(0.99, 1.05));
 }
 
-/// Autodiff keeps notes of a graph whose backward pass does not come to its end, and a panic that says something is printed.
+/// Autodiff keeps nodes of a graph whose backward pass is interrupted, and a panic with a message is printed.
 #[test]
 fn ended_passes_leave_no_bytes_and_print_no_panic() {
     static PANICS: AtomicUsize = AtomicUsize::new(0);
@@ -93,7 +93,7 @@ fn ended_passes_leave_no_bytes_and_print_no_panic() {
         let bytes = planned.map_or(0, |plan| plan.device_bytes);
         (BYTES.current_usage(), bytes)
     };
-    // Threads of the backend keep something for themselves.
+    // Threads of the backend keep some buffers.
     of(ENOUGH);
     let (before, most) = of(ENOUGH);
     for part in 1..9 {
@@ -115,7 +115,7 @@ fn plan_with_average_counts_its_bytes() {
     assert!((0.99..=1.1).contains(&ratio), "{ratio:.3}");
 }
 
-/// The first update makes a copy of what the maker holds.
+/// The first update copies the weights that `init` holds.
 #[test]
 fn weights_that_maker_holds_are_counted_twice() {
     let _alone = alone();

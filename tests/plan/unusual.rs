@@ -8,7 +8,7 @@ use crate::{
     ENOUGH, alone, bytes, device, fixed, in_one_thread, init, peak, plan, planner, trained,
 };
 
-/// Nothing is trained while it is planned, and no byte depends on a value.
+/// Planning trains nothing, and no bytes depend on values.
 #[test]
 fn loss_that_is_nan_is_planned_for() {
     let _alone = alone();
@@ -42,7 +42,7 @@ fn weights_in_f16_are_planned_for() {
     }
 }
 
-/// In mixed precision; and in f64, for whose states there are no codes.
+/// In mixed precision, and in f64, whose states have no low-bit format.
 #[test]
 fn other_float_types_are_planned_for() {
     let _alone = alone();

@@ -1,4 +1,4 @@
-//! A device with another default float type, which is chosen before its first use.
+//! A device whose default float type is changed before its first use.
 
 use crate::common::*;
 
@@ -12,7 +12,7 @@ fn tokens_of_loss_are_counted_in_type_that_can() {
         let device = device.autodiff();
         let head = LinearConfig::new(6, 11).init(&device);
         let head = cast(head, FloatDType::F32).unwrap();
-        // More than bf16 can count.
+        // More tokens than bf16 can represent.
         let hidden = Tensor::<2>::random([1001, 6], Distribution::Default, &device);
         let hidden = hidden.cast(FloatDType::F32);
         let targets = Tensor::<1, Int>::arange(0..1001, &device).remainder_scalar(11);

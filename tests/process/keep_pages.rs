@@ -1,17 +1,17 @@
-//! The heap gives its pages back until a program asks it not to. The setting counts for the whole process, and can't be
-//! taken back.
+//! The heap returns its pages unless the program sets otherwise. The setting applies to the whole process and can't be
+//! undone.
 
 use backburn::memory::keep_pages;
 
 use crate::common::*;
 
-/// Bytes of buffers: so few that they come from the heap by default, and so many that each is mapped by itself.
+/// Bytes of a buffer that comes from the heap by default, and of a buffer with its own mapping.
 const SMALL: usize = 100_000;
 const LARGE: usize = 40_000_000;
-/// Bytes of all: no more than a heap of a thread, as that of a test is, holds.
+/// Bytes of all buffers: at most the size of the heap of a thread.
 const BYTES: usize = 40_000_000;
 
-/// Bytes of the process that are in memory.
+/// Returns the resident bytes of the process.
 fn resident() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let mut lines = status.lines();
@@ -19,7 +19,7 @@ fn resident() -> usize {
     1024 * kilobytes.unwrap().trim().parse::<usize>().unwrap()
 }
 
-/// Asserts that buffers of `size` leave so many more pages with the process when they are freed, as a part of their own.
+/// Asserts that freed buffers of `size` leave at least this part of their pages in the process.
 #[track_caller]
 fn assert_kept(size: usize, part: f64) {
     let before = resident();

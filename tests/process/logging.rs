@@ -31,7 +31,7 @@ impl Log for Told {
 
 static TOLD: Told = Told(Mutex::new(Vec::new()));
 
-/// One test at a time: they share the logger.
+/// Runs one test at a time, because the tests share the logger.
 static ALONE: Mutex<()> = Mutex::new(());
 
 fn listen() {
@@ -159,7 +159,7 @@ fn learner_logs_no_copy_of_weights() {
         .num_epochs(3)
         .launch_fused(learner);
 
-    // Of three epochs with validation between them, nothing but the start is told: no copy.
+    // Three epochs with validation log only the start, and no copy.
     let told = told();
     let [device, attached] = &told[..] else {
         panic!("{told:?}");

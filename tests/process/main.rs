@@ -1,4 +1,5 @@
-//! Tests of what a process has once: its logger, its heap, the default type of a device. And of the modules of the crate.
+//! Tests of state that exists once per process: the logger, the heap, the default type of a device. Also tests of the
+//! modules.
 
 #[path = "../common/mod.rs"]
 mod common;

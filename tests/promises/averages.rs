@@ -1,4 +1,4 @@
-//! Averages of the weights equal those of a stock loop to the bit, whatever else a training does.
+//! Averages of the weights equal those of a stock loop to the bit, with all other options of a training.
 
 use crate::common::*;
 
@@ -68,7 +68,7 @@ fn stock_step(model: Stack, optimizer: &mut ModuleOptimizer, x: &Tensor<2>) -> S
     optimizer.step(RATE, model, gradients)
 }
 
-/// Values of the parameters, in a row each.
+/// Values of the parameters, each as a row.
 struct Values(Vec<Tensor<1>>);
 
 impl ModuleMapper for Values {
@@ -185,7 +185,7 @@ fn average_without_update_stays() {
     group.step_accumulated_ok(RATE);
     assert_equal_weights(&group.model(), &group.averaged());
 
-    // A skipped step is none.
+    // A skipped step is not an update.
     let scaling = LossScalingConfig::new().with_overflow(Overflow::SkipStep);
     let how = averaging(ema(0.5)).with_loss_scaling(Some(scaling));
     let mut skipping = fused(&initial, how);
@@ -195,7 +195,7 @@ fn average_without_update_stays() {
     assert!(skipping.last_step().overflowed);
     assert_equal_weights(&before, &skipping.averaged());
 
-    // Two passes are one.
+    // Two passes are one update.
     let clipping = Some(GlobalNormClippingConfig::Exact(1e9));
     let mut clipped = fused(&initial, averaging(ema(0.5)).with_clipping(clipping));
     let mut plain = fused(&initial, averaging(ema(0.5)));
@@ -298,7 +298,7 @@ fn average_of_another_shape_is_refused_by_name() {
 #[test]
 fn average_of_new_layer_starts_as_its_weights() {
     let xs = batches(3);
-    // Burn's own does not step in f64 after it was in a record.
+    // Burn's own optimizer does not step in f64 after it was loaded from a record.
     let optimizer = optim::AdamWConfig::new().init();
     let mut one =
         FusedOptimizer::new_ok(Stack::init(), optimizer).with_config_ok(averaging(ema(0.5)));
@@ -318,7 +318,7 @@ fn average_of_new_layer_starts_as_its_weights() {
         assert_eq!(value.to_data() == average.to_data(), of / 2 == 2);
     }
 
-    // In another type it continues.
+    // It continues in another type.
     one.change_model_ok(|model| cast(model, FloatDType::F64).unwrap());
     let before = values(&one.averaged());
     let x = Tensor::from_inner(xs[2].clone().inner().cast(FloatDType::F64));

@@ -1,4 +1,4 @@
-//! A step whose closure runs the backward pass itself finds what stock Burn finds.
+//! A step whose closure runs the backward pass itself has the results of stock Burn.
 
 use crate::backends::on_every_backend;
 use crate::common::*;
@@ -17,7 +17,7 @@ impl Stack {
         }
     }
 
-    /// Under stock Burn the blocks are simply called.
+    /// In stock Burn the blocks are plain calls.
     fn loss(&self, x: Tensor<2>) -> Tensor<1> {
         let run = |block: &Linear, x| block.forward(x).tanh();
         let blocks = self.blocks.iter();
@@ -33,7 +33,7 @@ impl Stack {
         let gradients = loss.backward();
         let of_input = x.grad(&gradients).expect("the loss depends on the input");
         let of_input = of_input.into_data();
-        // Copied at once: on wgpu the data show what is written in place later.
+        // Copied immediately: on wgpu the data would contain later in-place writes.
         let of_input = TensorData::new(of_input.iter::<f32>().collect(), of_input.shape());
         (of_input, GradientsParams::from_grads(gradients, self))
     }

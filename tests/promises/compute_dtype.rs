@@ -1,4 +1,4 @@
-//! Weights that rest in one float type and are computed with in another train as in a loop by hand.
+//! Weights that are stored in one float type and computed with in another train as in a stock loop.
 
 use backburn::optim::AdamWConfig;
 
@@ -81,7 +81,7 @@ impl Way {
         FusedOptimizer::new_ok(model, (self.optimizer)()).with_config_ok(config)
     }
 
-    /// With a copy to compute with, the gradients cast back.
+    /// Trains by hand: computes with a copy, and casts the gradients back.
     fn by_hand(self, initial: &Stack, batches: &[Tensor<2>]) -> Stack {
         let mut model = copy(initial, || Stack::init(self.rests));
         let mut optimizer = (self.optimizer)();
@@ -100,7 +100,7 @@ fn compute_dtype_matches_mixed_precision_by_hand() {
         let initial = Stack::init(way.rests);
         let batches = way.batches(5);
         let expected = way.by_hand(&initial, &batches);
-        // Gradients of blocks that share a weight are added up as they arrive, those of plain ones by autodiff.
+        // Gradients of blocks that share a weight are summed as they arrive; without blocks, autodiff sums them.
         for in_blocks in [false, true] {
             let mut fused = way.fused(&initial);
             for x in &batches {
@@ -169,7 +169,7 @@ fn valid_in_compute_dtype_is_saved_in_full_precision() {
             let saved = Stack::init(way.rests).load_record(valid.clone().into_record());
             assert_eq!(saved.layers[0].weight.val().dtype(), DType::F32);
             assert_equal_weights(&fused.model(), &saved);
-            // What is made of it is saved as it is.
+            // A tensor that is computed from it is saved unchanged.
             let mut changed = valid;
             let weight = changed.layers[0].weight.clone();
             changed.layers[0].weight = weight.map(|weight| weight * 2.0);

@@ -1,4 +1,4 @@
-//! One value says how to train: it can be saved, and a training can be made again with another.
+//! A `FusedConfig` can be saved, and replaced in a training.
 
 use burn::config::Config;
 
@@ -120,7 +120,7 @@ fn config_after_hook_keeps_hook() {
     assert_eq!(fused.last_step().vetoed, 4);
 }
 
-/// States, weights and running statistics come home again.
+/// States, weights and running statistics return to the device.
 #[test]
 fn config_changed_begins_and_ends_offload() {
     let [_, ndarray] = cpus();

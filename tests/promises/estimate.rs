@@ -1,4 +1,4 @@
-//! The estimate before training is what training then holds.
+//! The estimate before training equals the memory that training holds.
 
 use burn::optim::AdafactorConfig;
 

@@ -1,4 +1,5 @@
-//! The language model of the examples trains fused as in stock Burn: experts without tokens, ties and chunked loss included.
+//! The language model of the examples trains fused as in stock Burn, with experts without tokens, tied weights and a
+//! chunked loss.
 
 #[allow(dead_code)] // A part of an example.
 #[path = "../../examples/text/model/mod.rs"]
@@ -8,7 +9,7 @@ use crate::backends::on_every_backend;
 use crate::common::*;
 use model::{LanguageModel, LanguageModelConfig, Preset};
 
-/// A small one of each part. Two tokens for many experts: some have nothing to do.
+/// A small config of each part. With two tokens and many experts, some experts have no tokens.
 fn config() -> LanguageModelConfig {
     LanguageModelConfig::new(13)
         .with_context(6)
@@ -57,7 +58,7 @@ fn language_model_matches_stock(device: &Device) {
 fn language_model_experts_without_tokens_match_stock(device: &Device) {
     let changed = assert_matches_stock(&config(), &[text(device, 1)], device);
     let of_experts = |path: &&String| path.contains(".experts.experts.");
-    // Two of five experts in each of two layers, with three weights each.
+    // Two of five experts in each of two layers, each with three weights.
     assert_eq!(changed.iter().filter(of_experts).count(), 2 * 2 * 3);
 }
 

@@ -1,4 +1,4 @@
-//! Head and cross entropy in chunks give what Burn's cross entropy of all logits gives.
+//! Head and cross entropy in chunks equal Burn's cross entropy of all logits.
 
 use burn::nn::Initializer;
 use burn::nn::loss::CrossEntropyLossConfig;
@@ -12,7 +12,7 @@ use crate::common::*;
 const CLASSES: usize = 11;
 const DIM: usize = 6;
 
-/// Tokens become states, and states logits of the next token.
+/// A bigram model: tokens are embedded, and the head computes logits of the next token.
 #[derive(Module, Debug)]
 struct Bigram {
     embedding: Embedding,
@@ -93,7 +93,7 @@ struct Text {
     targets: Tensor<1, Int>,
 }
 
-/// Tokens and what follows on them; all classes, if there are enough of them.
+/// Returns tokens and their next tokens. A long text contains all classes.
 fn text(length: usize, device: &Device) -> Text {
     let token = |index: usize| ((index * 7 + index / 5) % CLASSES) as i64;
     let text: Vec<i64> = (0..length + 1).map(token).collect();
@@ -103,7 +103,7 @@ fn text(length: usize, device: &Device) -> Text {
     }
 }
 
-/// Gradients of all weights, of `loss` on `model` in stock Burn.
+/// Returns the gradients of all weights from `loss` on `model`, in stock Burn.
 fn gradients(model: &Bigram, loss: &Tensor<1>) -> Vec<f32> {
     let gradients = GradientsParams::from_grads(loss.backward(), model);
     let head = model.head.iter().map(|head| &head.weight);
@@ -133,7 +133,7 @@ fn capped(logits: Tensor<2>, config: &LinearCrossEntropyLossConfig) -> Tensor<2>
     }
 }
 
-/// Burn's loss of whole logits.
+/// Returns Burn's loss of all logits.
 fn reference(model: &Bigram, text: &Text, config: &LinearCrossEntropyLossConfig) -> Tensor<1> {
     let logits = capped(model.logits(text.tokens.clone()), config);
     let pads = config.pad_tokens.clone();
@@ -169,7 +169,7 @@ proptest! {
         prop_assert_eq!(whole.dims(), chunked.dims());
         let (expected, found) = (number(&whole), number(&chunked));
         if expected.is_nan() {
-            // No token counts.
+            // All tokens are padding.
             prop_assert!(found.is_nan());
             return Ok(());
         }
@@ -196,7 +196,7 @@ fn loss_in_chunks_trains_as_stock(device: &Device) {
     let text = text(10, device);
     let config = LinearCrossEntropyLossConfig::new;
     for kind in [HeadKind::Tied, HeadKind::WithBias] {
-        // In two chunks: what is added up of two has no order. A tied weight has a third.
+        // In two chunks, because a sum of two terms has no order. A tied weight has a third term.
         let size = if kind == HeadKind::Tied { 10 } else { 5 };
         let loss = config()
             .with_chunk_size(size)
@@ -246,7 +246,7 @@ fn token_weights(length: usize, device: &Device) -> Tensor<1> {
     Tensor::from_data(&weights[..], device)
 }
 
-/// The loss of whole logits in operations of Burn.
+/// Computes the loss of all logits in operations of Burn.
 fn composed(
     model: &Bigram,
     text: &Text,
@@ -281,7 +281,7 @@ fn composed(
     }
 }
 
-/// Whole and in chunks, with weights and without.
+/// Compares the loss of all logits and in chunks, with and without weights.
 #[track_caller]
 fn assert_match_composition(model: &Bigram, config: &LinearCrossEntropyLossConfig) {
     const TOKENS: usize = 23;
@@ -327,7 +327,7 @@ fn loss_reductions_and_weights_equal_composition() {
     }
 }
 
-/// Within 1e-6 of the largest.
+/// Asserts differences within 1e-6 of the largest number.
 #[track_caller]
 fn assert_relative(one: &[f32], other: &[f32], what: &str) {
     let largest = one.iter().fold(1.0f32, |most, it| most.max(it.abs()));
@@ -380,7 +380,7 @@ fn loss_weights_of_zero_give_nan_mean_and_zero_sum() {
     assert_eq!(number(&sum), 0.0);
     assert!(gradients(&model, &sum).iter().all(|it| *it == 0.0));
 
-    // The weights of padding don't count.
+    // The weights of padding have no effect.
     let mut text = text;
     text.targets = Tensor::full([6], -100, &device);
     let config = LinearCrossEntropyLossConfig::new().with_pad_tokens(Some(vec![-100]));
@@ -412,7 +412,7 @@ fn loss_of_model_in_bf16_is_in_f32() {
     assert_eq!(number(&found), expected);
 }
 
-/// 1024 equal terms: in bf16 their sum stays what it is after 256.
+/// 1024 equal terms: in bf16 their sum stops growing after 256.
 #[test]
 fn gradient_of_head_in_bf16_is_summed_in_f32_on_request() {
     let device = Device::flex().autodiff();
@@ -475,7 +475,7 @@ fn loss_input_that_does_not_fit_is_refused_by_name() {
     let none = Tensor::zeros([0], &device);
     let head = model.head.as_ref().unwrap();
     let outside = Tensor::from_data([1, 2, 11, 3], &device);
-    // Read as a number with a sign it is -1.
+    // As a signed number it is -1.
     let largest = TensorData::new(vec![3, 1, 2, u64::MAX], [4]);
     let largest = Tensor::from_data(largest, (&device, DType::U64));
     let weights = token_weights(3, &device);
@@ -536,7 +536,7 @@ fn targets_may_be_of_any_integer_type() {
     let all = loss(IntDType::I64, None);
     for dtype in [IntDType::I32, IntDType::I8, IntDType::U8, IntDType::U64] {
         assert_eq!(loss(dtype, None), all, "{dtype:?}");
-        // None of them, in whatever type.
+        // None of them is a class, in any type.
         let others = vec![-100, (1 << 32) + 3, 3 - (1 << 32), 256 + 3];
         let found = loss(dtype, Some(others));
         assert!((found - all).abs() < 1e-6, "{dtype:?}: {found} and {all}");

@@ -1,4 +1,4 @@
-//! The promises that need no process of their own; one file each.
+//! The promises whose tests can share a process, one file each.
 
 mod averages;
 mod backends;

@@ -1,4 +1,4 @@
-//! Every mistake has an answer that names the parameter or the option, and nothing is lost.
+//! Every mistake is an error that names the parameter or the option, and nothing is lost.
 
 use burn::optim::MuonConfig;
 
@@ -14,8 +14,8 @@ fn x(device: &Device) -> Tensor<2> {
     Tensor::random([5, 3], Distribution::Default, device)
 }
 
-/// Makes a step with `mistake` after a good one. Panics unless it panics with `words`, changes nothing, and training continues as
-/// without it.
+/// Runs a step with `mistake` after a valid step. Panics unless it panics with `words` and changes nothing, and
+/// training continues as without it.
 #[track_caller]
 fn assert_refused(device: &Device, words: &[&str], mistake: impl Fn(&Mlp, Tensor<2>) -> Tensor<1>) {
     let (x, mut fused) = (x(device), fused(device));
@@ -150,7 +150,7 @@ fn optimizer_record_of_another_model_is_an_error(device: &Device) {
     let message = panic_of(|| fused.load_record_ok(other.to_record()));
     assert_says(&message, "which the model does not have");
 
-    // The state is still the model's own.
+    // The state still belongs to the model.
     let mut twin = FusedOptimizer::new_ok(fused.model(), AdamWConfig::new().init());
     twin.load_record_ok(fused.to_record());
     for fused in [&mut fused, &mut twin] {
@@ -221,7 +221,7 @@ fn nan_loss_is_passed_on_as_in_stock(device: &Device) {
 
 #[test]
 fn device_that_build_does_not_cover_is_an_error() {
-    // Recorded, never run: a backend of Burn that has no training.
+    // A backend of Burn without training, which records operations but does not run them.
     let device = Device::capture().autodiff();
     let mut error = None;
     let _ = device.clone().inner().capture_scope(|scope| {

@@ -1,5 +1,4 @@
-//! The single-pass optimizers compute what Burn's own do: on CPU backends to the last bit, on others
-//! within a thousandth.
+//! The single-pass optimizers equal Burn's own: to the bit on CPU backends, within a thousandth on others.
 
 use backburn::optim as ours;
 use burn::config::Config;
@@ -14,7 +13,7 @@ use crate::common::*;
 const LEARNING_RATE: f64 = 0.01;
 const STEPS: usize = 5;
 
-/// Calls a function with each of Burn's optimizers and ours beside it, in all their options.
+/// Calls a function with each of Burn's optimizers and ours, with all options.
 macro_rules! for_every_pair {
     ($check:ident($($argument:expr),*)) => {
         for amsgrad in [false, true] {
@@ -64,7 +63,7 @@ macro_rules! for_every_pair {
     };
 }
 
-/// Gradients of either sign and of all sizes, with zeros of both signs.
+/// Returns gradients of either sign and of all sizes, with zeros of both signs.
 pub fn gradients<const D: usize>(shape: [usize; D], device: &Device) -> Vec<Tensor<D>> {
     let gradient = |step: usize| {
         let random = Tensor::<D>::random(shape, Distribution::Normal(0.0, 1.0), device);
@@ -77,7 +76,7 @@ pub fn gradients<const D: usize>(shape: [usize; D], device: &Device) -> Vec<Tens
     (0..STEPS).map(gradient).collect()
 }
 
-/// The parameter after each step.
+/// Returns the parameter after each step.
 pub fn run<const D: usize>(
     optimizer: impl Optimizer,
     mut parameter: Tensor<D>,
@@ -86,10 +85,10 @@ pub fn run<const D: usize>(
     let mut state = None;
     let mut after = Vec::new();
     for gradient in gradients {
-        // Its own buffer, which may be written.
+        // Its own buffer, which the step may overwrite.
         let gradient = gradient.clone();
         (parameter, state) = optimizer.step(LEARNING_RATE, parameter, gradient, state);
-        // A copy: on wgpu the data can show what later steps write in place.
+        // A copy, because on wgpu the data could contain later in-place writes.
         let data = parameter.to_data();
         let bytes = Bytes::from_bytes_vec(data.as_bytes().to_vec());
         after.push(TensorData::from_bytes(
@@ -117,7 +116,7 @@ pub fn assert_equal<const D: usize>(
         let same = match stock.dtype() {
             DType::F32 | DType::F64 if exact => stock.as_bytes() == ours.as_bytes(),
             DType::F32 | DType::F64 => near(stock, ours, 1e-3),
-            // Computed in f32 and rounded once, where Burn rounds after every operation.
+            // Computed in f32 and rounded once, while Burn rounds after every operation.
             _ => near(stock, ours, 0.02),
         };
         assert!(same, "{name}, step {step}: stock {stock}, ours {ours}");
@@ -147,10 +146,10 @@ fn all_float_types_match_stock(device: &Device) {
         if !device.supports_dtype(dtype) {
             continue;
         }
-        // One element at a time, and in the widest vectors there are.
+        // One element at a time, and in the widest vectors.
         for shape in [[9, 7], [16, 8]] {
             let parameter = Tensor::<2>::random(shape, Distribution::Default, &device).cast(dtype);
-            // Whose squares the half types can hold.
+            // The half types can represent their squares.
             let gradients = (0..STEPS).map(|_| {
                 let random = Tensor::<2>::random(shape, Distribution::Uniform(0.5, 2.0), &device);
                 let sign = Tensor::<2>::random(shape, Distribution::Normal(0.0, 1.0), &device);
@@ -173,7 +172,7 @@ fn tensors_of_no_and_one_element_match_stock(device: &Device) {
 
 fn views_match_stock(device: &Device) {
     let device = device.clone().inner();
-    // Larger than a block of what is gathered at a time.
+    // Larger than a block that is gathered at a time.
     let whole = Tensor::<3>::random([20, 41, 30], Distribution::Default, &device);
     let parameter = whole.clone().swap_dims(0, 2).slice([3..28, 1..40, 0..19]);
     let shape = parameter.dims();
@@ -245,7 +244,7 @@ fn config_of_burn_loads_into_ours() {
         assert_eq!(found.remove("state_format").unwrap(), "Full");
         assert_eq!(found.remove("weight_format").unwrap(), "Plain");
         assert_eq!(found, fields(&stock));
-        // What is there is read.
+        // Present fields are read.
         let mut json = fields(&ours);
         json.insert("state_format".into(), "Bits4".into());
         json.insert("weight_format".into(), "Split24".into());
@@ -377,7 +376,7 @@ proptest! {
     }
 }
 
-/// Bit for bit, but for what is no number: those have many bits.
+/// Asserts equal bits, except for NaN, which has many representations.
 fn assert_same_numbers(name: &str, stock: Vec<TensorData>, ours: Vec<TensorData>) {
     for (stock, ours) in stock.iter().zip(&ours) {
         for (stock, ours) in stock.iter::<f32>().zip(ours.iter::<f32>()) {

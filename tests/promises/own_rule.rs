@@ -1,5 +1,5 @@
-//! An optimizer that is none of ours: a formula and what it keeps, in forty lines. It is stepped in one pass on every
-//! backend, resumes from its record, and (`formats`) its states and weights are kept in formats.
+//! An optimizer of a user: a formula and its states, in forty lines. It updates in one pass on every backend, and
+//! resumes from its record. (`formats` tests its states and weights in formats.)
 
 use backburn::optim::{
     self as ours, AccumulateInState, ElementState, ElementWise, ElementWiseOptimizer, Number, Rule,
@@ -12,7 +12,7 @@ use crate::common::*;
 
 const RATE: f64 = 0.01;
 
-/// RMSProp ([Hinton, 2012](https://www.cs.toronto.edu/~tijmen/csc321/slides/lecture_slides_lec6.pdf)), as Burn has it.
+/// RMSProp as in Burn ([Hinton, 2012](https://www.cs.toronto.edu/~tijmen/csc321/slides/lecture_slides_lec6.pdf)).
 #[derive(Clone, Debug)]
 pub struct RmsProp {
     pub alpha: f32,
@@ -83,7 +83,7 @@ pub fn rms_prop() -> ElementWiseOptimizer<RmsProp> {
     })
 }
 
-/// The parameter after each step.
+/// Returns the parameter after each step.
 fn run(
     optimizer: impl Optimizer,
     mut parameter: Tensor<2>,

@@ -1,5 +1,5 @@
-//! Pictures of timelines show what was recorded. The timelines are made up: a forward and a backward
-//! pass of a second each.
+//! Pictures of timelines show the recorded data. The timelines are artificial: a forward and a backward pass of one
+//! second each.
 
 use backburn::memory::{Bytes, Mark, MemoryError, MemoryTimeline, Phase, Sample, plot};
 
@@ -95,7 +95,7 @@ fn timelines_are_drawn_on_common_scale() {
         rows.flatten().filter(|pixel| pixel.0 == color).count()
     };
     assert_eq!(pixels(PARAMETERS, 0..300), pixels(PARAMETERS, 300..600));
-    // Below there is the one in the legend only.
+    // Below this line only the legend has this color.
     assert!(pixels(GRADIENTS, 300..600) < 200);
     assert!(pixels(GRADIENTS, 0..300) > 10_000);
 }

@@ -1,4 +1,4 @@
-//! On a CubeCL device the recorder reads what the memory pools hold.
+//! On a CubeCL device the recorder reads the memory pools.
 
 use backburn::memory::{MemoryError, MemoryRecorder};
 
@@ -30,7 +30,7 @@ fn recording_of_device_has_bytes_in_use_and_reserved() {
     }
     let timeline = recorder.finish().unwrap();
 
-    // Parameters and the two moments stay, so the second step has them all along.
+    // Parameters and both moments stay, so they exist during the whole second step.
     let peak = timeline.peak().bytes;
     assert!(peak.unassigned >= 3 * parameters, "{peak:?}");
     assert_eq!(peak.total(), peak.unassigned);

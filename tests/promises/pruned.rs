@@ -1,4 +1,4 @@
-//! A model that loses parameters between two steps: their optimizer states go with them, and no others.
+//! If parameters are removed between two steps, exactly their optimizer states are removed.
 
 use backburn::optim as ours;
 use burn::optim::{AdanConfig, MuonConfig};
@@ -98,7 +98,7 @@ fn layer_that_returns_starts_without_state(device: &Device) {
     }
 }
 
-/// A parameter of another shape is another one.
+/// A parameter of another shape counts as another parameter.
 fn layer_that_is_cut_down_starts_without_state(device: &Device) {
     let x = Tensor::<2>::random([4, 3], Distribution::Default, device);
     for optimizer in [AdamWConfig::new().init(), ours::AdamWConfig::new().init()] {
@@ -155,7 +155,7 @@ fn removed_layer_with_offloaded_states_leaves_record() {
     }
 }
 
-/// It returns while states wait on the host.
+/// It is added again while states are on the host.
 #[test]
 #[allow(deprecated)] // `ndarray`: Burn 0.22 still ships it.
 fn layer_that_returns_with_offload_starts_without_state() {
@@ -189,7 +189,7 @@ fn layer_that_returns_with_offload_starts_without_state() {
     }
 }
 
-/// A group that has begun in the state ends with what has stayed.
+/// An unfinished group in the state ends with the remaining parameters.
 #[test]
 fn group_in_optimizer_state_outlives_removed_layer() {
     let device = &Device::flex().autodiff();

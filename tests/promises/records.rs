@@ -1,4 +1,4 @@
-//! An optimizer record is loaded whole, or refused with the parameter's name; nothing is lost.
+//! An optimizer record is loaded completely, or refused with the name of the parameter. Nothing is lost.
 
 use backburn::optim as ours;
 use burn::optim::*;
@@ -83,7 +83,7 @@ fn record_of_another_optimizer_is_an_error(device: &Device) {
             };
             assert!(["0.", "1."].contains(&&path[..2]), "`{path}`");
             assert!(!state.is_empty());
-            // Its own state is as it was.
+            // Its own state is unchanged.
             training.step(&mut fused);
             training.step(&mut twin);
             assert_equal_weights(&twin.model(), &fused.model());
@@ -91,7 +91,7 @@ fn record_of_another_optimizer_is_an_error(device: &Device) {
     }
 }
 
-/// Burn records the weight of a linear layer of column layout the other way round, and its state not.
+/// Burn records the weight of a linear layer in column layout transposed, but not its state.
 fn record_of_column_layout_resumes(device: &Device) {
     let column = || {
         let config = LinearConfig::new(3, 5).with_layout(LinearLayout::Col);
@@ -222,7 +222,7 @@ fn record_of_segmented_state_resumes(device: &Device) {
     }
     assert_equal_weights(&first.model(), &second.model());
     assert_equal_weights(&first.model(), &third.model());
-    // That of another model is refused still.
+    // The record of another model is still refused.
     let wide = LinearConfig::new(6, 6).with_bias(false).init(device);
     let wide = Linear {
         weight: Param::initialized(initial.weight.id, wide.weight.val()),
@@ -233,7 +233,7 @@ fn record_of_segmented_state_resumes(device: &Device) {
     assert_matches!(error, FusedError::RecordShape { .. });
 }
 
-/// Two matrices of one id.
+/// Two matrices with the same id.
 fn matrices(device: &Device) -> [Param<Tensor<2>>; 2] {
     let first = Param::from_tensor(Tensor::<2>::ones([4, 6], device));
     let second = Tensor::<2>::ones([4, 3], device).require_grad();
@@ -270,7 +270,7 @@ fn record_of_another_shape_is_an_error(device: &Device) {
     }
 }
 
-/// Burn loads any shape, and a step of ours must not read beside a buffer.
+/// Burn loads any shape, and our step must not read outside of a buffer.
 #[test]
 fn state_of_another_shape_is_refused_before_stock_step() {
     let device = &Device::flex().autodiff();

@@ -1,5 +1,5 @@
-//! Running statistics belong to the training: a model that was taken out of it has its own, and a failed pass restores them. The pairs
-//! in `tests/pairs` compare them with stock Burn.
+//! Running statistics belong to the training. A model that was taken from it has its own, and a failed pass restores
+//! them. The pairs in `tests/pairs` compare them with stock Burn.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -33,7 +33,7 @@ fn xs(device: &Device) -> Vec<Tensor<2>> {
     (0..4).map(|_| draw()).collect()
 }
 
-/// The ways to train that take a model out of the training by another path.
+/// Returns trainings that return their model by different paths.
 fn trainings(device: &Device) -> Vec<FusedOptimizer<Normed>> {
     let host = match device.clone().inner() == Device::flex() {
         true => OffloadHost::NdArray,

@@ -1,4 +1,4 @@
-//! One step in the plain case, for `.ci/trace` to tell which functions of the crate it walks through.
+//! One plain step, for which `.ci/trace` lists the functions of the crate that it calls.
 
 use backburn::optim::AdamWConfig;
 
@@ -12,7 +12,7 @@ fn step(fused: &mut FusedOptimizer<Vec<Linear>>, x: &Tensor<2>) {
     });
 }
 
-/// The function that `.ci/trace` looks for by name.
+/// Runs the step. `.ci/trace` finds this function by its name.
 #[inline(never)]
 fn one_plain_step(fused: &mut FusedOptimizer<Vec<Linear>>, x: &Tensor<2>) {
     step(fused, x);

@@ -1,5 +1,5 @@
-//! The vision transformer of the examples is torchvision's, by the number of its parameters, and trains
-//! with its blocks recomputed as without.
+//! The vision transformer of the examples has as many parameters as that of torchvision, and trains the same with and
+//! without recomputed blocks.
 
 #[allow(dead_code)] // A part of an example.
 #[path = "../../examples/vit/model.rs"]

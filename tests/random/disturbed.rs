@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::common::*;
 use crate::{Last, Model, distance, keep, on_cpu};
 
-/// Says so when dropped.
+/// Sets the flag when dropped.
 struct Done<'a>(&'a AtomicBool);
 
 impl Drop for Done<'_> {
@@ -17,7 +17,7 @@ impl Drop for Done<'_> {
     }
 }
 
-/// Draws from the generator of `device` on another thread, now and then, while `work` runs.
+/// Runs `work` while another thread repeatedly draws from the generator of `device`.
 fn disturbed<R>(device: &Device, pause: Duration, work: impl FnOnce() -> R) -> R {
     let (done, device) = (AtomicBool::new(false), device.clone().inner());
     std::thread::scope(|scope| {
@@ -34,8 +34,8 @@ fn disturbed<R>(device: &Device, pause: Duration, work: impl FnOnce() -> R) -> R
 
 type Dropping = (Param<Tensor<1>>, Dropout);
 
-/// Trains a block with dropout, whose loss is linear in the weight: its gradient is what the forward pass has multiplied it by,
-/// and zero where the mask is. Returns how many steps have ended well.
+/// Trains a block with dropout and a loss that is linear in the weight. Its gradient is the factor of the forward pass,
+/// and zero where the mask is. Returns the number of successful steps.
 fn steps_with_the_mask_of_their_loss(device: &Device, steps: usize) -> usize {
     let dropout = DropoutConfig::new(0.5).init();
     let weight = Param::from_tensor(Tensor::<1>::ones([64], device));
@@ -44,7 +44,7 @@ fn steps_with_the_mask_of_their_loss(device: &Device, steps: usize) -> usize {
         .with_hook(ParamGroup::all(), keep(&seen));
     let ended = (0..steps).map(|_| {
         let drop = |(weight, dropout): &Dropping, x: Tensor<1>| {
-            // So long that other threads come in between.
+            // Long enough for other threads to run in between.
             let noise = Tensor::<1>::random([50_000], Distribution::Default, &x.device());
             dropout.forward(weight.val() * x) + noise.mean().detach() * 0.0
         };
@@ -90,7 +90,7 @@ fn concurrent_trainings_with_dropout_wait(device: &Device) {
     });
 }
 
-/// One draws in blocks, which are checked, and the other outside of blocks in a single pass.
+/// One training draws in blocks, which are checked, the other outside of blocks in a single pass.
 fn draws_outside_of_blocks_wait_for_blocks(device: &Device) {
     let x = Tensor::<3>::random([4, 5, 3], Distribution::Default, device);
     let start = Barrier::new(2);
@@ -110,7 +110,7 @@ fn draws_outside_of_blocks_wait_for_blocks(device: &Device) {
     });
 }
 
-/// The blocks of one draw nothing, and the other clips.
+/// The blocks of one training draw nothing, and the other training clips.
 fn concurrent_trainings_of_two_kinds_wait(device: &Device) {
     let start = Barrier::new(2);
     let x = Tensor::<3>::random([4, 5, 3], Distribution::Default, device);
@@ -139,7 +139,7 @@ fn concurrent_trainings_of_two_kinds_wait(device: &Device) {
     });
 }
 
-/// Runs `work` while the forward pass of another training, which draws, holds the generators.
+/// Runs `work` while the forward pass of another training that draws holds the lock of the generators.
 fn while_locked<R>(device: &Device, work: impl FnOnce() -> R) -> R {
     let model = || {
         (
@@ -198,11 +198,11 @@ fn lazy_model_waits_for_block_of_another_training(device: &Device) {
     }
 }
 
-/// Steps a model that drew nothing in its first step and draws now, as `loss` says, first without the lock and then with it.
+/// Steps a model that drew nothing in its first step and now draws in `loss`, first without the lock and then with it.
 fn begins_to_draw(device: &Device, loss: impl Fn(&Dropping, bool) -> Tensor<1>) {
     let weight = Param::from_tensor(Tensor::<1>::ones([64], device));
     let model = (weight, DropoutConfig::new(0.5).init());
-    // A step in two passes begins with a seed, which shows that it draws nothing.
+    // A step in two passes begins with a seed, so it is observed to draw nothing.
     let config = FusedConfig::exact(1e-3);
     let mut fused = FusedOptimizer::new_ok(model, SgdConfig::new().init()).with_config_ok(config);
     let mut step = |draws| fused.step_repeatable(0.1, |model| loss(model, draws));
@@ -213,7 +213,7 @@ fn begins_to_draw(device: &Device, loss: impl Fn(&Dropping, bool) -> Tensor<1>) 
 }
 
 fn model_that_draws_first_without_lock_ends_step(device: &Device) {
-    // Other elements that are dropped make another norm.
+    // Other dropped elements result in another norm.
     let x = Tensor::<1, Int>::arange(0..64, device).float();
     begins_to_draw(device, |(weight, dropout), draws| match draws {
         true => (dropout.forward(weight.val()) * x.clone()).sum(),
@@ -228,7 +228,7 @@ fn model_that_draws_first_without_lock_ends_step(device: &Device) {
     });
 }
 
-/// Blocks and passes that draw nothing don't mind.
+/// Blocks and passes that draw nothing are not affected.
 fn model_that_draws_nothing_is_not_disturbed(device: &Device) {
     let initial: Vec<Linear> = (0..4)
         .map(|_| LinearConfig::new(8, 8).init(device))
@@ -312,7 +312,7 @@ fn disturbed_step_updates_once(device: &Device) {
         let drop =
             |(linear, dropout): &(Linear, Dropout),
              (x, Constant((device, second_runs))): (Tensor<2>, Constants)| {
-                // The first is in the pass that measures.
+                // The first run is in the measuring pass.
                 if linear.weight.val().is_tracked()
                     && second_runs.fetch_add(1, Ordering::Relaxed) > 0
                 {
@@ -330,7 +330,7 @@ fn disturbed_step_updates_once(device: &Device) {
     });
     assert!(matches!(result, Err(FusedError::RandomNumbers { .. })));
     assert_changed(&before, &fused.model(), |path| !path.starts_with("0."));
-    // And the message does not say otherwise.
+    // The message agrees with that.
     let message = result.unwrap_err().to_string();
     assert_says(&message, "were not updated");
     assert!(!message.contains("No parameter was updated"), "{message}");

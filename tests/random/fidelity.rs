@@ -1,4 +1,4 @@
-//! Fused training equals stock Burn where random numbers are drawn.
+//! Fused training that draws random numbers equals stock Burn.
 
 use std::sync::{Arc, Mutex};
 
@@ -18,7 +18,7 @@ fn dropout_draws_numbers_of_stock_on_every_backend() {
         device.seed(7);
         let stock = train_stock(stock, &mut adamw(), 5, 1e-2, loss);
 
-        // The closure of the second runs once; what waits in its buffer is used without random numbers.
+        // The closure of the second config runs once. Buffered gradients are applied without random numbers.
         let in_buffer = FusedConfig::clipping(GlobalNormClippingConfig::ExactInBuffer(1e9));
         let [mut fused, _] = [FusedConfig::new(), in_buffer].map(|config| {
             let model = copy(&initial, || Model::init(device));
@@ -98,14 +98,14 @@ fn drawn(device: &Device, numbers: usize) -> (Vec<Vec<f32>>, [Vec<f32>; 2]) {
 fn second_run_of_block_sees_numbers_of_first_on_every_backend() {
     on_every_backend(|device| {
         let (found, after) = drawn(device, 3);
-        // Both blocks; then both again, the inner one without recording; then the inner one for good.
+        // Both blocks run; then both again, the inner one without recording; then the inner one with recording.
         let [inner, outer, inner_2, outer_2, inner_3] = &found[..] else {
             panic!("{} runs", found.len())
         };
         assert_eq!((inner, outer), (inner_2, outer_2));
         assert_eq!(inner, inner_3);
         assert_ne!(inner, outer);
-        // The rest does not depend on how many numbers a block draws.
+        // Later numbers do not depend on how many numbers a block draws.
         assert_eq!(drawn(device, 100).1, after);
         assert_ne!(after[0], after[1]);
     });
@@ -156,7 +156,7 @@ fn dropout_in_recomputed_blocks_trains_same_on_every_backend() {
     });
 }
 
-/// Used from the last field to the first.
+/// A model whose fields are used from the last to the first.
 #[derive(Module, Debug)]
 struct Backwards {
     last: Linear,

@@ -1,5 +1,4 @@
-//! Random numbers of a process that nobody else draws in: one test at a time, since the random stream of a backend
-//! is shared by all threads.
+//! Tests of random numbers in their own process, one at a time, because all threads share the generator of a backend.
 
 #[path = "../common/mod.rs"]
 mod common;

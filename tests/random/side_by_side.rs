@@ -9,7 +9,7 @@ type Dropping = (Param<Tensor<1>>, Dropout);
 
 const STEPS: usize = 8;
 
-/// Where a model draws.
+/// The place where a model draws.
 #[derive(Clone, Copy, Debug)]
 enum Place {
     Block,
@@ -42,7 +42,7 @@ impl Place {
 }
 
 fn weighted((weight, dropout): &Dropping, x: Tensor<1>) -> Tensor<1> {
-    // Long enough for another thread to run meanwhile.
+    // Long enough for another thread to run during it.
     let noise = Tensor::<1>::random([20_000], Distribution::Default, &x.device());
     dropout.forward(weight.val() * x) + noise.mean().detach() * 0.0
 }

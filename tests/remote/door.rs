@@ -1,4 +1,4 @@
-//! A proxy in front of a server. It refuses other servers that ask for a tensor, and can fall silent.
+//! A proxy in front of a server. It refuses requests of other servers for a tensor, and can stop forwarding.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -33,17 +33,17 @@ impl Door {
         door
     }
 
-    /// Forwards nothing more, and closes nothing.
+    /// Stops forwarding, and keeps the connections open.
     pub fn fall_silent(&self) {
         self.is_silent.store(true, Ordering::SeqCst);
     }
 
     fn let_in(&self, guest: TcpStream, server: SocketAddr) -> std::io::Result<()> {
         let mut request = [0; REQUEST.len()];
-        // Nothing is taken away: the server reads it, too.
+        // Peeks only, so that the server also reads it.
         let seen = loop {
             match guest.peek(&mut request)? {
-                // More is to come, or the guest has gone.
+                // More bytes will follow, or the client has closed the connection.
                 seen if 0 < seen && seen < REQUEST.len() => std::thread::yield_now(),
                 seen => break seen,
             }
@@ -60,7 +60,7 @@ impl Door {
         Ok(())
     }
 
-    /// Until one of them closes, and then the other.
+    /// Forwards until one side closes, and then closes the other.
     fn forward(&self, mut from: TcpStream, mut to: TcpStream) {
         let mut bytes = vec![0; 1 << 16];
         while let Ok(length @ 1..) = from.read(&mut bytes) {

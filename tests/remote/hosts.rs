@@ -1,4 +1,4 @@
-//! Two hosts with addresses of their own: network namespaces that a veth pair joins.
+//! Two hosts with their own addresses: network namespaces that a veth pair connects.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::process::Command;

@@ -1,4 +1,4 @@
-//! Servers that are gone.
+//! Tests of lost servers.
 
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -31,7 +31,7 @@ fn server_killed_while_replicas_train_ends_step() {
                 doomed.kill();
             });
             let error = loop {
-                // Making a batch may be what fails first.
+                // Creating a batch may fail first.
                 let step = || fused.step(RATE, batches(&devices), Net::loss);
                 match std::panic::catch_unwind(std::panic::AssertUnwindSafe(step)) {
                     Ok(Ok(_)) => {}
@@ -42,7 +42,7 @@ fn server_killed_while_replicas_train_ends_step() {
             killer.join().unwrap();
             error.iter().for_each(assert_clean);
 
-            // The servers that are left train on, with others.
+            // The remaining servers continue to train, with others.
             let devices = &[first.connected_again(), second.connected_again()];
             let model = Net::init(&flex());
             let mut fused = FusedReplicas::new_ok(model, adamw(), devices.to_vec());
@@ -127,7 +127,8 @@ fn lost_server_takes_states_and_no_weights() {
         let batches = ones(&devices);
         let doomed = Arc::new(Mutex::new(None::<Server>));
         let held = doomed.clone();
-        // When the sum of its gradients is there, which then can't be stepped. By size, the second largest is the server's.
+        // After the sum of its gradients is complete, so that the update fails. By size, the server owns the second
+        // largest parameter.
         let kills = hook(move |it| {
             if it.path == "output.weight"
                 && let Some(mut server) = held.lock().unwrap().take()

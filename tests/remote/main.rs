@@ -1,4 +1,4 @@
-//! Devices of servers in other processes, which Burn's remote backend reaches, are trained on as those of this one.
+//! Training on devices of servers in other processes, over Burn's remote backend, equals training on local devices.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -32,7 +32,7 @@ fn serve() {
     if std::env::var_os(SERVES).is_none() {
         return;
     }
-    // With the tests that have started it.
+    // It ends with the tests that started it.
     std::thread::spawn(|| {
         let _ = std::io::stdin().read_to_end(&mut Vec::new());
         std::process::exit(0);
@@ -97,7 +97,7 @@ fn ones<const N: usize>(devices: &[Device; N]) -> [Tensor<2>; N] {
         .map(|device| Tensor::ones([5, 6], device))
 }
 
-/// Burn's optimizers, and ours, which step by tensor operations there.
+/// Burn's optimizers, and ours, which use tensor operations on servers.
 fn optimizers() -> Vec<ModuleOptimizer> {
     vec![
         adamw(),

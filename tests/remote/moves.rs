@@ -4,10 +4,10 @@ use backburn::optim::AdamWConfig;
 
 use super::*;
 
-/// With all that goes along when a model is moved.
+/// A model with everything that moves with a model.
 #[derive(Module, Debug)]
 struct Mixed {
-    /// A constant, which no mapper of Burn's sees.
+    /// A constant, which Burn's mappers don't visit.
     scale: Tensor<2>,
     columns: Param<Tensor<1, Int>>,
     frozen: Linear,

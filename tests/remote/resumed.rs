@@ -1,4 +1,5 @@
-//! A server that is lost in the middle of a step ends it in a stated time, and the training continues from its last checkpoint.
+//! A server that is lost during a step ends the step within the timeout, and the training continues from its last
+//! checkpoint.
 
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -7,8 +8,8 @@ use super::*;
 
 type Lose = Box<dyn FnOnce() + Send>;
 
-/// Asserts that a training on `device` that `lose` takes away in its fourth step ends with an error between `least` and
-/// `most`, and continues on the device of `again` from its last checkpoint to the same weights.
+/// Asserts that a training whose `device` is lost by `lose` in its fourth step ends with an error after `least` to
+/// `most`. Then it continues on the device of `again` from its last checkpoint to the same weights.
 pub fn assert_resumed(
     what: &str,
     device: Device,
@@ -36,7 +37,7 @@ pub fn assert_resumed(
     let checkpoint = Checkpoint::at(run.path());
     let doomed: Arc<Mutex<Option<Lose>>> = Arc::default();
     let held = doomed.clone();
-    // When the gradient of the last layer is there.
+    // After the gradient of the last layer is complete.
     let loses = hook(move |it| {
         if it.path == "output.weight"
             && let Some(lose) = held.lock().unwrap().take()
@@ -59,7 +60,7 @@ pub fn assert_resumed(
     println!("{what}: {time:?}, {error}");
     assert_matches!(error, FusedError::DeviceLost { .. });
     assert!(least <= time && time <= most, "{what}: {time:?}");
-    // It is not waited for again.
+    // The training does not wait for it again.
     let saved = checkpoint.save(&fused, &Progress::new(4)).unwrap_err();
     assert_matches!(saved, CheckpointError::Devices { .. });
     let error = step(&mut fused, &batches[3], &device).unwrap_err();
@@ -92,10 +93,10 @@ fn killed_server_in_step_resumes_from_checkpoint() {
     });
 }
 
-/// The time within which a server must answer in these tests, and with that of the step itself.
+/// The timeout of a server in these tests, and the limit that includes the step itself.
 pub const TIMEOUT: [Duration; 2] = [Duration::from_secs(3), Duration::from_secs(5)];
 
-/// Runs `test`, that of this name, in a process where servers must answer within the first [`TIMEOUT`].
+/// Runs `test`, the test of this name, in a process where servers must answer within the first [`TIMEOUT`].
 pub fn with_timeout(name: &str, test: impl FnOnce() + Send + 'static) {
     let seconds = TIMEOUT[0].as_secs().to_string();
     let variable = ("BACKBURN_SERVER_TIMEOUT", seconds.as_str());
@@ -123,7 +124,7 @@ fn silent_link_in_step_resumes_from_checkpoint() {
         || {
             let server = Arc::new(Server::start());
             let (device, silent) = (server.device.clone(), server.clone());
-            // The same server, by another way.
+            // The same server, by another address.
             let again = || connect(Door::to(server.address).address);
             assert_resumed(
                 "silent",

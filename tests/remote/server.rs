@@ -1,4 +1,4 @@
-//! Servers in processes of their own.
+//! Servers in their own processes.
 
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
@@ -50,18 +50,19 @@ impl Server {
         assert!(stopped.unwrap().success());
     }
 
-    /// Cuts the link to it, which is not closed.
+    /// Cuts the link to the server without closing it.
     pub fn fall_silent(&self) {
         self.door.fall_silent();
     }
 
-    /// Its device by another connection.
+    /// Returns its device over another connection.
     pub fn connected_again(&self) -> Device {
         connect(self.door.address)
     }
 }
 
-/// Starts a server of `backend` that listens at `address`, by the `command` before its own, and returns where it listens.
+/// Starts a server of `backend` that listens at `address`, with `command` as a prefix of its own command. Also returns
+/// the address at which it listens.
 pub fn start(command: &[&str], backend: &str, address: &str) -> (Child, SocketAddr) {
     let exe = std::env::current_exe().unwrap();
     let mut words = command.iter().map(AsRef::as_ref).chain([exe.as_os_str()]);

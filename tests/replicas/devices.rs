@@ -4,8 +4,7 @@ use burn::tensor::GradientCheckpointingStrategy;
 
 use super::*;
 
-/// Ranks on devices that are not all the same; those of wgpu are one adapter under two names, which Burn takes for two
-/// devices.
+/// Returns devices of different kinds. Those of wgpu are one adapter under two names, which Burn treats as two devices.
 #[allow(deprecated)] // Burn 0.22 still ships ndarray.
 fn mixtures() -> Vec<Vec<Device>> {
     #[cfg(not(feature = "wgpu"))]
@@ -79,7 +78,7 @@ fn replicas_on_devices_of_several_kinds_equal_stock() {
     }
 }
 
-/// A model that was made elsewhere: with all weights sharded none but the owners gets a parameter.
+/// A model that was created on another device. With all weights sharded, only owners receive a parameter.
 #[test]
 fn model_moves_to_devices_of_its_ranks() {
     let _alone = alone();
@@ -137,7 +136,7 @@ fn ranks_take_checkpointing_strategy_of_model() {
     let steps: Vec<_> = (0..3).map(|_| [batch(), batch()]).collect();
     let train = |device: &Device, sharding| {
         let model = copy(&initial, || Assorted::init(device));
-        // Those of the devices that are named don't count.
+        // The strategies of the passed devices have no effect.
         let checkpointing = Device::flex().autodiff().gradient_checkpointing();
         let ranks = [Device::flex(), checkpointing];
         let mut fused = FusedReplicas::new_ok(model, SgdConfig::new().init(), ranks)
@@ -157,7 +156,7 @@ fn ranks_take_checkpointing_strategy_of_model() {
                 model.loss(x)
             });
         }
-        // Between steps, too.
+        // This also holds between steps.
         fused.change_model_ok(|model| model);
         fused.model()
     };

@@ -1,4 +1,4 @@
-//! A rank that fails ends the step on all ranks: with its name, without a thread that hangs, and nothing is lost.
+//! A failed rank ends the step on all ranks with an error that names it. No thread hangs, and nothing is lost.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -94,7 +94,7 @@ fn hook_that_fails_ends_step_with_rank_of_owner() {
     }
 }
 
-/// A base that stays an ordinary leaf keeps its sum elsewhere.
+/// A base that is an ordinary leaf stores its sum separately.
 #[test]
 fn sum_not_finite_is_dropped_with_step_that_hook_stops() {
     let (_alone, device, initial) = begin();

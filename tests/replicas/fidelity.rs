@@ -1,4 +1,4 @@
-//! Replicas have the same weights as a training with Burn alone.
+//! Replicas have the same weights as stock training.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -7,7 +7,8 @@ use super::*;
 
 mod statistics;
 
-/// Steps of at most one batch for each of `ranks`, in which some ranks use all layers, others don't, and some stand by.
+/// Returns steps with at most one batch for each of `ranks`. Some ranks use all layers, others only some, and some have
+/// no batch.
 fn steps(device: &Device, ranks: usize) -> Vec<Batches> {
     let step = |(step, silent)| {
         let rows = (0..ranks - silent).map(|rank| 2 + (step + rank) % 3);
@@ -50,7 +51,7 @@ fn replicas_on_several_devices_equal_stock() {
         let steps = steps(&devices[0], ranks);
         let by_id = (Stock::Sharded, Ownership::ByParamId);
         let on_main = (Stock::Main, Ownership::MainDevice);
-        // The sum of two has no order.
+        // A sum of two terms has no order.
         let alike = [
             (Stock::Sharded, Ownership::BySize),
             (Stock::Sharded, Ownership::MainDevice),
@@ -154,7 +155,7 @@ fn ranks_with_opposed_orders_do_not_block_with_any_limit() {
     }
 }
 
-/// There is nothing in the step itself that says so: what it uses was accumulated before.
+/// The step itself has no gradient of the base: it applies earlier gradients.
 #[test]
 fn lora_base_stepped_with_accumulated_sum_equals_stock() {
     let (_alone, device, _) = begin();
@@ -164,7 +165,7 @@ fn lora_base_stepped_with_accumulated_sum_equals_stock() {
     };
     let initial = adapted();
     let batches = tokens(device, &[2, 4, 2]);
-    // The loss of the step reaches no base, or there is no loss.
+    // The loss of the step does not reach the base, or there is no loss.
     let beside = |model: &Network, _: Tensor<2, Int>| model.scale.val().mean();
     for reaches_nothing in [true, false] {
         let model = copy(&initial, adapted);
@@ -189,7 +190,7 @@ fn lora_base_stepped_with_accumulated_sum_equals_stock() {
     }
 }
 
-/// Gradients wait for a step that all ranks take or skip.
+/// Gradients are buffered until all ranks apply or skip the step.
 #[test]
 fn overflow_on_one_rank_skips_step_on_all() {
     let (_alone, device, initial) = begin();

@@ -18,7 +18,7 @@ fn tracked_tensor_shared_by_ranks_does_not_block() {
         let mut fused = two_replicas(device)
             .with_config_ok(FusedConfig::new().with_max_bytes_in_flight(Some(0)));
         let shared = Tensor::<1>::ones([1], device).require_grad();
-        // Burn joins the graphs of both, and locks them: it depends on when.
+        // Burn joins the graphs of both and locks them. The result depends on timing.
         let ended = fused.step(
             RATE,
             tokens(device, &[2, 2]),
@@ -47,7 +47,7 @@ fn first_step_in_closure_of_another_is_refused() {
             assert_matches!(step(&other), Err(FusedError::Replicas { .. }));
             model.loss(batch)
         });
-        // Once a step has shown that it draws nothing, it waits for no lock.
+        // After a step that drew nothing, later steps take no lock.
         step(&inner).unwrap();
         outer.step_ok(RATE, tokens(device, &[2, 2]), move |model, batch| {
             step(&inner).unwrap();
@@ -83,7 +83,7 @@ fn value_that_another_rank_may_step_is_not_read() {
     });
     let error = step.unwrap_err();
     assert_says(&error, "`scale`");
-    assert_says(&error, "gone to the other ranks");
+    assert_says(&error, "sent to the other ranks");
 }
 
 #[test]
@@ -175,7 +175,7 @@ fn panic_in_update_after_backward_leaves_ranks_alike() {
     assert_ranks_agree(&mut fused);
 }
 
-/// A gradient of zeros, of a block that ignores an input, is an answer of its rank.
+/// A zero gradient of a block that ignores an input counts as the gradient of its rank.
 #[test]
 fn zeros_of_one_rank_keep_gradient_of_another() {
     let (_alone, device, initial) = begin();
@@ -193,7 +193,7 @@ fn zeros_of_one_rank_keep_gradient_of_another() {
             true => out + aside.clone(),
             false => out,
         };
-        // Kept: its block may still have a gradient to come.
+        // Unchanged, because its block may still deliver a gradient.
         (y.powi_scalar(2).mean(), aside)
     });
     assert_changed(&initial, &fused.model(), |path| {
@@ -201,7 +201,7 @@ fn zeros_of_one_rank_keep_gradient_of_another() {
     });
 }
 
-/// Its second run must see the value of the first.
+/// Its second run must read the value of the first run.
 #[test]
 fn weight_read_as_constant_in_block_is_not_stepped_before() {
     let (_alone, device, initial) = begin();

@@ -1,5 +1,5 @@
-//! A model on several devices is trained as by Burn's own multi-device training. Not with the other promises: every step
-//! seeds the random generators, which are one a process.
+//! Training on several devices equals Burn's own multi-device training. These tests are apart from the other promises,
+//! because each step seeds the random generators of the process.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -25,7 +25,7 @@ const SHARDINGS: [Sharding; 2] = [Sharding::State, Sharding::Full];
 /// A batch for each rank.
 type Batches = Vec<Tensor<2, Int>>;
 
-/// A tied embedding, layers in blocks, one that only some batches use, a shared weight.
+/// A model with a tied embedding, layers in blocks, a layer that only some batches use, and a shared weight.
 #[derive(Module, Debug)]
 struct Network {
     embedding: Embedding,
@@ -58,7 +58,7 @@ impl Network {
         self.loss_of(tokens, |layer, x| gradient_checkpointing(layer, x, run))
     }
 
-    /// With layers that are called by `block`.
+    /// Returns the loss, with layers that are called by `block`.
     fn loss_of(
         &self,
         tokens: Tensor<2, Int>,
@@ -84,7 +84,7 @@ fn run(layer: &Linear, x: Tensor<3>) -> Tensor<3> {
 #[global_allocator]
 static BYTES: peak_alloc::PeakAlloc = peak_alloc::PeakAlloc;
 
-/// One at a time: the tests share the generators of the process, and the ranks two cores.
+/// Runs one test at a time, because the tests share the generators of the process, and the ranks share two cores.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE
@@ -98,7 +98,7 @@ fn begin() -> (MutexGuard<'static, ()>, &'static Device, Network) {
     (alone(), &DEVICE, Network::init(&DEVICE))
 }
 
-/// A copy of `initial` on several devices.
+/// Returns replicas of `initial` on several devices.
 fn replicas(initial: &Network, devices: &[Device], config: FusedConfig) -> FusedReplicas<Network> {
     let model = copy(initial, || Network::init(&devices[0]));
     FusedReplicas::new_ok(model, adamw(), devices.to_vec()).with_config_ok(config)
@@ -125,14 +125,14 @@ fn assert_ranks_agree(fused: &mut FusedReplicas<Network>) {
     fused.drop_accumulated();
 }
 
-/// Where the gradients of all ranks are added up in stock Burn.
+/// The place where stock Burn sums the gradients of all ranks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Stock {
     Main,
     Sharded,
 }
 
-/// One step of Burn alone on several devices; with a type, in mixed precision by hand: a copy of the model computes in it.
+/// Runs one stock step on several devices. With a type, a copy of the model computes in it, as in mixed precision.
 fn stock_step(
     dtype: Option<FloatDType>,
     model: Network,

@@ -1,4 +1,4 @@
-//! Muon needs whole matrices, and every matrix has one owner: nothing is gathered, whatever is sharded or waits on the host.
+//! Muon needs whole matrices, and every matrix has one owner. So updates gather nothing, with any sharding and offload.
 
 use backburn::optim::MuonWithAdamWConfig;
 use burn::optim::{AdjustLrFn, MuonConfig};
@@ -22,7 +22,7 @@ fn all_batches(device: &Device, ranks: usize) -> Vec<Vec<Tensor<2, Int>>> {
     (0..3).map(|_| tokens(device, &rows)).collect()
 }
 
-/// One step of Burn alone, with the update on the device of `model`, and the gradients from `devices`.
+/// Runs one stock step, with the update on the device of `model` and the gradients from `devices`.
 fn step_there(
     model: Network,
     optimizer: &mut ModuleOptimizer,
@@ -40,7 +40,7 @@ fn step_there(
     optimizer.step_multi(RATE, model, MultiGradientsParams { grads })
 }
 
-/// Products of matrices have other last bits on another backend, so an update on the host is held to one on the host.
+/// Matrix products have other last bits on another backend, so an update on the host is compared with one on the host.
 #[test]
 fn muon_on_several_devices_equals_stock_with_any_owner() {
     let _alone = alone();
@@ -79,7 +79,7 @@ fn muon_on_several_devices_equals_stock_with_any_owner() {
     }
 }
 
-/// Four bytes a parameter: the momentum and the low bits are the owner's, and no other rank has any of them.
+/// The owner has the momentum and the low bits, and other ranks have neither.
 #[test]
 fn muon_in_formats_is_same_on_any_number_of_devices() {
     let _alone = alone();
@@ -99,10 +99,10 @@ fn muon_in_formats_is_same_on_any_number_of_devices() {
         let mut fused =
             FusedReplicas::new_ok(model, optimizer(), flex(ranks)).with_config_ok(config);
         for batches in &all_batches {
-            // The other ranks stand by: sums in bf16 would be rounded.
+            // The other ranks have no batch, because sums in bf16 would be rounded.
             fused.step_ok(RATE, batches.clone(), Network::loss_in_blocks);
         }
-        // With the low bits, which are in its record.
+        // With the low bits from its record.
         let mut one = FusedOptimizer::new_ok(fused.model(), optimizer());
         one.load_record_ok(fused.to_record());
         one.full_precision_model()

@@ -1,4 +1,4 @@
-//! Every rank draws random numbers of its own, the same whenever a seeded program runs.
+//! Every rank draws its own random numbers, which are the same in every run of a seeded program.
 
 use super::*;
 
@@ -9,12 +9,12 @@ struct Dropping {
     dropout: Dropout,
 }
 
-/// Where a model draws.
+/// The place where a model draws.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Draws {
     Plainly,
     InBlocks,
-    /// A step that draws follows one that did not.
+    /// Steps that draw alternate with steps that don't.
     EverySecondStep,
 }
 
@@ -43,7 +43,7 @@ impl Dropping {
     }
 }
 
-/// The model and the losses of all ranks after 20 steps.
+/// Returns the model and the losses of all ranks after 20 steps.
 fn trained(initial: &Dropping, draws: Draws) -> (Dropping, Vec<Vec<f32>>) {
     let device = &flex(1)[0];
     device.seed(7);

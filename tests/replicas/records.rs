@@ -1,4 +1,4 @@
-//! Weights and states go from any number of devices to any other, and to stock Burn and back.
+//! Weights and states move between any numbers of devices, and to stock Burn and back.
 
 use super::rows::table::offloaded;
 use super::*;
@@ -39,7 +39,7 @@ fn optimizer_moves_between_stock_and_any_number_of_devices() {
     assert_near_weights(&train([0; 4]), &train([2, 0, 3, 4]), 1e-5, 0.0);
 }
 
-/// Each goes on from the checkpoint of the one before, with the norm of its last step and its averages.
+/// Each training continues from the checkpoint of the previous one, with its averages and the norm of its last step.
 #[test]
 fn checkpoint_resumes_with_any_number_of_devices() {
     let (_alone, device, initial) = begin();
@@ -140,7 +140,7 @@ fn owner_of_parameter_follows_option() {
     assert_eq!(fused.owner("layers.9.weight"), None);
     let fused = owned(Ownership::MainDevice);
     assert_eq!(fused.owner("layers.3.bias"), Some(0));
-    // The base of a LoRA in training stays an ordinary leaf, and has an owner that steps it all the same.
+    // A trained LoRA base is an ordinary leaf, but an owner still updates it.
     let model = initial.apply_lora(Lora::new(2, 4.0));
     for (model, owner) in [(model.clone(), None), (model.unfreeze(), Some(0))] {
         let config = FusedConfig::new().with_ownership(Ownership::MainDevice);
@@ -153,7 +153,7 @@ fn owner_of_parameter_follows_option() {
 fn bad_input_of_replicas_is_an_error_with_reason() {
     let (_alone, device, initial) = begin();
     let none = FusedReplicas::new(Network::init(device), adamw(), []);
-    assert_says(&none.unwrap_err(), "no devices");
+    assert_says(&none.unwrap_err(), "list of devices is empty");
     let mut fused = replicas(&initial, &flex(2), FusedConfig::new());
     for rows in [&[] as &[usize], &[2, 2, 2]] {
         let error = fused.step(RATE, tokens(device, rows), Network::loss);

@@ -1,5 +1,5 @@
-//! Types that a device or the host lacks are refused by name. Offloaded and cast tensors exist once, and no longer than
-//! needed.
+//! Types that a device or the host does not support are refused by name. Offloaded and cast tensors exist once, and no
+//! longer than needed.
 
 use std::sync::Arc;
 
@@ -66,7 +66,7 @@ fn type_at_rest_missing_on_device_is_refused() {
     assert!(lacks_the_type(&error), "{error:?}");
     ranks.step_ok(RATE, [batch()], Network::loss);
 
-    // All of the ordinary model is on the host.
+    // The whole ordinary model is on the host.
     let frozen = half().freeze_group(ParamGroup::from_predicate("layers"));
     let fused = FusedOptimizer::new_ok(frozen, adamw());
     let offload = OffloadConfig::new(Offload::Updates)
@@ -111,7 +111,7 @@ fn small_parameters_stay_unless_computed_in_other_type() {
     }
 }
 
-/// Nor does a host need the type in which the model computes.
+/// The host also need not support the compute type.
 #[test]
 fn full_precision_accumulation_keeps_wider_sums_and_plain_steps() {
     let _alone = alone();

@@ -1,4 +1,4 @@
-//! Files that were not saved together are refused, whatever their damage.
+//! Damaged files, and files that were not saved together, are refused.
 
 use proptest::prelude::*;
 
@@ -36,7 +36,7 @@ fn files_of_two_checkpoints_are_refused_by_name() {
 #[test]
 fn file_missing_or_truncated_is_refused_by_name() {
     let folder = tempfile::tempdir().unwrap();
-    // In the order of numbers, not of texts.
+    // In numerical order, not in the order of texts.
     for steps in [9, 10] {
         save(folder.path(), steps);
     }
@@ -139,7 +139,7 @@ fn checkpoint_of_later_version_is_refused() {
     let folder = folder_of(&later);
     let refused = assert_refused(folder.path());
     assert_says(&refused, "format 2");
-    // It is no reason to lose a training.
+    // The training in memory is unchanged.
     save(folder.path(), 6);
     assert_is_after(folder.path(), 6);
 }
@@ -157,7 +157,7 @@ fn user_data_of_another_type_is_an_error() {
     assert_says(&refused, "String");
 }
 
-/// Records that Burn reads, and that fit nothing.
+/// Records that Burn can read but that fit no part of the training.
 #[test]
 fn checkpoint_of_another_model_is_refused() {
     let folder = tempfile::tempdir().unwrap();
@@ -173,13 +173,13 @@ fn checkpoint_of_another_model_is_refused() {
 
 #[derive(Clone, Debug)]
 enum Damage {
-    /// A byte is another.
+    /// One byte is changed.
     Flip(u8),
-    /// The rest is gone.
+    /// The rest is cut off.
     Cut,
-    /// Something has come in.
+    /// Bytes are inserted.
     Insert(Vec<u8>),
-    /// Bytes from elsewhere in the file.
+    /// Bytes are copied from another place in the file.
     Copy(prop::sample::Index, usize),
 }
 
@@ -209,7 +209,7 @@ proptest! {
         let name = file.get(&damaged.keys().collect::<Vec<_>>()).to_path_buf();
         let bytes = damaged.get_mut(&name).unwrap();
         if bytes.is_empty() {
-            // The lock, which says nothing.
+            // The lock file, which is empty.
             bytes.extend(b"something");
         } else {
             let at = at.index(bytes.len());
@@ -233,7 +233,7 @@ proptest! {
             }
             Err(_) => prop_assert!(contents(&training) == contents(&after(2))),
         }
-        // And it is no reason to lose a training.
+        // The training in memory is unchanged, too.
         save(folder.path(), 6);
         assert_is_after(folder.path(), 6);
     }

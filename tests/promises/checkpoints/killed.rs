@@ -1,4 +1,4 @@
-//! A save that is killed leaves the last complete checkpoint, and what is left of it goes with the next.
+//! A killed save leaves the last complete checkpoint. The next save removes its remains.
 
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -15,7 +15,7 @@ enum Act {
     Remove(PathBuf),
 }
 
-/// The acts of a save of step 5 that makes `new`, and removes the older step of the folder `older`.
+/// The acts of a save of step 5 that writes `new` and removes the older step in the folder `older`.
 fn acts(new: &BTreeMap<PathBuf, Vec<u8>>, older: &'static str) -> Vec<Act> {
     const TEMPORARY: &str = ".step-5.tmp";
     const TRAINING: &str = ".step-5.tmp/training.tmp";
@@ -91,7 +91,7 @@ fn save_killed_at_any_point_leaves_checkpoint() {
             assert_loads(&Checkpoint::at(killed.path()), step, steps);
             save(killed.path(), 9);
             assert_is_after(killed.path(), 9);
-            // What the killed save has left is removed, and the last checkpoint is not.
+            // The remains of the killed save are removed, and the last checkpoint remains.
             assert_loads(&Checkpoint::at(killed.path()).at_step(step), step, steps);
             let folders = fs::read_dir(killed.path()).unwrap();
             for entry in folders {
@@ -147,7 +147,7 @@ fn child_saves_repeatedly() {
         let progress: Progress<u64> = checkpoint.load(&mut training).unwrap();
         done = progress.step;
     }
-    // Long enough to be killed, and not for ever if nobody does.
+    // Long enough to be killed, but not endless.
     for step in done..done + 20_000 {
         self::step(&mut training);
         let progress = Progress::new(step + 1).with_user_data((step + 1) * 3);
@@ -199,7 +199,7 @@ fn load_during_save_gets_complete_checkpoint() {
     let folder = tempfile::tempdir().unwrap();
     save(folder.path(), 1);
     std::thread::scope(|scope| {
-        // Of one step: each save replaces the checkpoint that is read.
+        // Always the same step, so each save replaces the checkpoint that is read.
         scope.spawn(|| (2..40).for_each(|steps| save_as(folder.path(), 1, steps % 7)));
         for _ in 0..40 {
             let mut training = small();

@@ -1,4 +1,4 @@
-//! A training in a folder is saved whole or not at all, and loaded whole or not at all.
+//! Saving and loading a training in a folder are atomic.
 
 mod damaged;
 mod killed;
@@ -14,7 +14,7 @@ use tempfile::TempDir;
 
 use crate::common::*;
 
-/// A model whose training is soon computed: every weight goes down by what its momentum says.
+/// A small model with fast steps: each weight decreases by its momentum.
 #[derive(Module, Debug)]
 struct Small {
     weight: Param<Tensor<2>>,
@@ -48,7 +48,7 @@ fn step(training: &mut Training) {
     training.step_ok(0.1, |model| model.weight.val().powi_scalar(2).sum());
 }
 
-/// After so many steps.
+/// Returns the training after `steps` steps.
 fn after(steps: u64) -> Training {
     let mut training = small();
     (0..steps).for_each(|_| step(&mut training));
@@ -68,7 +68,7 @@ fn save_as(folder: &Path, step: u64, steps: u64) {
         .unwrap();
 }
 
-/// All that is in a training, but for the ids of its parameters.
+/// Returns all contents of a training, except the ids of its parameters.
 fn contents(training: &Training) -> (Vec<u8>, Vec<Vec<u8>>) {
     let weight = training.model().weight.val().inner().into_data();
     let states = Contents::of(training.to_record()).tensors.into_iter();
@@ -137,14 +137,14 @@ const FILES: [&str; 5] = [
     "training.json",
 ];
 
-/// Panics unless `folder` can't be loaded, and the training is what it was; returns why.
+/// Panics unless loading `folder` fails and leaves the training unchanged. Returns the error.
 #[track_caller]
 fn assert_refused(folder: &Path) -> CheckpointError {
     let mut training = after(2);
     let before = contents(&training);
     let refused = Checkpoint::at(folder).load::<f64>(&mut training);
     assert!(contents(&training) == before);
-    // Nothing of it is left behind.
+    // It leaves no files behind.
     step(&mut training);
     assert!(contents(&training) == contents(&after(3)));
     refused.expect_err("it was loaded")

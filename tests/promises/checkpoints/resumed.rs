@@ -1,4 +1,4 @@
-//! A resumed training is the one that was not interrupted, and a load that fails changes nothing.
+//! A resumed training equals an uninterrupted one, and a failed load changes nothing.
 
 use std::collections::HashMap;
 
@@ -13,7 +13,7 @@ use crate::backends::on_every_backend;
 
 mod user_data;
 
-/// A weight in columns, which is recorded the other way round, running statistics, and a frozen parameter.
+/// A weight in column layout, which is recorded transposed, running statistics, and a frozen parameter.
 #[derive(Module, Debug)]
 struct Network {
     first: Linear,
@@ -159,7 +159,7 @@ fn resumed_training_equals_one_without_interruption(device: &Device) {
             checkpoint.save(&through, &progress).unwrap();
         }
 
-        // One that was something else before.
+        // Into a training with other contents.
         let mut resumed = way.start(device);
         way.step(&mut resumed, 0.5.into(), &batch(5));
         let progress: Progress = checkpoint.load(&mut resumed).unwrap();
@@ -238,7 +238,7 @@ fn loaded_training_needs_no_files(device: &Device) {
     let (checkpoint, folder) = saved(&fused);
     let mut resumed = start(device);
     checkpoint.load::<()>(&mut resumed).unwrap();
-    // Those of another training are in their place then, and none at last.
+    // The files are first replaced by those of another training, and then removed.
     for _ in 0..2 {
         checkpoint.save(&start(device), &Progress::new(1)).unwrap();
     }
@@ -256,7 +256,7 @@ on_every_backend!(
     load_that_fails_changes_nothing,
 );
 
-/// A layer that had been removed is back in the checkpoint.
+/// The checkpoint contains a layer that was removed from the model.
 #[test]
 fn changed_model_returns_to_its_checkpoint() {
     let device = &Device::flex().autodiff();
@@ -327,7 +327,7 @@ fn model_loaded_alone_outlives_its_file() {
     assert_equal_weights(&after(3).model(), &model);
 }
 
-/// Optimizer states in few bits are written as they are if that is asked for.
+/// Low-bit optimizer states are written in their own format on request.
 #[test]
 fn compact_checkpoint_is_small_and_resumes_same() {
     let device = &Device::flex().autodiff();

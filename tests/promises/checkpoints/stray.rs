@@ -48,7 +48,7 @@ fn keep_last_counts_by_number_and_never_removes_later_steps() {
         (9, vec![9]),
         (10, vec![9, 10]),
         (100, vec![10, 100]),
-        // A training that went back.
+        // A training that was set back to an earlier step.
         (8, vec![8, 10, 100]),
         (11, vec![11, 100]),
         (u64::MAX, vec![100, u64::MAX]),
@@ -85,7 +85,7 @@ fn relative_path_is_resolved_once() {
     assert_eq!(Checkpoint::at("run"), Checkpoint::at(here.join("run")));
 }
 
-/// A link in the place of a folder is followed, and removed without what it points to.
+/// A link in place of a folder is followed, and removed without its target.
 #[cfg(unix)]
 #[test]
 fn links_are_followed_and_their_targets_kept() {
@@ -168,7 +168,7 @@ fn folder_that_is_file_is_named_by_check_and_save() {
     assert_eq!(fs::read(&file).unwrap(), b"years");
 }
 
-/// Limited by the rights of the user who runs the tests.
+/// This depends on the permissions of the user who runs the tests.
 #[cfg(unix)]
 #[test]
 fn folder_not_writable_is_named_and_keeps_its_checkpoint() {

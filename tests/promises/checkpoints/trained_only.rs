@@ -1,4 +1,4 @@
-//! Checkpoints of what is trained alone.
+//! Checkpoints of only the trained parameters.
 
 use burn::store::ModuleRecord;
 
@@ -65,7 +65,7 @@ fn adapters_resume_on_base_from_elsewhere() {
     let whole = files(folder.path())[Path::new("whole/step-2/model.bpk")].len();
     assert!(size * 2 < whole, "{size} of {whole} bytes");
 
-    // A checkpoint is loaded by what it has, not by what the next save writes.
+    // The contents of the checkpoint decide how it is loaded, not the option of the next save.
     for checkpoint in [checkpoint, Checkpoint::at(folder.path())] {
         let mut resumed = fused(copy(&base, || Network::init(2)).adapted());
         step(&mut resumed, 7.0);
@@ -116,7 +116,7 @@ fn another_trained_set_is_an_error_with_names() {
     // More adapters than were saved.
     let message = refused(fused(Network::init(9).adapted()));
     assert_says(&message, "and 9 more");
-    // One that was trained is frozen, so it is not expected.
+    // A saved parameter is now frozen, so the load does not expect it.
     let frozen = Network::init(2).adapted();
     let frozen = frozen.freeze_group(ParamGroup::from_predicate("norm"));
     let message = refused(fused(frozen));

@@ -1,4 +1,4 @@
-//! On a machine without a GPU as on one with fewer than a hundred.
+//! This works on any machine with fewer than a hundred GPUs.
 
 use crate::common::*;
 

@@ -1,4 +1,4 @@
-//! An operation that fails in the middle of a training, here for want of memory.
+//! An operation that fails during a training, because memory is missing.
 
 use crate::common::*;
 
@@ -10,25 +10,25 @@ fn failed_operation_on_wgpu_ends_step_before_update() {
     let x = Tensor::<2>::ones([2, 4], &device);
     for _ in 0..2 {
         let before = weights(&fused.model());
-        // More than any device has.
+        // More memory than any device has.
         let failed = fused.step(0.1, |model| {
             let huge = Tensor::<1>::zeros([1usize << 42], &device);
             model.forward(x.clone()).mean() * (huge.narrow(0, 0, 1) + 1.0)
         });
         let error = failed.map(drop);
         assert_matches!(error, Err(FusedError::LossNotComputed { .. }));
-        // Nothing was written with it.
+        // No value was computed from it.
         assert_eq!(weights(&fused.model()), before);
         fused.step_ok(0.1, |model| model.forward(x.clone()).mean());
         assert_ne!(weights(&fused.model()), before);
     }
 }
 
-/// A model whose backward pass takes more memory than any device has when it comes to the first layer.
+/// Returns a loss whose backward pass needs more memory than any device has, at the first layer.
 fn loss(model: &[Linear], x: Tensor<2>, columns: usize) -> Tensor<1> {
     let x = model[0].forward(x);
     let [rows, width] = x.dims();
-    // Forward both are views; the gradient of the second is a whole.
+    // In the forward pass both are views, but the gradient of the second is a full tensor.
     let x = x.unsqueeze_dim::<3>(0).expand([columns, rows, width]);
     let x = x.narrow(0, 0, 1).squeeze_dim::<2>(0);
     let run = |linear: &Linear, x: Tensor<2>| linear.forward(x).tanh();
@@ -45,7 +45,7 @@ fn failed_gradient_on_wgpu_leaves_offloaded_weights() {
     ] {
         let linear = |_| LinearConfig::new(8, 8).init(&flex());
         let model: Vec<Linear> = (0..2).map(linear).collect();
-        // The weights wait, the biases don't.
+        // The weights are offloaded, the biases are not.
         let config = OffloadConfig::new(offload).with_min_elements(10);
         let mut fused = FusedOptimizer::new_ok(model, AdamConfig::new().init())
             .with_config_on_ok(FusedConfig::offload(config), &device);
@@ -57,7 +57,7 @@ fn failed_gradient_on_wgpu_leaves_offloaded_weights() {
         let failed = fused.step(0.1, |model| loss(model, x.clone(), 1 << 40));
         let error = failed.map(drop).unwrap_err();
         assert_matches!(error, FusedError::GradientNotComputed { path, .. } if path.starts_with("0."));
-        // The layer behind was updated before that.
+        // The later layer was updated before.
         let after = weights(&fused.model());
         for ((path, before), (_, after)) in before.iter().zip(&after) {
             assert_eq!(path.starts_with("0."), before == after, "{path}");

@@ -1,5 +1,5 @@
-//! A device that is not there, can't compute in a float type, or computes something else is refused by name,
-//! before training where that can be known.
+//! A device that is missing, does not support a float type, or computes wrong results is refused by name, if possible
+//! before training.
 
 #[cfg(feature = "cuda")]
 mod absent;
@@ -38,7 +38,7 @@ fn device_check_passes_where_device_computes(device: &Device) {
                 continue;
             }
         }
-        // And again, when nothing needs to be computed.
+        // A second check computes nothing.
         check_device(&device.clone().inner(), dtype).unwrap();
         let x = Tensor::<2>::ones([2, 2], (device, DType::from(dtype)));
         // Vulkan has no `exp` and `log` in f64, though its devices have the type.

@@ -1,4 +1,4 @@
-//! A group of micro-batches that has begun in the optimizer state changes hands with it.
+//! An unfinished group of micro-batches in the optimizer state is exchanged with the state.
 
 use backburn::optim::{
     AccumulateInState, AdamConfig, AdamWConfig, ElementWiseOptimizer, SgdConfig,
@@ -7,7 +7,7 @@ use backburn::optim::{
 use super::*;
 
 impl Way {
-    /// A record holds the sums, but not that more micro-batches follow.
+    /// A record contains the sums, but not the fact that more micro-batches follow.
     fn ends_group(self) -> bool {
         matches!(self, Way::Record | Way::RecordInBytes)
     }
@@ -40,8 +40,8 @@ impl<R: AccumulateInState> InState<R> {
         resumed
     }
 
-    /// A group of two; one of two with an exchange between them, as far as there is one, or one that ends there with a learning
-    /// rate of zero; one of one.
+    /// Trains a group of two; a group of two with the `exchange` in between, or one that `ends` there with a learning
+    /// rate of zero; and a group of one.
     fn train(&self, ends: bool, exchange: Option<Way>) -> (Net, States) {
         let loss = |net: &Net, batch: &usize| net.loss(self.cell.batches[*batch].clone());
         let mut fused = self.fuse(self.cell.net());

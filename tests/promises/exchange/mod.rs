@@ -1,6 +1,6 @@
-//! Every optimizer in every float type, by every way in which a training changes hands: what follows is to the bit what
-//! follows in stock Burn. A cell in which Burn itself loses something says so, with the reason; there is none without
-//! a promise. That no way takes more memory is in `tests/memory/exchange.rs`.
+//! Every optimizer in every float type, converted in every way: the next steps equal those of stock Burn to the bit.
+//! Every cell of the table has a promise. If Burn itself loses something, the cell names the reason. The memory of
+//! conversions is tested in `tests/memory/exchange.rs`.
 
 mod begun;
 pub mod optimizers;
@@ -20,7 +20,7 @@ type States = BTreeMap<String, Vec<u8>>;
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Way {
     IntoParts,
-    /// Made again with a config.
+    /// Creates the training again with a config.
     Config,
     FreezeAndThaw,
     Record,
@@ -34,9 +34,9 @@ enum Promise {
     Undisturbed,
     /// The steps of stock Burn after the same conversion, which differ from those without it.
     AsStock(&'static str),
-    /// A panic, as in stock Burn after the same.
+    /// A panic, as in stock Burn after the same conversion.
     Panic(&'static str),
-    /// Nothing: not even the first step is made.
+    /// The optimizer refuses the parameter before the first step.
     Refused(&'static str),
 }
 
@@ -254,7 +254,7 @@ fn every_optimizer_is_exchanged_as_documented() {
                     Promise::AsStock(_) => {
                         let stock = cell.stock(Some(way));
                         assert_same(&stock, &cell.fused(Some(way)));
-                        // The reason has not gone.
+                        // The reason still exists.
                         let same = weights(&stock.0) == weights(&undisturbed.0);
                         assert!(!same || stock.1 != undisturbed.1, "nothing is lost");
                     }

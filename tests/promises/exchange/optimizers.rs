@@ -1,16 +1,16 @@
-//! The optimizers, and what a record of Burn's keeps of each.
+//! The optimizers, and the state that a Burn record keeps of each.
 
 use backburn::optim::{self as ours, InFormat};
 use burn::optim::*;
 
 use crate::common::*;
 
-/// An optimizer with what Burn's record makes of its state.
+/// An optimizer with the effect of a Burn record on its state.
 pub struct Named {
     pub name: &'static str,
     pub make: fn() -> ModuleOptimizer,
     pub recorded: Recorded,
-    /// The float types that it steps, all others being refused with the reason.
+    /// The float types that it supports. All others are refused with the reason.
     steps: Steps,
 }
 
@@ -19,13 +19,13 @@ pub struct Named {
 pub enum Recorded {
     /// There is no state.
     Stateless,
-    /// Tensors of f32, whatever they were, which do not meet gradients of another type.
+    /// f32 tensors for any original type. They don't match gradients of another type.
     InF32,
-    /// The first optimizers, but the states of weights in half types are in f32 from the start.
+    /// `InF32`, but the states of weights in half types are in f32 from the start.
     HalvesInF32,
-    /// Tensors of f32, which the next step takes to the type of the parameter.
+    /// f32 tensors, which the next step casts to the type of the parameter.
     ThroughF32,
-    /// Not all of it.
+    /// Only a part of the state.
     InPart,
 }
 
@@ -36,7 +36,7 @@ enum Steps {
 }
 
 impl Named {
-    /// Why a parameter in `dtype` is not stepped.
+    /// Returns the reason why a parameter in `dtype` is not supported.
     pub fn refuses(&self, dtype: FloatDType) -> Option<&'static str> {
         match self.steps {
             Steps::AllBut(but, reason) if dtype == but => Some(reason),
@@ -49,7 +49,7 @@ impl Named {
 const FEW_BITS: Steps = Steps::AllBut(FloatDType::F64, "states in few bits stand for f32");
 const OF_BF16: Steps = Steps::Only(FloatDType::BF16, "the format is one of weights in bf16");
 
-/// Every optimizer of Burn's that steps per parameter, every one of ours, ours in formats, and one of a user's.
+/// Returns each of Burn's optimizers that update per parameter, each of ours, ours with formats, and one of a user.
 pub fn all() -> Vec<Named> {
     use Recorded::{HalvesInF32, InF32, InPart, Stateless, ThroughF32};
     let named = |name, recorded, make| Named {

@@ -1,4 +1,4 @@
-//! Accumulated gradients are one thing: a pass that fails leaves all of them as they were, or none and says so.
+//! A failed pass leaves all accumulated gradients unchanged, or drops all of them and reports it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -24,7 +24,7 @@ fn panic_in_closure_leaves_accumulated_gradients(device: &Device) {
     assert_equal_weights(&train(false), &train(true));
 }
 
-/// A micro-batch whose block panics in its second run, when the output has its gradient.
+/// Runs a micro-batch whose block panics in its second run, after its output has its gradient.
 fn fail_in_second_run(
     fused: &mut FusedOptimizer<Mlp>,
     x: &Tensor<2>,
@@ -40,7 +40,7 @@ fn fail_in_second_run(
     })
 }
 
-/// Sums have one buffer: what a failed micro-batch has overwritten is lost, and the error says so.
+/// Sums have one buffer. If a failed micro-batch has overwritten it, the sums are lost, and the error says so.
 fn panic_in_second_run_after_overwritten_sum_ends_group(device: &Device) {
     let initial = Mlp::init(device);
     let xs = xs(device, 3);
@@ -49,7 +49,7 @@ fn panic_in_second_run_after_overwritten_sum_ends_group(device: &Device) {
     let error = fail_in_second_run(&mut fused, &xs[1]).unwrap_err();
     assert_matches!(error, FusedError::AccumulatedLost { path, .. } if path == "output.bias");
     assert_says(&error, "once is enough");
-    // It is told once, and nothing is left of the group.
+    // The error is reported once, and the group is dropped.
     assert_nothing_accumulated(&mut fused);
     let mut plain = adamw(copied(&initial));
     for training in [&mut plain, &mut fused] {
@@ -58,13 +58,13 @@ fn panic_in_second_run_after_overwritten_sum_ends_group(device: &Device) {
     assert_equal_weights(&plain.model(), &fused.model());
 }
 
-/// There was no sum to overwrite: the panic is passed on, and what other parameters have accumulated stays.
+/// There was no sum to overwrite. The panic is passed on, and the sums of other parameters remain.
 fn panic_in_second_run_before_overwritten_sum_leaves_sums(device: &Device) {
     let initial = Mlp::init(device);
     let xs = xs(device, 3);
     let train = |fails: bool| {
         let mut fused = adamw(copied(&initial));
-        // Only the first layer has gradients, and only the second gets one in the micro-batch that fails.
+        // Only the first layer has gradients, and only the second receives one in the failed micro-batch.
         fused.accumulate_ok(|model| model.input.forward(xs[0].clone()).mean());
         if fails {
             let message = panic_of(|| drop(fail_in_second_run(&mut fused, &xs[1])));
@@ -76,7 +76,7 @@ fn panic_in_second_run_before_overwritten_sum_leaves_sums(device: &Device) {
     assert_equal_weights(&train(false), &train(true));
 }
 
-/// The parameters behind the one at which it stops are updated; what had been accumulated is there for all.
+/// Parameters later in the model than the stopping one are updated. All accumulated gradients remain.
 #[test]
 fn hook_that_stops_leaves_accumulated_gradients() {
     let initial = Mlp::init(&flex());
@@ -93,7 +93,7 @@ fn hook_that_stops_leaves_accumulated_gradients() {
     for training in [&mut fused, &mut plain] {
         training.accumulate_ok(|model| loss(model, &xs[0]));
     }
-    // Without a learning rate the weights are those of before.
+    // With a learning rate of zero the weights are unchanged.
     let stopped = fused.step(0.0, |model| loss(model, &xs[1])).unwrap_err();
     assert_matches!(stopped, FusedError::StoppedByHook { .. });
     assert_says(&stopped, "`input.weight`: once");
@@ -114,7 +114,7 @@ fn nan_micro_batch_does_not_end_training(device: &Device) {
     let stopped = fused.step_repeatable(RATE, |model| loss(model, &xs[1]));
     assert_matches!(stopped, Err(FusedError::NormNotFinite { .. }));
     assert_eq!(weights(&fused.model()), before);
-    // What no step can use is gone.
+    // Sums that no step can apply are dropped.
     assert_nothing_accumulated(&mut fused);
     for x in &xs {
         fused.step_repeatable_ok(RATE, |model| loss(model, x));
@@ -159,7 +159,7 @@ fn nan_in_sum_found_by_hook_stops_one_step(device: &Device) {
     }
 }
 
-/// Such a gradient goes into no state: a step that fails has taken what came before it, and the next goes on.
+/// Such a gradient is not added to the state. A failed step has applied earlier gradients, and the next step continues.
 #[test]
 fn nan_on_way_into_state_stops_one_micro_batch() {
     let xs = xs(&flex(), 2);
@@ -177,7 +177,7 @@ fn nan_on_way_into_state_stops_one_micro_batch() {
     }
 }
 
-/// Where a step can do without the gradients that are not finite, those that are stay for it.
+/// If a step can skip gradients that are not finite, the finite ones remain for it.
 #[test]
 fn finite_part_of_sum_stays_when_step_fails() {
     let x = &xs(&flex(), 1)[0];

@@ -1,4 +1,4 @@
-//! No fault costs a parameter, an optimizer state or an accumulated gradient, and none is silent.
+//! No fault loses a parameter, an optimizer state or an accumulated gradient, and every fault is reported.
 
 mod accumulated;
 mod model;

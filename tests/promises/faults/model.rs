@@ -1,4 +1,4 @@
-//! A fused optimizer between its steps: changed, taken apart.
+//! A fused optimizer that is changed or taken apart between steps.
 
 use super::*;
 use crate::backends::on_every_backend;
@@ -25,7 +25,7 @@ fn weights_clamped_after_every_step_match_stock(device: &Device) {
         fused.step_ok(RATE, |model| loss(model, &x));
         assert_eq!(fused.last_step().copied.unwrap_or(0), 0);
         fused.change_model_ok(clamped);
-        // It still tells of the step.
+        // It still reports the step.
         assert_eq!(fused.last_step().updated, 4);
         assert_equal_weights(&stock, &fused.model());
     }
@@ -48,7 +48,7 @@ fn value_that_is_no_leaf_is_refused_by_name(device: &Device) {
     assert_eq!(refused, Err(FusedError::NotALeaf { path }));
     assert_eq!(weights(&fused.model()), before);
 
-    // Running statistics stay, too.
+    // Running statistics are also unchanged.
     let norm = BatchNormConfig::new(3).init(device);
     let mut fused = FusedOptimizer::new_ok(norm, SgdConfig::new().init());
     fused.step_ok(RATE, |norm: &BatchNorm| {

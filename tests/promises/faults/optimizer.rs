@@ -1,4 +1,4 @@
-//! An optimizer that panics takes the state that it was given along and nothing else, whichever update it is.
+//! An optimizer that panics in any update loses only the state of that update.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use burn::optim::{AdamW, LearningRate, Sgd};
 use super::*;
 use crate::backends::on_every_backend;
 
-/// An optimizer that panics once, in the update that the counter comes to zero with.
+/// An optimizer that panics once, when the counter of updates reaches zero.
 #[derive(Clone)]
 struct Panicking<O> {
     inner: O,
@@ -45,8 +45,8 @@ fn panicking<O: Optimizer>(inner: O, update: usize) -> ModuleOptimizer {
     })
 }
 
-/// Trains until the optimizer panics in its `update`-th update (of four a step), then two steps more;
-/// beside it stock Burn, without the updates that were not made, and without the state that was lost.
+/// Trains until the optimizer panics in update number `update` (four per step), and then two more steps. The reference
+/// is stock Burn without the missing updates and the lost state.
 fn survives<O: Optimizer>(device: &Device, update: usize, inner: impl Fn() -> O) {
     let mut stock = Mlp::init(device);
     let mut stock_optimizer = ModuleOptimizer::from(inner());
@@ -66,7 +66,7 @@ fn survives<O: Optimizer>(device: &Device, update: usize, inner: impl Fn() -> O)
             let before = weights(&fused.model());
             let message = panic_of(|| fused.step_ok(RATE, |model| loss(model, x)));
             assert_says(&message, "no further");
-            // The last parameters come first.
+            // The last parameters are updated first.
             let after = weights(&fused.model());
             let pairs = before.iter().zip(&after).filter(|(a, b)| a != b);
             let changed: Vec<ParamId> = pairs.map(|((path, _), _)| ids[path]).collect();
@@ -77,7 +77,7 @@ fn survives<O: Optimizer>(device: &Device, update: usize, inner: impl Fn() -> O)
             let mut named = ids.iter();
             let lost = named.find(|(path, _)| message.contains(&format!("`{path}`")));
             let (_, lost) = lost.expect("the parameter is named");
-            // Burn drops the states of a group that another optimizer is added for.
+            // Burn drops the states of a group for which another optimizer is added.
             let group = ParamGroup::from_ids(vec![*lost]);
             stock_optimizer = stock_optimizer.with_group(group, inner(), None);
         } else {
@@ -86,7 +86,7 @@ fn survives<O: Optimizer>(device: &Device, update: usize, inner: impl Fn() -> O)
         }
         stock = stock_optimizer.step(RATE, stock, gradients);
         assert_equal_weights(&stock, &fused.model());
-        // Every other state is there: Burn's record holds as many.
+        // All other states remain: Burn's record has the same number.
         let (expected, found) = (stock_optimizer.to_record(), fused.to_record());
         assert_eq!(expected.len(), found.len(), "after step {step}");
     }
@@ -97,7 +97,7 @@ fn survives<O: Optimizer>(device: &Device, update: usize, inner: impl Fn() -> O)
 }
 
 fn optimizer_panic_at_any_update_loses_one_state(device: &Device) {
-    // Every backend but those of the CPU takes its time.
+    // Only CPU backends are fast enough.
     let updates: &[usize] = match is_exact(device) {
         true => &[0, 1, 3, 4, 6, 7, 9, 11, 13],
         false => &[6],
@@ -113,7 +113,7 @@ fn optimizer_panic_at_any_update_loses_one_state(device: &Device) {
 
 on_every_backend!(optimizer_panic_at_any_update_loses_one_state);
 
-/// With values of other types than that of a record, and those of parameters that are stepped at the end.
+/// With values of another type than that of a record, and with retained parameters.
 #[test]
 fn state_lost_in_panic_starts_again_in_f64_and_if_retained() {
     let wide = cast(Mlp::init(&flex()), FloatDType::F64).unwrap();

@@ -12,7 +12,7 @@ fn model_cloned_out_of_step_saves_its_values(device: &Device) {
     let saved = Mlp::init(device).load_record(cloned.into_record());
     assert_equal_weights(&fused.model(), &saved);
 
-    // In the closure it saves those of before.
+    // In the closure it saves the values from before the step.
     let before = fused.model();
     let (_, record) = fused.step_ok(RATE, |model| (loss(model, x), model.clone().into_record()));
     let saved = Mlp::init(device).load_record(record);
@@ -71,7 +71,7 @@ fn read_around_val_is_an_error_by_name() {
         let x = gradient_checkpointing(&model.input, x.clone(), run);
         model.output.forward(x).mean()
     });
-    // For inference, it may.
+    // Inference may read it.
     let (_, norm) = sgd(Mlp::init(&flex())).step_ok(RATE, |model| {
         let norm = model.valid().output.weight.val().powi_scalar(2).sum();
         (loss(model, &xs(&flex(), 1)[0]), norm)
@@ -98,7 +98,7 @@ impl ModuleMapper for Flip {
     }
 }
 
-/// Where the backend tells one tensor from another: on the CPU.
+/// On the CPU, where the backend can distinguish tensors.
 #[test]
 fn clone_mapped_or_loaded_in_closure_is_refused() {
     for device in cpus() {
@@ -114,7 +114,7 @@ fn clone_mapped_or_loaded_in_closure_is_refused() {
             let before = weights(&fused.model());
             let message = panic_of(|| fused.step_ok(RATE, |model| loss(&change(model.clone()), x)));
             assert_says(&message, "put.weight`");
-            // A flip reads the placeholder on flex.
+            // On flex, a flip reads the placeholder.
             let ways = ["change_model", "around `Param::val()`"];
             assert!(ways.iter().any(|way| message.contains(way)), "{message}");
             assert_eq!(weights(&fused.model()), before);

@@ -66,9 +66,10 @@ impl Experts {
     }
 }
 
-/// The tokens have a gradient from the gate and from each expert. In stock Burn these have one depth, in the fused form that
-/// of the reads of their weights, so they are summed in another order. Nothing else differs: of tokens without a gradient, or
-/// where the depths are in the same order both ways, since each weight is deeper on the tape by `deeper` operations.
+/// The tokens have a gradient from the gate and from each expert. In stock Burn these have one depth. In fused training
+/// they have the depths of the reads of their weights, so they are summed in another order. Nothing else differs: not
+/// for tokens without a gradient, and not if each weight is deeper on the tape by `deeper` operations, so that the
+/// depths have the same order in both.
 fn experts_match_stock_but_for_order_of_sums(device: &Device) {
     for (layers, deeper, is_equal) in [(1, 0, true), (3, 32, true), (3, 0, false)] {
         let x = random([16, 8], device);
@@ -104,8 +105,8 @@ pub struct Convolutional {
 impl Convolutional {
     pub fn init(device: &Device) -> Self {
         Self {
-            // The gradient of a bias before a normalization is nothing but what is rounded off, which is the same both ways
-            // only where all computing is.
+            // The gradient of a bias before a normalization is only rounding error. It is the same in both only if all
+            // computations are the same.
             conv: Conv2dConfig::new([1, 3], [3, 3])
                 .with_bias(is_exact(device))
                 .init(device),

@@ -12,7 +12,7 @@ use crate::common::*;
 const STEPS: usize = 4;
 const RATE: f64 = 1e-2;
 
-/// Asserts that both ways give the same bits and change the parameters that `trained` names.
+/// Asserts that stock and fused training have equal bits, and change the parameters for which `trained` returns `true`.
 fn assert_fused_equals_stock<M: Module>(
     init: impl Fn() -> M,
     loss: impl Fn(&M, usize) -> Tensor<1>,

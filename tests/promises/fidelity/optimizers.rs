@@ -1,4 +1,4 @@
-//! Every optimizer of Burn's that steps per parameter.
+//! Fidelity for every optimizer of Burn that updates per parameter.
 
 use burn::grad_clipping::GradientClippingConfig;
 use burn::optim::decay::WeightDecayConfig;
@@ -9,7 +9,7 @@ use crate::backends::on_every_backend;
 use crate::common::*;
 use crate::mlp::Mlp;
 
-/// Odd, so that steps of one size, such as Lion's, can't take a parameter back to where it was.
+/// Odd, so that steps of constant size, such as Lion's, can't return a parameter to its start.
 const STEPS: usize = 5;
 
 fn assert_match_stock<const N: usize>(device: &Device, optimizers: [(&str, ModuleOptimizer); N]) {

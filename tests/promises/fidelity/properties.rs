@@ -1,5 +1,5 @@
-//! Fused training equals stock Burn bit for bit, on architectures, parameter groups, freezing patterns
-//! and recomputed blocks that nobody chose.
+//! Fused training equals stock Burn bit for bit, on random architectures, parameter groups, freezing patterns and
+//! recomputed blocks.
 
 use burn::grad_clipping::GradientClipping;
 use burn::nn::{RmsNorm, RmsNormConfig};
@@ -29,7 +29,7 @@ struct Plan {
     residual: bool,
     frozen: u8,
     group: u8,
-    /// It runs twice, one after the other, with the same weights.
+    /// `true` if it runs twice in a row with the same weights.
     twice: bool,
     recompute: Recompute,
 }
@@ -39,7 +39,7 @@ struct Plan {
 enum Recompute {
     None,
     Block,
-    /// All that there is of it from here on: the blocks after it are within this one.
+    /// The rest of the model: all later blocks are nested in this one.
     Rest,
     /// A `Block` that keeps its activations.
     Kept,

@@ -1,4 +1,4 @@
-//! However the model is trained.
+//! Fidelity for all ways to train.
 
 use burn::lr_scheduler::constant::ConstantLr;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
@@ -56,7 +56,7 @@ fn accumulated_gradients_match_stock(device: &Device) {
         let adapted = TwoHeads::init(device).apply_lora(Lora::new(2, 4.0));
         adapted.unfreeze()
     };
-    // The last batch of a group does not reach the second head: it is stepped all the same.
+    // The last batch of a group does not reach the second head, which is updated nevertheless.
     let loss = |model: &TwoHeads, batch: &usize| match batch {
         2 => {
             let x = model.body.forward(batches[*batch].clone());

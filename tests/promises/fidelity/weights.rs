@@ -30,7 +30,7 @@ fn weights_tied_to_output_match_stock(device: &Device) {
     );
 }
 
-/// A use of the weights, its loss, and the parameters that it trains.
+/// A use of the weights: its loss, and the parameters that it trains.
 type Use = (
     &'static str,
     fn(&TwoHeads, [Tensor<2>; 2], usize) -> Tensor<1>,

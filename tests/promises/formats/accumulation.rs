@@ -1,4 +1,4 @@
-//! Gradients in bf16 that are added up in f32.
+//! Gradients in bf16 that are summed in f32.
 
 use super::*;
 
@@ -45,7 +45,8 @@ impl ModuleVisitor for Round<'_> {
     }
 }
 
-/// The second layer gets no gradient from the last micro-batch of a group. The first layer is in a checkpointed block.
+/// The second layer receives no gradient from the last micro-batch of a group. The first layer is in a checkpointed
+/// block.
 fn loss(model: &Network, batches: &[Tensor<2>], micro_batch: usize) -> Tensor<1> {
     let x = batches[micro_batch % batches.len()].clone();
     let run = |layer: &Linear, x| layer.forward(x).tanh();
@@ -115,7 +116,7 @@ fn sums_of_retained_gradients_are_in_full_precision_too() {
     }
 }
 
-/// 256 small gradients after a large one: in bf16 none of them counts.
+/// 256 small gradients after a large one. In a bf16 sum they have no effect.
 #[test]
 fn small_gradients_count_in_full_precision() {
     let device = Device::flex().autodiff();

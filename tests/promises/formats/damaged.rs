@@ -1,4 +1,4 @@
-//! A record that was damaged, or made by hand, is refused by name. Nothing panics, and the state is that of before.
+//! A damaged or handmade record is refused by name. Nothing panics, and the state is unchanged.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -22,7 +22,7 @@ fn step(fused: &mut FusedOptimizer<Linear>) -> Result<(), FusedError> {
         .map(drop)
 }
 
-/// Panics if this record or a step after it does. Returns how it was refused.
+/// Panics if loading this record or the next step panics. Returns the refusal.
 fn loaded(
     fused: &mut FusedOptimizer<Linear>,
     damaged: Contents,
@@ -42,7 +42,7 @@ fn loaded(
     result
 }
 
-/// With the types of the weights that they are for.
+/// Returns all optimizers with the types of the weights that they support.
 fn all() -> Vec<(String, FloatDType, ModuleOptimizer)> {
     let mut all = Vec::new();
     for states in [StateFormat::Full, StateFormat::Bits8] {
@@ -96,7 +96,7 @@ fn tensors_of_another_type_or_rank_are_refused() {
     }
 }
 
-/// Codes and low bits are a row, whatever it is written as.
+/// Codes and low bits are stored as a row in any written shape.
 fn is_flat(shape: &[usize]) -> bool {
     shape.len() == 3 && shape[1..] == [1, 1]
 }

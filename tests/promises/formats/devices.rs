@@ -1,10 +1,10 @@
-//! Steps from gradients that are given: every backend takes them as `flex` does.
+//! Steps from given gradients are the same on every backend as on `flex`.
 
 use super::*;
 
 on_every_backend!(steps_match_those_of_flex, muon_steps_match_those_of_flex);
 
-/// Two layers of numbers, so that nothing but an optimizer computes.
+/// Returns two layers of weights. Only the optimizer computes with them.
 fn layers(device: &Device, dtype: FloatDType) -> Vec<Linear> {
     // Blocks of elements in rows, and rows that no block divides.
     let shapes = [[64, 96], [71, 61]];
@@ -54,7 +54,7 @@ fn trained(
 fn steps_match_those_of_flex(device: &Device) {
     assert_those_of_flex(device, |states, weights, dtype| {
         let mut optimizers = element_wise(states, weights);
-        // Where Burn computes, numbers differ in their last bit, and so do the random ones that are made of them.
+        // Results of Burn's own operations differ in the last bit, and so do random numbers derived from them.
         let is_rounded_the_same = weights != WeightFormat::Stochastic;
         if (states, dtype) == (StateFormat::Full, FloatDType::BF16) && is_rounded_the_same {
             let adamw = burn::optim::AdamWConfig::new().build();
@@ -74,7 +74,7 @@ fn assert_those_of_flex(
     device: &Device,
     optimizers: impl Fn(StateFormat, WeightFormat, FloatDType) -> Vec<(&'static str, ModuleOptimizer)>,
 ) {
-    // All steps before the first comparison: a device that computes nothing is given all kernels.
+    // All steps run before the first comparison, so that a simulated device receives all kernels.
     let mut steps = Vec::new();
     for (states, weights, dtype) in formats(device) {
         for (name, optimizer) in optimizers(states, weights, dtype) {
@@ -90,11 +90,11 @@ fn assert_those_of_flex(
             for (a, b) in found.iter::<f64>().zip(expected.iter::<f64>()) {
                 let distance = (a - b).abs();
                 others += usize::from(distance > 1e-4 * RATE + 1e-5 * b.abs());
-                // The next bf16, and a code beside.
+                // The next bf16, or a neighboring code.
                 let is_near = distance <= 0.2 * RATE + 0.01 * b.abs();
                 assert!(is_near, "{context}, {path}: {a} for {b}");
             }
-            // Where numbers that differ in their last bit are rounded.
+            // Numbers that differ in the last bit may be rounded differently.
             let all = found.num_elements();
             assert!(
                 others <= 1 + all / 100,

@@ -1,13 +1,13 @@
-//! States in few bits are right on average, whatever else is in their group, and whatever size they have.
+//! Low-bit states are correct on average, for any other values in their group and for any size.
 
 use super::*;
 
 const ELEMENTS: usize = 1 << 18;
-/// The elements of a group, relative to its largest.
+/// The sizes of the elements of a group, relative to its largest element.
 const PARTS: [f64; 4] = [1.0, 1e-2, 1e-3, 1e-4];
 const FEW_BITS: [StateFormat; 2] = [StateFormat::Bits8, StateFormat::Bits4];
 
-/// A number for each element, by the part of its group's largest that it is.
+/// Returns a number for each element, computed from its relative size in its group.
 fn by_part(number: impl Fn(f64) -> f64) -> Tensor<1> {
     let numbers = (0..ELEMENTS).map(|index| number(part(index)) as f32);
     let data = TensorData::new(numbers.collect::<Vec<_>>(), [ELEMENTS]);
@@ -34,7 +34,7 @@ fn means(tensor: Tensor<1>) -> [f64; 4] {
     std::array::from_fn(|place| sums[place] / counts[place])
 }
 
-/// The parameter that these gradients leave, from zero, and the last state.
+/// Returns the parameter after these gradients, from zero, and the last state.
 fn stepped<O: Optimizer>(optimizer: &O, gradients: &[Tensor<1>]) -> (Tensor<1>, O::State<1>) {
     let mut parameter = Tensor::zeros([ELEMENTS], &Device::flex());
     let mut state = None;
@@ -59,7 +59,8 @@ fn momentum_moves_small_elements_as_far_as_in_f32_on_average() {
         let (moved, _) = stepped(&momentum(states), &gradients);
         for ((part, moved), exact) in PARTS.iter().zip(means(moved)).zip(exact) {
             let ratio = moved / exact;
-            // What is left is chance: most of the smallest have no code but zero, a few the next.
+            // The remaining difference is random: most of the smallest elements have the code zero, a few the next
+            // code.
             let near = if *part < 1e-3 { 0.05 } else { 0.02 };
             assert!(
                 (ratio - 1.0).abs() < near,
@@ -69,7 +70,7 @@ fn momentum_moves_small_elements_as_far_as_in_f32_on_average() {
     }
 }
 
-/// A velocity that decays goes to zero, and no faster or slower than in f32.
+/// A decaying velocity reaches zero as fast as in f32.
 #[test]
 fn momentum_decays_as_in_f32_on_average() {
     let mut gradients = vec![by_part(|part| part); 5];
@@ -120,7 +121,7 @@ fn second_moments_are_those_of_f32_on_average() {
     }
 }
 
-/// Rounded at random, each number would count once as the largest that it ever was.
+/// With random rounding, a maximum would keep each upward rounding.
 #[test]
 fn amsgrad_maximum_matches_f32() {
     let noise = |seed: usize| {
@@ -144,7 +145,7 @@ fn amsgrad_maximum_matches_f32() {
     }
 }
 
-/// Down to the least numbers that f32 has: there are none of them in a group that has others.
+/// Down to the smallest f32 numbers, which don't share a group with larger ones.
 #[test]
 fn second_moments_below_normal_range_are_not_zero() {
     let gradients: Vec<_> = (1..21)

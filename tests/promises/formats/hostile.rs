@@ -14,7 +14,7 @@ on_every_backend!(
     infinite_weights_without_penalty_stay_infinite,
 );
 
-/// A weight of 64 x 72 elements that is all there is.
+/// Returns a model that has only a weight of 64 x 72 elements.
 fn weight(device: &Device, dtype: FloatDType) -> Linear {
     let linear = LinearConfig::new(64, 72).with_bias(false).init(device);
     cast(linear, dtype).unwrap()
@@ -66,7 +66,7 @@ fn in_multiples_of_f32(
     gradient: impl Fn(usize) -> Tensor<2>,
 ) -> Vec<(String, f64)> {
     let initial = weight(device, FloatDType::F32);
-    // The numbers of bf16, for all to start from.
+    // All trainings start from weights that bf16 can represent.
     let initial = initial.map(&mut Rounded);
     let train = |states, weights, dtype| {
         let model = cast(initial.clone(), dtype).unwrap();
@@ -159,10 +159,10 @@ fn gradient_not_finite_spreads_only_in_its_group(device: &Device) {
                 step(&mut fused, RATE, &good);
                 let after = numbers(&fused.model());
                 let name = format!("{name} {states:?} {weights:?} {dtype:?} {wrong}");
-                // Burn's Lion takes the sign of infinity, and that of no number for zero.
+                // Burn's Lion uses the sign of infinity, and zero as the sign of NaN.
                 let is_lion = name.starts_with("Lion") && states == StateFormat::Full;
                 assert!(is_lion || !after[77].is_finite(), "{name}");
-                // Other groups are as ever.
+                // Other groups are not affected.
                 assert!(after[300].is_finite(), "{name}");
             }
         }
@@ -194,7 +194,7 @@ fn small_parameters_in_bf16_have_states_in_f32() {
     assert_eq!(estimate.optimizer_state, 2 * 4 * (64 + 8));
 }
 
-/// Nothing is multiplied that is not there.
+/// Without a penalty, nothing multiplies the weight.
 fn infinite_weights_without_penalty_stay_infinite(device: &Device) {
     for states in [StateFormat::Full, StateFormat::Bits8] {
         let config = optim::SgdConfig::new().with_state_format(states);

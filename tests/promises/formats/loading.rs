@@ -40,7 +40,7 @@ fn loaded_weights_equal_cast_weights(device: &Device) {
             weights(&loaded),
             weights(&cast(saved.clone(), dtype).unwrap())
         );
-        // It is a model like others.
+        // The result is an ordinary model.
         let sgd = || burn::optim::SgdConfig::new().init();
         let batches = batches(device, dtype);
         let mut fused = FusedOptimizer::new_ok(loaded, sgd());
@@ -118,7 +118,7 @@ fn model_cast_during_training_is_only_read() {
     assert_equal_weights(&alone, &beside);
 }
 
-/// The statistics of what is loaded are those of all clones then, as in stock; they are never without a value.
+/// The statistics of a loaded model are then shared by all clones, as in stock Burn, and always have a value.
 #[test]
 fn model_loaded_during_training_does_not_stop_it() {
     let (initial, x) = untrained();
@@ -136,8 +136,8 @@ fn model_loaded_during_training_does_not_stop_it() {
     });
 }
 
-/// A linear layer in bf16, and a gradient with which a step of 1 takes weights into the middle between two numbers of
-/// bf16, where none stays: a seventh of them, or all where they are alike.
+/// A bf16 linear layer, and a gradient. A step of 1 moves a seventh of the weights (all if they are `alike`) halfway
+/// between two bf16 numbers, where no weight can stay.
 fn halfway(device: &Device, alike: bool) -> (Linear, Tensor<2>) {
     let config = LinearConfig::new(64, 72).with_bias(false);
     let config = match alike {
@@ -147,7 +147,7 @@ fn halfway(device: &Device, alike: bool) -> (Linear, Tensor<2>) {
     let model: Linear = cast(config.init(device), FloatDType::BF16).unwrap();
     let weights = model.weight.val().into_data();
     let steps = weights.iter::<f32>().enumerate().map(|(index, weight)| {
-        // Half of what lies between it and its neighbour.
+        // Half of the distance to its neighbor.
         let half = f32::from_bits(weight.to_bits() & 0x7f80_0000) / 256.0;
         match index % 7 {
             _ if alike => -half,

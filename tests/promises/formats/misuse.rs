@@ -1,4 +1,4 @@
-//! Formats that can't be are refused by name, and nothing is lost.
+//! Invalid formats are refused by name, and nothing is lost.
 
 use super::*;
 
@@ -16,7 +16,7 @@ fn message(fused: &mut FusedOptimizer<Network>, x: &Tensor<2>) -> String {
     let named: Vec<_> = named.collect();
     assert_eq!(named.len(), 1, "{text}");
     assert_eq!(named[0].0, named[0].1);
-    // Nor does it cost the state: the same step is refused again.
+    // The state is not lost: the same step is refused again.
     let step = std::panic::AssertUnwindSafe(|| fused.step_ok(RATE, |model| model.loss(x.clone())));
     let again = std::panic::catch_unwind(step).map(drop).unwrap_err();
     assert_eq!(again.downcast_ref::<String>(), Some(&text));
@@ -66,7 +66,7 @@ fn weight_format_of_small_parameter_is_refused_at_construction() {
                     "{name}: {error}"
                 );
             }
-            // Small parameters in f32 are stepped as they are, beside others in bf16.
+            // Small parameters in f32 are updated without a format, next to others in bf16.
             for dtype in [FloatDType::F32, FloatDType::BF16] {
                 assert_eq!(fused(dtype, optimizer.clone()), Ok(()), "{name}");
             }
@@ -107,18 +107,18 @@ fn low_bits_that_would_be_dropped_are_refused() {
         let text = message(&mut other, &batches[1]);
         assert_says(&text, "low bits");
     }
-    // Accumulating in the state would, too.
+    // Accumulation in the state would also drop them.
     let plain = optim::AdamWConfig::new().build();
     let mut in_state = FusedOptimizer::accumulating_in_state_ok(fused.model(), plain);
     in_state.load_record_ok(fused.to_record());
     let text = message(&mut in_state, &batches[1]);
     assert_says(&text, "low bits");
-    // The model in full precision lacks nothing.
+    // The model in full precision has all bits.
     let batches_in_full = self::batches(device, FloatDType::F32);
     let mut full = FusedOptimizer::new_ok(fused.full_precision_model(), with(WeightFormat::Plain));
     full.load_record_ok(fused.to_record());
     full.step_ok(RATE, |model| model.loss(batches_in_full[1].clone()));
-    // An optimizer that does not know them would.
+    // An optimizer without the format would drop them.
     let stock = burn::optim::AdamWConfig::new().init();
     let error = FusedOptimizer::new_ok(fused.model(), stock).load_record(fused.to_record());
     let error = error.unwrap_err();
@@ -126,7 +126,7 @@ fn low_bits_that_would_be_dropped_are_refused() {
     assert_says(&error, "low_bits");
 }
 
-/// Weights in bf16 that are only written in another type are not those in full precision.
+/// bf16 weights that were only cast to another type do not have full precision.
 #[test]
 fn low_bits_in_another_type_are_refused() {
     let device = &Device::flex().autodiff();

@@ -1,5 +1,5 @@
-//! Weights and optimizer states in fewer bits: fused training equals the stock loop with the same optimizer, and
-//! nothing is lost that the format does not give up.
+//! Weights and optimizer states in fewer bits: fused training equals the stock loop with the same optimizer, and only
+//! the format itself loses precision.
 
 mod accumulation;
 mod damaged;
@@ -19,7 +19,7 @@ use crate::own_rule;
 
 const RATE: f64 = 1e-2;
 
-/// Two layers with weights of more elements than a small parameter has, one of them no multiple of a group.
+/// Two layers with more weights than a small parameter; one number of weights is not a multiple of a group.
 #[derive(Module, Debug)]
 struct Network {
     first: Linear,
@@ -36,7 +36,7 @@ impl Network {
         }
     }
 
-    /// A sum: a mean has gradients so small that all biases in bf16 may be left as they are.
+    /// A sum, because the gradients of a mean may be too small to change bf16 biases.
     fn loss(&self, x: Tensor<2>) -> Tensor<1> {
         let hidden = self.first.forward(x).tanh();
         self.second.forward(hidden).powi_scalar(2).sum()
@@ -57,7 +57,7 @@ pub fn assert_near<M: Module>(expected: &M, found: &M) {
     }
 }
 
-/// The formats, with the float types of the weights that they are for, as far as the device has them.
+/// Returns the formats with the float types of their weights that the device supports.
 fn formats(device: &Device) -> Vec<(StateFormat, WeightFormat, FloatDType)> {
     let mut formats = Vec::new();
     for states in [StateFormat::Bits8, StateFormat::Bits4] {
@@ -90,10 +90,9 @@ fn muon(states: StateFormat, weights: WeightFormat) -> (&'static str, ModuleOpti
     ("Muon with AdamW", muon.init())
 }
 
-/// Steps after which two runs with the same optimizer can be compared. The iterations of Muon stretch what codes leave
-/// of a momentum's small singular values as far as the large ones: one code that differs, and other weights follow. A
-/// device that rounds otherwise from run to run (Burn's own Muon ends in other last bits there, too) tells after one
-/// step, and not after more.
+/// Returns the number of steps after which two runs with the same optimizer can be compared. The iterations of Muon
+/// amplify rounding errors in small singular values of the momentum, so one different code changes many weights. On a
+/// device whose rounding varies between runs (as with Burn's own Muon), runs are comparable only after one step.
 fn steps(device: &Device, optimizer: &str, states: StateFormat) -> usize {
     let stretched = optimizer.contains("Muon") && states != StateFormat::Full;
     match stretched && !is_exact(device) {
@@ -214,7 +213,7 @@ fn formats_with_all_policies_match_stock(device: &Device) {
     }
     assert_equal_weights(&stock, &fused.model());
 
-    // A norm that is never reached changes nothing; one that is does.
+    // A maximum norm above all norms changes nothing, a smaller one does.
     let clipped = |norm: f64| {
         let config = GlobalNormClippingConfig::Exact(norm);
         let mut fused = FusedOptimizer::new_ok(copy(), optimizer.clone())
@@ -234,7 +233,7 @@ fn formats_with_all_policies_match_stock(device: &Device) {
     });
 }
 
-/// From f32 to 8 bits, to 4, to full states again: each step goes on from the numbers of the one before.
+/// From f32 to 8 bits, to 4 bits, and back to full states: each step continues from the previous values.
 fn formats_changed_between_steps_continue(device: &Device) {
     let batches = batches(device, FloatDType::F32);
     let config = |states| optim::AdamWConfig::new().with_state_format(states);
@@ -260,7 +259,7 @@ fn formats_changed_between_steps_continue(device: &Device) {
     assert_equal_weights(&stock.model(), &fused.model());
 }
 
-/// Codes wait on the host as they are, or are updated there. (Products of matrices have other last bits there.)
+/// Quantized states are stored on the host, or updated there. (Matrix products have other last bits there.)
 fn formats_with_offload_match_without(device: &Device) {
     let host = match device.clone().inner() == Device::flex() {
         true => OffloadHost::NdArray,
@@ -280,7 +279,7 @@ fn formats_with_offload_match_without(device: &Device) {
             let fused = FusedOptimizer::new_ok(copy(), optimizer.clone());
             let mut fused = fused.with_config_on_ok(FusedConfig::offload(config), device);
             train_fused(&mut fused, 2, RATE, loss);
-            // A record is in stock form, unless it is asked for otherwise.
+            // A record has the form of stock Burn by default.
             let full = fused.to_record().into_bytes().unwrap();
             let compact = optim::compact_records(|| fused.to_record())
                 .into_bytes()
@@ -298,7 +297,7 @@ fn formats_with_offload_match_without(device: &Device) {
             }
             println!("{name}, {offload:?}");
             match (offload, is_exact(device)) {
-                // What the host rounds otherwise than the device has other random numbers from then on.
+                // Values that host and device round differently have different random numbers afterwards.
                 (Offload::Updates, false) => assert_within(&plain.model(), &fused.model(), 0.1),
                 _ => assert_equal_weights(&plain.model(), &fused.model()),
             }
@@ -306,7 +305,7 @@ fn formats_with_offload_match_without(device: &Device) {
     }
 }
 
-/// Panics if a weight differs by more than this part of what four steps move it.
+/// Panics if a weight differs by more than this part of its change in four steps.
 fn assert_within(expected: &Network, found: &Network, part: f64) {
     for ((path, expected), (_, found)) in weights(expected).iter().zip(&weights(found)) {
         for (a, b) in expected.iter::<f64>().zip(found.iter::<f64>()) {
@@ -315,7 +314,7 @@ fn assert_within(expected: &Network, found: &Network, part: f64) {
     }
 }
 
-/// A tensor that is updated in place has one owner.
+/// Records must not share tensors that are updated in place.
 fn records_taken_earlier_are_unchanged_by_steps(device: &Device) {
     let batches = batches(device, FloatDType::F32);
     let loss = |model: &Network, step: usize| model.loss(batches[step].clone());

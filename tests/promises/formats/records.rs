@@ -77,7 +77,7 @@ fn formats_stock_loop_resumes_to_bit(device: &Device) {
     assert_equal_weights(&step(model, &mut optimizer, 3), &resumed);
 }
 
-/// The moments of stock Burn are what the codes stand for.
+/// The moments in stock Burn are the decoded values.
 fn stock_continues_from_record_of_formats(device: &Device) {
     let batches = batches(device, FloatDType::F32);
     let ours = optim::AdamWConfig::new().with_state_format(StateFormat::Bits8);

@@ -47,7 +47,7 @@ fn file_in_half_precision_loads_in_type_of_training() {
         let model = Net::init(5, &device);
         let (model, _) = load_from_store(model, "bytes", store, FloatDType::F32).unwrap();
         for ((path, saved), (_, loaded)) in weights(&saved).iter().zip(&weights(&model)) {
-            // Running statistics, too.
+            // This includes running statistics.
             assert_eq!(loaded.dtype(), DType::F32, "{path}");
             let near = |(a, b): (f32, f32)| (a - b).abs() < 1e-3;
             assert!(

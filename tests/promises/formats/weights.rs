@@ -1,10 +1,10 @@
-//! The extra bits of bf16 weights, on the backend of the processor that has them.
+//! The extra bits of bf16 weights, on the CPU backend that supports them.
 
 use super::*;
 
 on_every_backend!(cast_keeps_running_statistics_and_frozen_weights);
 
-/// A gradient that does not depend on the weights, and that both types hold.
+/// A loss whose gradient does not depend on the weights and is exact in both types.
 fn linear_loss(model: &Network, factors: &[Tensor<2>; 2]) -> Tensor<1> {
     let dtype = FloatDType::from(model.first.weight.val().dtype());
     let [first, second] = factors.clone().map(|factor| factor.cast(dtype));
@@ -65,7 +65,7 @@ fn low_bits_of_other_weights_count_as_zero() {
     let plain = cast(fused.model(), FloatDType::F32).unwrap();
     assert_changed(&plain, &joined, |path| !path.starts_with("norm"));
 
-    // Set from outside: what is trained is what was set.
+    // The weights were set from outside, so the training uses the set values.
     fused.change_model_ok(|model| model.map(&mut Shift(0.5)));
     let plain = cast(fused.model(), FloatDType::F32).unwrap();
     assert_equal_weights(&plain, &fused.full_precision_model());

@@ -1,11 +1,11 @@
-//! Weights in formats around any optimizer of Burn's.
+//! Weight formats around any optimizer of Burn.
 
 use backburn::optim::{InFormat, compact_records};
 use burn::optim::{AdaGradConfig, AdafactorConfig, LambConfig, MuonConfig, RmsPropConfig};
 
 use super::*;
 
-/// Calls a function with optimizers of Burn's, in a format and as they are.
+/// Calls a function with Burn's optimizers, with and without a format.
 macro_rules! for_every_optimizer {
     ($format:expr, $check:ident($($argument:expr),*)) => {
         for_every_optimizer!(@ $format, $check, ($($argument),*),
@@ -34,7 +34,7 @@ const FORMATS: [WeightFormat; 3] = [
 /// A shape with more elements than a small parameter has.
 const WIDTH: usize = 66;
 
-/// Weights only: Muon steps no vectors.
+/// Returns a model with weights only, because Muon does not support vectors.
 fn model() -> Vec<Linear> {
     let device = Device::flex().autodiff();
     let linear = |_| {
@@ -64,7 +64,7 @@ fn assert_fused_equals_stock(name: &str, wrapped: ModuleOptimizer, _plain: Modul
     let stock = train_stock(copy(&initial, model), &mut wrapped.clone(), 5, RATE, loss);
     let mut fused = FusedOptimizer::new_ok(copy(&initial, model), wrapped.clone());
     train_fused(&mut fused, 2, RATE, loss);
-    // Resumed in the middle, from either form.
+    // Resumes in the middle, from either form of the record.
     for compact in [false, true] {
         let record = match compact {
             true => compact_records(|| fused.to_record()),

@@ -81,7 +81,7 @@ impl Mixed {
         }
     }
 
-    /// The embedding is used once more, outside of blocks.
+    /// The embedding is also used outside of blocks.
     fn loss(&self, tokens: Tensor<2, Int>, in_blocks: bool) -> Tensor<1> {
         let masked = Tensor::<3, Bool>::tril_mask([2, 2, 2], 0, &tokens.device());
         let embed = |embedding: &Embedding, tokens: Tensor<2, Int>| embedding.forward(tokens);
@@ -98,7 +98,7 @@ impl Mixed {
 
 fn blocks_with_structs_and_constants_train_as_plain_calls(device: &Device) {
     let tokens = Tensor::<2, Int>::from_data([[1, 5], [0, 8]], device);
-    // Plain, in blocks, and with inputs of blocks on the host.
+    // Without blocks, in blocks, and with block inputs on the host.
     let ways = [(false, false), (true, false), (true, true)];
     let init = || Mixed::init(device);
     assert_equal_in(&ways, init, |fused, (in_blocks, offload)| {

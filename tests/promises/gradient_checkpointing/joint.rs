@@ -1,10 +1,10 @@
-//! Inputs and outputs of a checkpointed block get the same gradients as those of a plain one.
+//! Inputs and outputs of a checkpointed block receive the same gradients as without checkpointing.
 
 use super::*;
 
 type Pair = (Tensor<2>, Tensor<2>);
 
-/// Trains plainly and in blocks on what `loss` computes of a step's number and batch, and calls `check` after each step.
+/// Trains without and with blocks on the `loss` of a step's number and batch, and calls `check` after each step.
 fn assert_same_in_blocks(
     device: &Device,
     loss: impl Fn(&Stack, usize, Tensor<2>, bool) -> Tensor<1>,
@@ -21,9 +21,9 @@ fn assert_same_in_blocks(
     });
 }
 
-/// With Adam, a zero gradient moves a parameter that has a momentum, and none does not.
+/// With Adam, a zero gradient moves a parameter that has a momentum, but a missing gradient does not.
 fn block_output_without_use_gives_no_gradient(device: &Device) {
-    // Two blocks, each with an output of its own.
+    // Two blocks, each with its own output.
     let both = |blocks: &Vec<Block>, (a, b): Pair| {
         let [a, b] = [(0, a), (1, b)].map(|(index, x)| {
             let block: &Block = &blocks[index];
@@ -35,7 +35,7 @@ fn block_output_without_use_gives_no_gradient(device: &Device) {
         let x = model.input.forward(x.clone());
         let input = (x.clone(), x);
         let (a, b) = block_if(recompute, &model.blocks, input, both);
-        // Of the first step, both are used.
+        // The first step uses both.
         if step == 0 {
             a.mean() + b.mean()
         } else {
@@ -44,7 +44,7 @@ fn block_output_without_use_gives_no_gradient(device: &Device) {
     };
     assert_same_in_blocks(device, loss, |report, step| {
         let unused = if step == 0 { 0 } else { 4 };
-        // The last two blocks, the norms and the output layer are in no step.
+        // No step uses the last two blocks, the norms and the output layer.
         assert_eq!(report.without_gradient, 2 * 6 + 4 + 2 + unused);
     });
 }
@@ -87,7 +87,7 @@ fn block_weight_computed_for_two_layers_gets_both_gradients(device: &Device) {
     });
 }
 
-/// An input that the block leaves unused gets zeros: as one that counts for nothing in a plain block.
+/// An input that the block does not use receives zeros, as an input without effect in a plain block does.
 fn block_input_without_use_gets_gradient_of_zeros(device: &Device) {
     let loss = |model: &Stack, step: usize, x: Tensor<2>, recompute: bool| {
         let a = model.input.forward(x.clone());
@@ -110,7 +110,7 @@ fn block_input_without_use_gets_gradient_of_zeros(device: &Device) {
     });
 }
 
-/// A gate that closes, with momentum, beside a block that leaves an input unused.
+/// A gate that closes, with momentum, next to a block with an unused input.
 fn block_gradient_of_zero_moves_momentum(device: &Device) {
     let initial = Stack::init(device);
     let xs = xs(device);
@@ -124,7 +124,7 @@ fn block_gradient_of_zero_moves_momentum(device: &Device) {
         let unused = model.blocks[1].expand.forward(x);
         let ignoring = |layer: &Linear, (x, _): Pair| layer.forward(x).tanh();
         let contract = &model.blocks[0].contract;
-        // The backward pass comes here first.
+        // The backward pass reaches this first.
         let x = block_if(in_blocks, contract, (hidden, unused), ignoring);
         x.powi_scalar(2).mean()
     };
@@ -138,7 +138,8 @@ fn block_gradient_of_zero_moves_momentum(device: &Device) {
     assert_equal_weights(&stock, &fused.model());
 }
 
-/// Momentum moves on without a gradient in no optimizer of Burn: what a block reads and does not use stays.
+/// No optimizer of Burn applies momentum without a gradient, so a parameter that a block reads but does not use is
+/// unchanged.
 fn block_parameter_read_without_use_gets_no_gradient(device: &Device) {
     let loss = |model: &Stack, step: usize, x: Tensor<2>, recompute: bool| {
         let both = move |layers: &Vec<Block>, x: Tensor<2>| {
@@ -196,7 +197,7 @@ fn tensor_used_in_blocks_and_outside_agrees_within_rounding(device: &Device) {
     assert_near_weights(&plain, &in_blocks, tolerance, 0.0);
 }
 
-/// Plainly on one thread, and then in every way on two.
+/// Plain calls on one thread, and then every way on two threads.
 const THREADS: [(bool, Way); 4] = [(false, plain), (true, plain), (true, each), (true, nested)];
 
 /// The bases are ordinary leaves, whose gradients the block passes on.
@@ -219,7 +220,7 @@ fn lora_base_with_backward_on_another_thread_trains(device: &Device) {
     });
 }
 
-/// Burn keeps the last update of running statistics of every thread by itself.
+/// Burn keeps the last update of running statistics separately for each thread.
 fn blocks_on_thread_with_context_train_as_plain_ones(device: &Device) {
     let x = &xs(device)[0];
     assert!(StepContext::current().is_none());
@@ -254,7 +255,7 @@ on_every_backend!(
     blocks_on_thread_with_context_train_as_plain_ones,
 );
 
-/// On the CPU: every thread has a stream of its own on other devices.
+/// On the CPU, because each thread has its own stream on other devices.
 #[test]
 #[allow(deprecated)] // Burn 0.22 still ships ndarray.
 fn lora_base_with_backward_on_another_cpu_thread_trains() {

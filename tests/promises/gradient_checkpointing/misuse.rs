@@ -1,4 +1,4 @@
-//! Mistakes with recomputed blocks are told by the name of the block, and cost nothing.
+//! Mistakes with recomputed blocks are errors that name the block, and change nothing.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,13 +14,13 @@ fn start() -> (FusedOptimizer<Stack>, Stack, Tensor<2>) {
     (fused, before, xs(&device).remove(0))
 }
 
-/// The message of the panic in which a step of `fused` ends.
+/// Returns the message of the panic of a step of `fused`.
 #[track_caller]
 fn message<M: Module>(fused: &mut FusedOptimizer<M>, loss: impl Fn(&M) -> Tensor<1>) -> String {
     panic_of(|| fused.step_ok(RATE, loss))
 }
 
-/// No closure can capture one, but neither constants nor fields that are no parameters are looked at.
+/// The compiler refuses captured tensors, but it does not check constants and fields that are not parameters.
 #[test]
 fn block_that_computes_with_outside_tensor_is_refused() {
     for in_a_constant in [true, false] {
@@ -124,7 +124,7 @@ fn block_panic_in_second_run_leaves_block_unchanged() {
 #[test]
 fn block_runs_that_read_other_parameters_are_an_error() {
     static RUNS: AtomicUsize = AtomicUsize::new(0);
-    // In which run the block skips its layer, and whether it is in another block.
+    // The run in which the block skips its layer, and `true` if it is in another block.
     for (skips, is_nested) in [(1, false), (0, false), (1, true)] {
         RUNS.store(0, Ordering::SeqCst);
         let (mut fused, before, x) = start();
@@ -181,7 +181,7 @@ fn block_called_on_another_thread_is_refused() {
     assert_says(&message, "on another thread");
     assert_equal_weights(&before, &fused.model());
 
-    // For inference it may be.
+    // Inference may use it.
     let valid = fused.valid();
     let seen = std::thread::scope(|scope| {
         let call = || valid.loss(x.clone().inner(), each).into_data();

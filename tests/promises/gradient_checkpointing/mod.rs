@@ -1,5 +1,4 @@
-//! A model with recomputed blocks trains as the model without. (Dropout in them is in
-//! `tests/random.rs`.)
+//! A model with recomputed blocks trains as the model without. (`tests/random` tests dropout in blocks.)
 
 mod inputs;
 mod joint;
@@ -53,8 +52,8 @@ impl Stack {
         }
     }
 
-    /// The true gradient of a bias before a batch norm is zero. Where rounding differs from run to run, AdamW makes
-    /// full steps of what is left of it, so there is none then.
+    /// The true gradient of a bias before a batch norm is zero. If rounding differs between runs, AdamW makes full
+    /// steps of the rounding errors, so there is no such bias then.
     fn without_chance(device: &Device) -> Self {
         let mut stack = Self::init(device);
         if !is_exact(device) {
@@ -90,7 +89,7 @@ fn sequential(blocks: &[Block], x: Tensor<2>) -> Tensor<2> {
     gradient_checkpointing_sequential(blocks, x, None, Block::forward)
 }
 
-/// Blocks in segments, and in them every block once more.
+/// Runs segments as blocks, and each block in them as a nested block.
 fn nested(blocks: &[Block], x: Tensor<2>) -> Tensor<2> {
     gradient_checkpointing_sequential(blocks, x, 2, |block, x| {
         gradient_checkpointing(block, x, |block: &Block, x| block.forward(x))
@@ -111,7 +110,7 @@ fn xs(device: &Device) -> Vec<Tensor<2>> {
     (0..5).map(|_| x()).collect()
 }
 
-/// Trains copies of a model with AdamW in each of `ways`. Panics unless the weights are those of the first way in the end.
+/// Trains copies of a model with AdamW in each of `ways`. Panics unless all end with the weights of the first way.
 fn assert_equal_in<M: Module, W: Copy>(
     ways: &[W],
     init: impl Fn() -> M,
@@ -139,7 +138,8 @@ fn keeping(keep: &[bool]) -> GradientCheckpointingConfig {
     GradientCheckpointingConfig::new().with_keep_activations(keep.to_vec())
 }
 
-/// Blocks are recomputed or kept, and inputs may wait on the host. Burn's own checkpointing may be within the blocks and around them.
+/// Blocks are recomputed or kept, and inputs may be on the host. Burn's own checkpointing may be within the blocks and
+/// around them.
 fn recomputed_blocks_train_as_plain_ones(device: &Device) {
     for device in [device.clone(), device.clone().gradient_checkpointing()] {
         recomputed_blocks_train_as_plain_ones_on(&device);
@@ -193,7 +193,7 @@ fn block_outside_of_fused_step_is_simply_called(device: &Device) {
     let inner = x.clone().inner();
     let [with, without] = [each, plain].map(|way| valid.loss(inner.clone(), way).into_data());
     with.assert_approx_eq::<f32>(&without, Default::default());
-    // Nor for a look without autodiff inside of one.
+    // Also for inference inside a step.
     let (_, seen) = fused.step_ok(RATE, |model| {
         let seen = model.valid().loss(inner.clone(), each);
         (model.loss(x.clone(), each), seen)
@@ -210,7 +210,7 @@ fn blocks_frozen_or_unused_stay_unchanged(device: &Device) {
         let before = fused.model();
         fused.step_ok(RATE, |model| {
             let x = model.input.forward(x.clone());
-            // Computed, and not part of the loss: its parameters get no gradient.
+            // Computed but not part of the loss, so its parameters receive no gradient.
             way(&model.blocks[3..], x.clone());
             model.output.forward(way(&model.blocks[..3], x)).mean()
         });
@@ -245,7 +245,7 @@ fn kept_blocks_are_counted_outside_of_other_blocks() {
         }
     };
     let input = |x: Tensor<2>| (x, Constant(runs.clone()));
-    // In two steps: a step counts from the start.
+    // In two steps, because each step counts from the start.
     for _ in 0..2 {
         runs.lock().unwrap().clear();
         fused.step_ok(RATE, |model| {
@@ -261,7 +261,7 @@ fn kept_blocks_are_counted_outside_of_other_blocks() {
         });
         let mut runs = runs.lock().unwrap().clone();
         runs.sort_unstable();
-        // A recorded run may come again, where tests beside this one draw random numbers.
+        // A recorded run may repeat if concurrent tests draw random numbers.
         runs.dedup();
         let twice = |name| [(name, false), (name, true)];
         let once = [("kept", true), ("look", false)];

@@ -1,4 +1,4 @@
-//! State that a forward pass reads and updates: both runs of a block see it as it was, and it is updated once.
+//! State that a forward pass reads and updates: both runs of a block read the initial state, and it is updated once.
 
 use burn::module::RunningState;
 
@@ -17,7 +17,7 @@ struct Centered {
 /// The way in which the layer reads its state.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Read {
-    /// With `value`, which in stock can be older by an update.
+    /// With `value`, which in stock Burn can be one update older.
     Late,
     /// With `value_sync`, as batch normalization does.
     InTime,
@@ -50,7 +50,7 @@ impl Centered {
 enum Way {
     Plain,
     Blocks,
-    /// With a closure that has captured something.
+    /// With a closure that captures a value.
     Capturing,
     /// One block in another.
     Nested,

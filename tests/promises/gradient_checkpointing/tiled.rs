@@ -71,7 +71,7 @@ fn input(tokens: usize, device: &Device) -> Tensor<3> {
     numbers.sin().reshape([2, tokens as i32, 6])
 }
 
-/// In two tiles: what is added up of two has no order.
+/// In two tiles, because a sum of two terms has no order.
 fn tiled_training_equals_stock(device: &Device) {
     for nested in [false, true] {
         let initial = Layer::init(device);
@@ -85,7 +85,7 @@ fn tiled_training_equals_stock(device: &Device) {
         let stock = train_stock(copy(), &mut AdamWConfig::new().init(), 3, RATE, loss);
         let mut fused = FusedOptimizer::new_ok(copy(), AdamWConfig::new().init());
         train_fused(&mut fused, 3, RATE, loss);
-        // The gradient of the key's bias is nothing but rounding.
+        // The gradient of the key's bias is only rounding error.
         match is_exact(device) {
             true => assert_near_weights(&stock, &fused.model(), 1e-6, 0.0),
             false => assert_equal_weights(&stock, &fused.model()),

@@ -4,10 +4,10 @@ use parking_lot::Mutex;
 
 use super::*;
 
-/// The first weights that it is validated with.
+/// The first weights of each validation.
 static VALIDATED: Mutex<Vec<Vec<f32>>> = Mutex::new(Vec::new());
 
-/// Shows what it is validated with.
+/// A model that records the weights of its validation.
 #[derive(Module, Debug)]
 struct Watched {
     inner: Regression,
@@ -35,7 +35,7 @@ impl Watched {
 impl_train_step!(Watched, Points);
 impl_inference_step!(Watched, Points);
 
-/// The weights of each epoch's validation, and the trained ones.
+/// Returns the weights of each epoch's validation, and the trained weights.
 fn validated(run: Run, model: Watched, folder: &Path, validate: bool) -> (Vec<Vec<f32>>, Vec<f32>) {
     let averaging = WeightAveragingConfig::new().with_validate(validate);
     let run = Run {

@@ -1,4 +1,4 @@
-//! The learner has its model and its optimizer back for every checkpoint: training goes on as if it had not looked.
+//! The model and the optimizer return to the learner for every checkpoint, which does not change the training.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 

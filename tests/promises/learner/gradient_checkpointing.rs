@@ -1,4 +1,4 @@
-//! A model with recomputed blocks is one model for both trainings.
+//! One model with recomputed blocks trains in stock Burn and fused.
 
 use std::sync::{Arc, Mutex};
 
@@ -9,7 +9,7 @@ use super::*;
 /// The gradient of an input in a step, and the strategy of its tape.
 type Found = (TensorData, Option<GradientCheckpointingStrategy>);
 
-/// Asks for the gradient with respect to its input, too.
+/// A model that also reads the gradient of its input.
 #[derive(Module, Debug)]
 struct Blocks {
     blocks: Vec<Linear>,

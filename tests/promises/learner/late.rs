@@ -9,7 +9,7 @@ use burn::train::checkpoint::{Checkpoint, Checkpointer, CheckpointerError, KeepL
 use super::*;
 use crate::backends::on_every_backend;
 
-/// Saves nothing before the training is over.
+/// A recorder that saves only after the end of the training.
 struct Held<R>(Arc<Mutex<Vec<R>>>);
 
 impl<R> Default for Held<R> {
@@ -43,7 +43,7 @@ impl<R: Checkpoint> Checkpointer<R> for Held<R> {
     }
 }
 
-/// The records of all epochs, which were not read.
+/// Returns the records of all epochs, before they are read.
 fn train(initial: &Regression, epochs: usize) -> (Vec<ModuleRecord>, Vec<OptimizerRecord>) {
     let device = &initial.devices()[0];
     let (run, folder) = (Run::new(epochs), folder());
@@ -76,7 +76,7 @@ fn late_save_contains_values_of_requested_epoch(device: &Device) {
     let (models, optimizers) = train(&initial, 3);
     assert_eq!((models.len(), optimizers.len()), (3, 3));
     for (index, (model, optimizer)) in models.into_iter().zip(optimizers).enumerate() {
-        // Nothing has come after it.
+        // There is no later update.
         let (mut expected_models, mut expected_optimizers) = train(&initial, index + 1);
         let load = |record| Regression::init_on(device).load_record(record);
         let expected = load(expected_models.pop().unwrap());

@@ -1,4 +1,4 @@
-//! A training launched fused is the training Burn's `Learner` runs.
+//! A fused launch runs the same training as Burn's `Learner`.
 
 use std::sync::{Arc, Mutex};
 
@@ -14,7 +14,7 @@ fn launch_fused_equals_launch_with_metrics_and_checkpoints() {
     assert_same_training(Regression::init, || Run::new(4));
 }
 
-/// With f32, and with the low bits of weights in bf16 in the optimizer state.
+/// With f32 weights, and with bf16 weights whose low bits are in the optimizer state.
 #[test]
 fn stock_checkpoints_resume_fused_and_fused_ones_stock() {
     let all = optimizers::all().into_iter();
@@ -93,7 +93,7 @@ fn early_stopping_by_metric_ends_where_stock_ends() {
 
 #[test]
 fn interruption_ends_where_stock_ends() {
-    // The asynchronous event processor has no part in it: the data stop the training.
+    // The data stop the training, so the asynchronous event processor has no influence.
     let run = || {
         let mut run = Run::new(3);
         let interrupter = run.interrupter.clone();
@@ -130,7 +130,7 @@ fn unreadable_item_ends_training_with_its_error() {
     }
 }
 
-/// The weights after every update, and the logs of the rate, are those of stock.
+/// The weights after every update, and the logs of the learning rate, equal those of stock Burn.
 #[test]
 fn schedules_of_parameter_groups_equal_stock() {
     assert_same_training(Regression::init, || {

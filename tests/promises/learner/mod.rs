@@ -61,7 +61,7 @@ impl Regression {
     }
 
     fn output(&self, batch: Points) -> RegressionOutput {
-        // In the type of the weights, but for the norm: its statistics are in f32.
+        // In the type of the weights, except for the norm, whose statistics are in f32.
         let dtype = FloatDType::from(self.input.weight.val().dtype());
         let x = self.input.forward(batch.x.cast(dtype));
         let x = self.norm.forward(x.cast(FloatDType::F32)).cast(dtype);
@@ -90,7 +90,7 @@ impl Points {
     }
 }
 
-/// A curve; `get` calls `on_item` first.
+/// Points of a curve. `get` first calls `on_item`.
 #[derive(Clone)]
 struct Curve {
     on_item: Arc<dyn Fn(usize) -> Result<(), DatasetError> + Send + Sync>,
@@ -224,7 +224,7 @@ impl Run {
         self.training(folder).launch_fused(self.learner(model))
     }
 
-    /// A fused training, if `is_fused`, or one in stock Burn.
+    /// Runs a fused training if `is_fused`, or else one in stock Burn.
     fn in_way<M: OnPoints>(&self, is_fused: bool, model: M, folder: &Path) -> M {
         let result = match is_fused {
             true => self.fused(model, folder),
@@ -234,8 +234,8 @@ impl Run {
         result.model
     }
 
-    /// The model after three epochs. The last epoch resumes from the checkpoint of the second. `launch` trains an
-    /// epoch with or without a checkpoint before it, in a folder.
+    /// Returns the model after three epochs. The last epoch resumes from the checkpoint of the second. `launch` trains
+    /// an epoch in a folder, with or without an earlier checkpoint.
     fn resumed<M>(&self, launch: impl Fn(Run, &Path) -> M) -> M {
         let folder = folder();
         let first = Run {
@@ -252,7 +252,7 @@ impl Run {
     }
 }
 
-/// Trains stock and fused from the same record, each in a folder of its own. Panics unless weights and files are the same.
+/// Trains stock and fused from the same record, each in its own folder. Panics unless weights and files are equal.
 #[track_caller]
 fn assert_same_training<M: OnPoints>(
     init: impl Fn() -> M,

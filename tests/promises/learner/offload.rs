@@ -1,4 +1,4 @@
-//! A learner whose states, updates or weights wait in host memory writes what stock writes.
+//! A learner with offloaded states, updates or weights writes the same files as stock Burn.
 #![allow(deprecated)] // `ndarray`: Burn 0.22 still ships it, and it stands in for a device with memory of its own.
 
 use super::*;

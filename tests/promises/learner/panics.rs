@@ -1,4 +1,4 @@
-//! A panic in user code passes on, and Burn's learner has its model back: the values trained so far.
+//! A panic in user code is passed on, and Burn's learner receives its model with the current values.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,7 +11,7 @@ use burn::train::metric::store::EventStoreClient;
 
 use super::*;
 
-/// A model that leaves its weights to the witness when it is dropped.
+/// A model that stores its weights in the witness when it is dropped.
 #[derive(Clone, Debug)]
 struct Watched {
     inner: Regression,
@@ -27,7 +27,7 @@ struct Witness {
 }
 
 impl Witness {
-    /// One that panics in no step.
+    /// Creates a witness that never panics.
     fn new() -> Self {
         Self {
             training: usize::MAX.into(),
@@ -45,7 +45,7 @@ impl Witness {
 
 impl Drop for Watched {
     fn drop(&mut self) {
-        // A clone that is lent to a step can't be read around `val()`.
+        // A clone inside a step can only be read with `val()`.
         let Ok(mut weights) = catch_unwind(AssertUnwindSafe(|| weights(&self.inner))) else {
             return;
         };
@@ -149,7 +149,7 @@ impl CheckpointingStrategy for InTheSecondEpoch {
     }
 }
 
-/// The last model is the one of the epochs that were completed.
+/// The last model is that of the completed epochs.
 #[test]
 fn panic_in_user_code_passes_on_and_keeps_trained_values() {
     let initial = Regression::init();

@@ -1,4 +1,4 @@
-//! A training launched fused clips, scales and hooks as one that does it in stock Burn.
+//! A fused launch clips, scales and calls hooks with the results of a stock training that does the same.
 
 use burn::lr_scheduler::constant::ConstantLr;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
@@ -107,7 +107,7 @@ fn norm_coefficient_and_scale_are_logged() {
     assert!(coefficients.iter().any(|by| *by < 1.0), "{coefficients:?}");
 }
 
-/// The error with which a training of one epoch ends that changes no parameter.
+/// Returns the error of a training of one epoch that changes no parameter.
 #[track_caller]
 fn error_of<M: OnPoints>(run: &Run, learner: FusedLearner<M>) -> String {
     let before = learner.model();
@@ -127,7 +127,7 @@ fn hook_ends_training_with_its_error() {
     assert_says(&error, "`inner.output.bias` is not finite");
 }
 
-/// Makes a gradient infinite.
+/// A hook that makes a gradient infinite.
 struct Poison;
 
 impl GradientHook for Poison {

@@ -1,4 +1,4 @@
-//! Records load into a learner as into Burn's; what does not fit is refused by name.
+//! Records load into a learner as into Burn's `Learner`. A record that does not fit is refused by name.
 
 use std::path::PathBuf;
 
@@ -53,7 +53,7 @@ fn optimizer_record_of_another_model_is_refused() {
     assert_says(&message, "the model does not have");
 }
 
-/// The message of the panic in which a launch with `optimizer` from the checkpoint in `folder` ends.
+/// Returns the panic message of a launch with `optimizer` from the checkpoint in `folder`.
 #[track_caller]
 fn refused(optimizer: ModuleOptimizer, folder: &TempDir) -> String {
     let run = Run {
@@ -98,7 +98,7 @@ fn checkpoint_with_state_of_another_shape_is_refused_at_launch() {
     }
 }
 
-/// An optimizer that keeps nothing, and a parameter that never got a gradient, have no state.
+/// A stateless optimizer, and a parameter that never received a gradient, have no state.
 #[test]
 fn checkpoint_without_states_resumes() {
     #[derive(Module, Debug)]

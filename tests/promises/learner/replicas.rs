@@ -1,4 +1,4 @@
-//! A training launched on several devices is the training that Burn's `Learner` runs there.
+//! A fused launch on several devices runs the same training as Burn's `Learner`.
 
 use burn::train::{MultiDeviceOptim, TrainingError};
 
@@ -35,10 +35,10 @@ fn on(strategy: Strategy, epochs: usize) -> Run {
 
 type Logs = Vec<(String, Vec<String>)>;
 
-/// The metric logs of an epoch but for their lines, whose order is that of the workers in stock Burn.
+/// Returns the metric logs of an epoch without the order of their lines, which depends on the workers in stock Burn.
 fn logs(folder: &Path) -> Logs {
     let logs = files(folder).into_iter().map(|(name, content)| {
-        // The values, without their place in the epoch.
+        // The values, without their position in the epoch.
         let values = content
             .lines()
             .map(|line| line.split(',').next().unwrap_or(line));
@@ -49,7 +49,7 @@ fn logs(folder: &Path) -> Logs {
     logs.collect()
 }
 
-/// The models of stock and fused training from one record, and their logs.
+/// Returns the models and logs of stock and fused training from one record.
 fn trained(run: &Run) -> [(Regression, Logs); 2] {
     let initial = Regression::init();
     [false, true].map(|is_fused| {
@@ -81,13 +81,13 @@ fn launch_fused_equals_launch_on_several_devices() {
     }
 }
 
-/// Stock adds gradients up in the order in which its workers come, or over the micro-batches first.
+/// Stock Burn sums gradients in the order in which its workers finish, or first over the micro-batches.
 #[test]
 fn accumulation_on_devices_equals_stock_but_for_order_of_sums() {
     for strategy in [two_sharded as Strategy, two_on_main] {
         let run = Run {
             accumulation: Some(2),
-            // AdamW makes steps of what rounding leaves of the gradient of a bias before a batch norm.
+            // AdamW makes full steps of the rounding error in the gradient of a bias before a batch norm.
             optimizer: SgdConfig::new().init(),
             ..on(strategy, 3)
         };
@@ -100,7 +100,7 @@ fn accumulation_on_devices_equals_stock_but_for_order_of_sums() {
 #[test]
 fn uneven_loaders_end_as_in_stock() {
     let [(stock, _), (fused, _)] = trained(&on(four_sharded, 2));
-    // The mean of four running statistics is added up in the order of a hash map.
+    // The mean of four running statistics is summed in the order of a hash map.
     assert_near_weights(&stock, &fused, 1e-6, 0.0);
     assert_kept(&stock, &fused, |_| true);
 }

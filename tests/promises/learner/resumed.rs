@@ -24,7 +24,7 @@ fn resume(run: Run, folder: &Path) -> LearningResult<Regression> {
     training.launch_fused(learner)
 }
 
-/// A run that counts the items it reads.
+/// Returns a run that counts the items it reads.
 fn counted(epochs: usize) -> (Run, Arc<AtomicUsize>) {
     let (mut run, count) = (Run::new(epochs), Arc::new(AtomicUsize::new(0)));
     let reads = count.clone();
@@ -64,7 +64,7 @@ fn resume_skips_epoch_with_fewer_files() {
         assert_equal_weights(&whole, &resumed.model);
         let from = if left == 7 { 3 } else { 2 };
         assert_eq!(read.load(Ordering::Relaxed), (4 - from) * ITEMS);
-        // A finished training is returned, and not trained again.
+        // A finished training is returned without further training.
         let (run, read) = counted(4);
         assert_equal_weights(&whole, &resume(run, folder.path()).model);
         assert_eq!(read.load(Ordering::Relaxed), 0);

@@ -1,8 +1,8 @@
-//! Muon in formats, and with numbers that are not finite.
+//! Muon with formats, and with numbers that are not finite.
 
 use super::*;
 
-/// The weights in bf16 with all their bits, and a gradient that does not depend on them.
+/// bf16 weights with all their bits, and a gradient that does not depend on them.
 #[test]
 fn muon_split24_stays_near_stock_in_f32() {
     const WIDTH: usize = 66;
@@ -121,7 +121,7 @@ fn muon_matrices_of_any_shape_train_in_every_format() {
                 let mut fused = FusedOptimizer::new_ok(copy(&initial, init), config.init());
                 train_fused(&mut fused, 3, RATE, loss);
                 assert_equal_weights(&stock, &fused.model());
-                // Every step of a vector is as long as the rate, about, where its type can tell.
+                // Every step of a vector is about as long as the learning rate, if its type can represent that.
                 let can_tell = dtype == FloatDType::F32 || weights == WeightFormat::Stochastic;
                 let vectors = [(3, 1.0), (4, 1.0), (5, 4100f64.sqrt())];
                 for (index, stretch) in vectors.into_iter().filter(|_| can_tell) {
@@ -135,7 +135,7 @@ fn muon_matrices_of_any_shape_train_in_every_format() {
                         "{index}: {way} with {states:?}, {weights:?}"
                     );
                 }
-                // And a run resumes.
+                // A run also resumes.
                 let mut again = FusedOptimizer::new_ok(copy(&fused.model(), init), config.init());
                 again.load_record_ok(fused.to_record());
                 train_fused(&mut again, 1, RATE, loss);

@@ -1,4 +1,4 @@
-//! Muon computes what Burn's own does, alone and in the recipe with AdamW; what it does not step is refused by name before
+//! Muon equals Burn's Muon, alone and in the recipe with AdamW. Unsupported parameters are refused by name before
 //! training starts.
 
 use backburn::optim as ours;
@@ -18,7 +18,7 @@ mod formats;
 const RATE: f64 = 0.02;
 const MUON_RATE: f64 = 3.0;
 
-/// An embedding that is the head as well, matrices of every shape, norms, a convolution.
+/// A model with a tied embedding, matrices of every shape, norms and a convolution.
 #[derive(Module, Debug)]
 struct Network {
     embedding: Embedding,
@@ -65,7 +65,7 @@ fn recipe() -> ours::MuonWithAdamWConfig {
     ours::MuonWithAdamWConfig::new(vec!["embedding".into()]).with_muon_rate(MUON_RATE)
 }
 
-/// Trains with Burn alone: groups for the optimizers, and for their learning rates.
+/// Stock training: groups for the optimizers, and for their learning rates.
 struct ByHand {
     optimizer: ModuleOptimizer,
     rates: ModuleLrScheduler,
@@ -86,7 +86,7 @@ impl ByHand {
         self.optimizer.step(self.rates.step(), model, gradients)
     }
 
-    /// One step with the mean of these batches.
+    /// Runs one step with the mean of these batches.
     fn step_of(&mut self, model: Network, batches: &[Tensor<2, Int>]) -> Network {
         let mut sum = GradientsAccumulator::new();
         for batch in batches {
@@ -101,7 +101,7 @@ fn copied(initial: &Network, device: &Device) -> Network {
     copy(initial, || Network::init(device))
 }
 
-/// Burn's and ours, in all their options.
+/// Returns Burn's Muon and ours, with all options.
 fn pairs() -> Vec<(stock::Muon, ours::Muon)> {
     let heavy = MomentumConfig::new().with_dampening(0.3);
     let mut pairs = Vec::new();
@@ -128,7 +128,7 @@ fn muon_steps_match_stock(device: &Device) {
     for shape in [[7, 7], [12, 5], [5, 12], [1, 9], [9, 1], [1, 1], [130, 70]] {
         let parameter = Tensor::<2>::random(shape, Distribution::Default, &device);
         let gradients = gradients(shape, &device);
-        // As a layer gives it: a view.
+        // A view, as a layer computes it.
         let views: Vec<_> = gradients.iter().map(|g| g.clone().transpose()).collect();
         for (stock, ours) in pairs() {
             let transposed = parameter.clone().transpose();
@@ -152,7 +152,7 @@ fn muon_steps_in_f64_and_half_types_match_stock(device: &Device) {
         let gradient = || Tensor::<2>::random([8, 5], normal, &device).cast(dtype);
         let gradients: Vec<_> = (0..3).map(|_| gradient()).collect();
         for (stock, ours) in pairs() {
-            // Nothing multiplies what is rounded in another order: they are held to what five iterations make of it.
+            // Rounding in another order is amplified only by five iterations, which sets the tolerance.
             match dtype {
                 FloatDType::F64 => assert_equal("Muon", stock, ours, &parameter, &gradients),
                 _ => {
@@ -215,7 +215,7 @@ fn muon_policies_match_stock_with_groups(device: &Device) {
     let stock = pairs.fold(copied(&initial, device), |model, pair| {
         by_hand.step_of(model, pair)
     });
-    // A norm that is never reached, and a scale that is a power of two, are seen by every gradient and change none.
+    // A maximum norm above all norms, and a scale that is a power of two, change no gradient.
     let scaling = LossScalingConfig::new().with_initial_scale(1024.0);
     for config in [
         FusedConfig::new(),
@@ -234,7 +234,7 @@ fn muon_policies_match_stock_with_groups(device: &Device) {
     }
 }
 
-/// Muon does not see how long a gradient is: what clipping does to it, the weights of AdamW show.
+/// Muon does not depend on the length of a gradient, so only the weights on AdamW show the effect of clipping.
 #[test]
 fn muon_exact_clipping_matches_loop_by_hand() {
     let device = Device::flex().autodiff();
@@ -293,7 +293,7 @@ fn muon_records_load_in_stock_and_back() {
         OptimizerRecord::from_bytes(record.into_bytes().unwrap()).unwrap()
     };
 
-    // From ours to Burn's, and on in ours.
+    // From ours to Burn's, and back to ours.
     let mut first = fused(copied(&initial, &device), None);
     for batch in &batches[..2] {
         first.step_ok(RATE, |model| model.loss(batch.clone()));
@@ -336,7 +336,7 @@ fn muon_parameter_of_other_rank_is_refused_before_training() {
     let error = FusedOptimizer::new(experts, muon()).unwrap_err();
     refused(error, "stack", "3 dimensions");
 
-    // In a group of its own, around which there is another optimizer.
+    // In its own group, inside another optimizer.
     let group = ParamGroup::from_predicate("weight");
     let in_group = || {
         let adamw = stock::AdamWConfig::new().init();
@@ -349,7 +349,7 @@ fn muon_parameter_of_other_rank_is_refused_before_training() {
     let error = FusedOptimizer::<Linear>::new(linear(), wrapped.into()).unwrap_err();
     refused(error, "bias", "1 dimensions");
 
-    // What is frozen is not stepped; what is thawed is refused, and nothing has changed.
+    // A frozen parameter is not updated. If it is unfrozen, it is refused, and nothing has changed.
     let frozen = linear().freeze_group(ParamGroup::from_predicate("bias"));
     let mut fused = FusedOptimizer::<Linear>::new_ok(frozen, muon());
     let x = Tensor::<2>::ones([2, 3], &device);
@@ -380,7 +380,7 @@ fn muon_config_of_burn_loads_and_recipe_keeps_options() {
     assert_eq!(json.matches("Bits4").count(), 2, "{json}");
 }
 
-/// With no names all matrices are Muon's.
+/// Without names Muon updates all matrices.
 #[test]
 fn muon_without_names_updates_all_matrices() {
     let device = Device::flex().autodiff();

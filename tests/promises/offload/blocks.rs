@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Calls the blocks in other orders than one after the other.
+/// Orders of the calls of blocks.
 #[derive(Clone, Copy, Debug)]
 enum Way {
     /// Blocks in blocks.
@@ -17,7 +17,7 @@ enum Way {
     Sometimes,
     /// A block whose output has no use.
     Unused,
-    /// The embedding, which is outside of blocks, too, as the head of a loss in chunks.
+    /// The embedding, also used outside of blocks, as the head of a chunked loss.
     LossInChunks,
 }
 
@@ -63,7 +63,7 @@ fn loss(model: &Network, tokens: Tensor<2, Int>, way: Way, step: usize) -> Tenso
     x.powi_scalar(2).mean()
 }
 
-/// A config with inputs on the host, and what else `offload` leaves there.
+/// Returns a config with block inputs on the host, in addition to `offload`.
 pub fn with_inputs(device: &Device, offload: Offload) -> FusedConfig {
     FusedConfig::new()
         .with_gradient_checkpointing(GradientCheckpointingConfig::new().with_offload_inputs(true))

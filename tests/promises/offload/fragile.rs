@@ -1,4 +1,4 @@
-//! An optimizer whose states fail on the way to the host, or back.
+//! An optimizer whose states fail in their transfer to or from the host.
 #![allow(deprecated)] // `ndarray`: Burn 0.22 still ships it, and it stands in for a device with memory of its own.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::*;
 
-/// The calls until one fails: of what writes a state, and of what reads it.
+/// The number of writes and of reads of a state until one fails.
 static WRITES: AtomicUsize = AtomicUsize::new(usize::MAX);
 static READS: AtomicUsize = AtomicUsize::new(usize::MAX);
 

@@ -1,4 +1,4 @@
-//! Frozen weights wait on the host, too, and never go back.
+//! Frozen weights are also on the host, and are never transferred back.
 
 use super::*;
 
@@ -58,7 +58,7 @@ fn adapter_outside_of_blocks_is_refused_by_name(device: &Device) {
     let mut frozen = Network::init(device).apply_lora(Lora::new(4, 4.0));
     frozen.embedding = frozen.embedding.no_grad();
     let tokens = batches(device).remove(0);
-    // The adapters of the embedding wait, too, or are too small to.
+    // The adapters of the embedding are offloaded, too, unless they are too small.
     for (model, min_elements) in [(trained, 10), (frozen.clone(), 10), (frozen, 50)] {
         let mode = Offload::Weights(OffloadedBlocks::All);
         let config = config(device, mode).with_min_elements(min_elements);

@@ -5,7 +5,7 @@ use std::sync::{Arc, Barrier};
 use super::blocks::with_inputs;
 use super::*;
 
-/// The reason for which `device` does not take `config`.
+/// Returns the reason for which `device` refuses `config`.
 #[track_caller]
 fn refused<M: Module>(fused: FusedOptimizer<M>, config: FusedConfig, device: &Device) -> String {
     let error = fused.with_config_on(config, device);
@@ -21,7 +21,7 @@ fn offload_from_host_is_refused() {
     assert_says(&refused(fused, config, &device), "the host itself");
 }
 
-/// A frozen weight that is a view of one element, and would be that long on the host.
+/// A frozen weight that is a view of one element, but would be allocated in full on the host.
 #[test]
 fn offload_beyond_host_memory_is_refused_with_bytes() {
     let device = Device::flex().autodiff();
@@ -53,7 +53,7 @@ fn offload_options_that_contradict_are_refused(device: &Device) {
     if !device.supports_dtype(DType::F64) {
         return;
     }
-    // A state would lose digits, and statistics that are not trained have another type.
+    // A state would lose precision, and untrained statistics have another type.
     let weight = Tensor::<2>::ones([8, 8], (device, DType::F64));
     let of_f64 = FusedOptimizer::new_ok(Param::from_tensor(weight), AdamConfig::new().init());
     let error = refused(of_f64, to_host(Offload::States), device);
@@ -87,11 +87,11 @@ fn offloaded_training_after_panic_equals_untouched(device: &Device) {
                     assert_ne!(place, "in the closure");
                     let tokens = batches[2].clone();
                     let x: Tensor<2> = model.embedding.forward(tokens).flatten(0, 1);
-                    // Without the norm, so that the statistics are as they were.
+                    // Without the norm, so that the statistics are unchanged.
                     let run = |block: &Block, x| block.contract.forward(block.expand.forward(x));
                     let each = |x, block| gradient_checkpointing(block, x, run);
                     let x = model.blocks.iter().fold(x, each);
-                    // The last block, so that the parameters of all others are those of before.
+                    // The last block, so that the parameters of all other blocks are unchanged.
                     let fails = move |block: &Block, x: Tensor<2>| {
                         let is_second = block.expand.weight.val().is_tracked();
                         assert_ne!(is_second, place == "in the second run", "{place}");
@@ -122,7 +122,7 @@ fn offloaded_training_after_panic_equals_untouched(device: &Device) {
     }
 }
 
-/// A parameter that is too small to be offloaded is updated in its turn.
+/// A parameter that is too small to be offloaded is updated in order.
 fn offloaded_training_stopped_by_hook_uses_no_later_gradient(device: &Device) {
     let initial = Network::init(device);
     let tokens = batches(device).remove(0);
@@ -164,7 +164,7 @@ fn offloaded_weight_read_after_backward_is_new_one(device: &Device) {
     }
 }
 
-/// Two trainings that wait for each other in their hooks: each has threads of its own.
+/// Two trainings that wait for each other in their hooks. Each has its own threads.
 fn offloaded_trainings_run_concurrently(device: &Device) {
     if !is_exact(device) {
         return; // Each thread would have a stream of its own.

@@ -1,4 +1,4 @@
-//! Training whose states, updates or weights wait in host memory equals training without.
+//! Training with offloaded states, updates or weights equals training without offload.
 
 mod blocks;
 mod fragile;
@@ -46,7 +46,7 @@ impl Block {
     }
 }
 
-/// An embedding that is the output, too, outside of all blocks.
+/// A model whose embedding is also the output, outside of all blocks.
 #[derive(Module, Debug)]
 struct Network {
     embedding: Embedding,
@@ -82,7 +82,7 @@ fn modes(device: &Device) -> Vec<Offload> {
     }
 }
 
-/// `offload` to the other of the CPU backends.
+/// Returns a config of `offload` to the other CPU backend.
 fn config(device: &Device, offload: Offload) -> OffloadConfig {
     let host = match device.clone().inner() == Device::flex() {
         true => OffloadHost::NdArray,
@@ -96,7 +96,7 @@ fn config(device: &Device, offload: Offload) -> OffloadConfig {
 
 type Fused = FusedOptimizer<Network>;
 
-/// A training on `device` in which `offload` waits on the host, if anything does.
+/// Creates a training on `device` with this `offload`, if any.
 fn offloaded(
     model: Network,
     optimizer: ModuleOptimizer,
@@ -117,7 +117,8 @@ fn twin(model: &Network) -> Network {
     copy(model, || Network::init(&model.devices()[0]))
 }
 
-/// Trains what `fuse` makes, without offload and in each of `modes`. Panics unless the trainings end alike.
+/// Trains the results of `fuse`, without offload and in each of `modes`. Panics unless the trainings end with equal
+/// values.
 #[track_caller]
 fn assert_offload_changes_nothing(
     device: &Device,
@@ -134,7 +135,7 @@ fn assert_offload_changes_nothing(
     let logits = |fused: &Fused| {
         let logits = fused.valid().logits(tokens.clone());
         assert_eq!(logits.device(), device.clone().inner());
-        // Copied at once: on wgpu the data show what is written in place later.
+        // Copied immediately: on wgpu the data would contain later in-place writes.
         logits.into_data().iter::<f64>().collect::<Vec<_>>()
     };
     let plain = trained(None);
@@ -159,7 +160,7 @@ fn assert_offload_changes_nothing(
     }
 }
 
-/// Where the host of [`config`] keeps things.
+/// Returns the host device of [`config`].
 #[allow(deprecated)] // Burn 0.22 still ships it.
 fn host(device: &Device) -> Device {
     match device.clone().inner() == Device::flex() {
@@ -228,7 +229,7 @@ fn model_made_on_host_trains_as_one_on_device(device: &Device) {
     }
 }
 
-/// On the weights in blocks.
+/// Returns adapters on the weights in blocks.
 fn adapters() -> Lora {
     Lora::new(2, 4.0).set_param_group(ParamGroup::from_predicate("blocks"))
 }

@@ -1,5 +1,5 @@
-//! Policies with what waits in host memory and without. The pairs in `tests/pairs` compare each with stock Burn on the CPU; these
-//! are on every backend.
+//! Policies with and without offload, on every backend. The pairs in `tests/pairs` compare each policy with stock Burn
+//! on the CPU.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,15 +8,15 @@ use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 
 use super::*;
 
-/// `fused` with what waits in `mode`, and all that its config has.
+/// Returns `fused` with the offload `mode`, and with the rest of its config.
 fn waiting(fused: Fused, device: &Device, mode: Option<Offload>) -> Fused {
     let offload = mode.map(|mode| config(device, mode));
     let config = fused.config().clone().with_offload(offload);
     fused.with_config_on_ok(config, device)
 }
 
-/// The host adds up squares in another order than the device, so the norm, and what is clipped by it, agree in six
-/// digits. Gradients that wait on the host are measured and used there as those of a second pass are.
+/// The host sums squares in another order than the device, so the norm and the clipped gradients agree to six digits.
+/// Gradients on the host are measured and applied there as in a second pass.
 fn offloaded_clipping_equals_clipping_without(device: &Device) {
     let initial = Network::init(device);
     let batches = batches(device);
@@ -59,7 +59,7 @@ fn offloaded_clipping_equals_clipping_without(device: &Device) {
     }
 }
 
-/// With parameter groups, a schedule, and hooks that see every gradient once.
+/// With parameter groups, a schedule, and hooks that receive every gradient once.
 fn offloaded_accumulation_with_hooks_equals_without(device: &Device) {
     let initial = Network::init(device);
     let batches = batches(device);
@@ -133,7 +133,7 @@ fn offloaded_loss_scaling_equals_without(device: &Device) {
         };
         assert_offload_changes_nothing(device, &modes(device), fuse, |fused| {
             for (step, x) in batches.iter().enumerate() {
-                // Beyond what f32 holds, once.
+                // One value exceeds the range of f32.
                 let factor = if step == 2 { 1e38 } else { 1.0 };
                 fused.step_repeatable_ok(RATE, |model| model.loss(x.clone()) * factor);
                 assert!(step != 2 || fused.last_step().overflowed);

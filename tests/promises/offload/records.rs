@@ -1,4 +1,4 @@
-//! Records are the ordinary ones, in both directions, at any step.
+//! Records are ordinary records, in both directions and at any step.
 
 use super::*;
 
@@ -17,7 +17,7 @@ fn offloaded_run_resumes_in_another_mode(device: &Device) {
             again.load_record_ok(fused.to_record());
             train_fused(&mut again, 3, RATE, |model, step| loss(model, step + 3));
             assert_equal_weights(&plain.model(), &again.model());
-            // Nothing of the states is lost on the way.
+            // No part of the states is lost.
             let len = plain.to_record().len();
             assert_eq!(again.to_record().len(), len, "{before:?} to {after:?}");
             let (_, taken_apart) = again.into_parts();

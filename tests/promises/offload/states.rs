@@ -1,4 +1,4 @@
-//! States that come a parameter ahead, and leave beside the next one, change no bit and are never lost.
+//! States that are prefetched one parameter ahead and evicted during the next update change no bit and are never lost.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::*;
 
-/// The blocks of each step, in their order: some take turns, some are left out.
+/// The blocks of each step, in order. Some alternate, some are skipped.
 const COURSES: [&[usize]; 6] = [
     &[0, 1, 2, 3],
     &[3, 1, 2, 0],
@@ -34,7 +34,7 @@ fn prefetched_states_in_any_order_change_no_bit(device: &Device) {
     for optimizer in optimizers(device) {
         let mut plain = FusedOptimizer::new_ok(twin(&initial), optimizer.clone());
         train_fused(&mut plain, 6, RATE, loss);
-        // A software device takes its time, and one limit shows that each thread hands over what the others need.
+        // A software device is slow, and one limit suffices to test the handover between threads.
         let limits: &[_] = match is_exact(device) {
             true => &[None, Some(0), Some(1000)],
             false => &[None],
@@ -55,7 +55,7 @@ fn prefetched_states_in_any_order_change_no_bit(device: &Device) {
 
 on_every_backend!(prefetched_states_in_any_order_change_no_bit);
 
-/// While the state of the parameter is on its way, or has just come.
+/// While the state of the parameter is in flight, or has just arrived.
 #[test]
 fn prefetched_state_of_parameter_not_stepped_is_kept() {
     let device = Device::flex().autodiff();

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use super::*;
 use crate::backends::on_every_backend;
 
-/// A stock loop that clips each gradient by the coefficient that `choose` makes of all norms so far.
+/// Trains a stock loop that clips each gradient by the coefficient that `choose` returns for all norms so far.
 fn train_reference(
     mut model: Network,
     groups: &[&[Tensor<2>]],
@@ -26,7 +26,7 @@ fn train_reference(
     (model, told)
 }
 
-/// Both that are exact, of which the first may run a closure twice.
+/// Both exact configs. The first may run a closure twice.
 const EXACT: [fn(f64) -> GlobalNormClippingConfig; 2] = [
     GlobalNormClippingConfig::Exact,
     GlobalNormClippingConfig::ExactInBuffer,
@@ -37,7 +37,7 @@ fn clipped(model: Network, clipping: GlobalNormClippingConfig) -> FusedOptimizer
         .with_config_ok(FusedConfig::clipping(clipping))
 }
 
-/// A step with a closure that may run as often as it must.
+/// Runs a step with a closure that may run twice.
 fn step(fused: &mut FusedOptimizer<Network>, x: &Tensor<2>) -> Result<Tensor<1>, FusedError> {
     match fused.config().clipping {
         Some(GlobalNormClippingConfig::Exact(_)) => {
@@ -61,7 +61,7 @@ fn exact_clipping_matches_stock(device: &Device) {
     let batches = batches(device, 4);
     let steps: Vec<_> = batches.chunks(1).collect();
     let groups = vec![&batches[..3], &batches[3..]];
-    // One that clips always, one that does so now and then, one that never does; and one that clips sums.
+    // One clips always, one sometimes, one never, and one clips sums.
     for (groups, max_norm) in [(&steps, 0.01), (&steps, 3.0), (&steps, 1e9), (&groups, 0.1)] {
         let clip = |norms: &[f64]| (max_norm / norms[norms.len() - 1]).min(1.0);
         let (stock, told) = train_reference(initial.copied(), groups, clip);
@@ -89,7 +89,7 @@ fn lagged_clipping_matches_stock(device: &Device) {
         _ => 1.0,
     };
     let (stock, told) = train_reference(initial.copied(), &steps, clip);
-    // The latter measures the gradients of each step before it uses them.
+    // The latter measures the gradients of each step before it applies them.
     for scaling in [None, Some(LossScalingConfig::new())] {
         let config = FusedConfig::lagged(0.5).with_loss_scaling(scaling);
         let mut fused = FusedOptimizer::new_ok(initial.copied(), AdamConfig::new().init())
@@ -124,8 +124,8 @@ fn clipping_in_buffer_failed_step_leaves_nothing(device: &Device) {
     step(&mut fused, &x).unwrap();
 }
 
-/// With LoRA the base is frozen, or in training and stepped at the end of the pass from an ordinary
-/// gradient. Plain SGD moves all of them together by the maximum.
+/// With LoRA the base is frozen, or trained and updated at the end of the pass from an ordinary gradient. Plain SGD
+/// moves all of them together by the maximum norm.
 fn retained_parameters_are_clipped_with_the_others(device: &Device) {
     let lora = || -> Linear {
         let linear = LinearConfig::new(6, 4).init(device);

@@ -1,4 +1,4 @@
-//! Hooks are called in one order, so that a hook that draws random numbers repeats a training.
+//! Hooks are called in a fixed order, so that a training with a hook that draws random numbers is repeatable.
 
 use super::*;
 
@@ -12,7 +12,8 @@ fn loss(layers: &[Linear], x: &Tensor<2>) -> Tensor<1> {
 fn hooks_waiting_gradients_follow_module_order() {
     let device = flex();
     let in_buffer = Some(GlobalNormClippingConfig::ExactInBuffer(1.0));
-    // The layers that are accumulated and that the step reaches. The gradients that wait come after those of its pass.
+    // The layers that are accumulated, and those that the step reaches. Accumulated gradients come after those of the
+    // pass.
     for (accumulated, stepped, clipping, first) in
         [(0, 4, in_buffer, 0), (4, 0, None, 0), (4, 1, None, 2)]
     {

@@ -1,4 +1,4 @@
-//! Hooks see every finished gradient, may replace it and may keep it from being used.
+//! Hooks receive every complete gradient, and may replace or veto it.
 
 use super::*;
 use crate::backends::on_every_backend;
@@ -32,7 +32,7 @@ fn hook_sees_path_id_value_and_gradient_once(device: &Device) {
     }
 }
 
-/// Accumulation, exact clipping, loss scaling and hooks at once, against a stock loop that does it all.
+/// Accumulation, exact clipping, loss scaling and hooks at once, compared with a stock loop.
 fn policies_combined_match_stock(device: &Device) {
     let initial = Network::init(device);
     let batches = batches(device, 8);
@@ -96,7 +96,7 @@ fn hook_sees_and_vetoes_retained_parameters(device: &Device) {
     assert_changed(&model, &fused.model(), |path| path != "weight");
 }
 
-/// The gradient of `input` is not finite; `output` has been updated before.
+/// The gradient of `input` is not finite. `output` is updated before.
 fn not_finite_gradient_stops_step_at_its_parameter(device: &Device) {
     for is_checked in [true, false] {
         let initial = Squashed::init(device);
@@ -178,7 +178,7 @@ impl WithNothing {
     }
 }
 
-/// On the CPU: Burn's CubeCL backends fail in operations on tensors without elements.
+/// On the CPU, because Burn's CubeCL backends fail in operations on tensors without elements.
 #[test]
 fn parameter_without_elements_passes_all_policies() {
     for device in cpus() {
@@ -269,7 +269,7 @@ on_every_backend!(
     gradient_statistics_match_those_of_stock,
 );
 
-/// Returns something else than a gradient of the parameter.
+/// A hook that returns a tensor that is not a gradient of the parameter.
 struct Wrong(fn(Tensor<1>) -> Tensor<1>);
 
 impl GradientHook for Wrong {

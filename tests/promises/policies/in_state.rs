@@ -93,7 +93,7 @@ fn reference(mut model: Squashed, groups: &[Vec<Tensor<2>>], decoupled: bool) ->
     model
 }
 
-/// Parameters that carry a reparameterization are leaves, stepped at the end of the pass.
+/// Parameters with a reparameterization are leaves and updated at the end of the pass.
 fn in_state_moments_follow_formula_of_adam_a(device: &Device) {
     let plain = || Squashed::init(device);
     let adapted = || plain().apply_lora(Lora::new(2, 4.0)).unfreeze();
@@ -120,7 +120,7 @@ fn in_state_velocity_takes_sum_of_gradients(device: &Device) {
     let groups = groups(device);
     // Small, so that rounding does not grow from step to step.
     let rate = 1e-3;
-    // With Burn's default dampening, which spares the first group.
+    // With Burn's default dampening, which does not apply to the first group.
     let momentum = Some(MomentumConfig::new());
     let decay = Some(WeightDecayConfig::new(0.01));
     let burns = burn::optim::SgdConfig::new().with_momentum(momentum.clone());
@@ -130,7 +130,7 @@ fn in_state_velocity_takes_sum_of_gradients(device: &Device) {
     let stock = stock(initial.copied(), burns, &groups, rate);
     let mut fused = FusedOptimizer::accumulating_in_state_ok(initial.copied(), ours);
     train(&mut fused, &groups, rate);
-    // The terms of a sum in another order: equal but for rounding.
+    // The terms of a sum have another order, so results are equal except for rounding.
     assert_near_weights(&stock, &fused.model(), 1e-5, 1e-5);
 }
 
@@ -183,7 +183,7 @@ fn in_state_no_gradient_in_last_micro_batch_is_stepped(device: &Device) {
     assert_eq!(fused.last_step().without_gradient, 0);
     assert_equal_weights(&stock, &fused.model());
 
-    // So it is when there is no last micro-batch.
+    // The same holds without a last micro-batch.
     let mut fused = FusedOptimizer::accumulating_in_state_ok(initial.copied(), sgd);
     fused.accumulate_ok(|model| loss(model, &0));
     fused.accumulate_ok(|model| loss(model, &1));
@@ -209,7 +209,7 @@ fn in_state_record_continues_in_stock(device: &Device) {
     step_group(&mut again, LEARNING_RATE, x, Squashed::loss);
     assert_equal_weights(&stock, &again.model());
 
-    // A group that had begun is gone with the state it began in.
+    // An unfinished group is dropped with its state.
     again.accumulate_ok(|model| model.loss(&x[0]));
     again.load_record_ok(fused.to_record());
     assert_nothing_accumulated(&mut again);

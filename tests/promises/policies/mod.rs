@@ -31,8 +31,8 @@ impl Network {
         }
     }
 
-    /// The true gradient of a bias right before a batch norm is zero, and AdamW makes steps of what rounding leaves of
-    /// it. Hence the tangent between the two.
+    /// The true gradient of a bias directly before a batch norm is zero, and AdamW makes full steps of its rounding
+    /// error. Therefore a tangent is between the two.
     fn loss(&self, x: &Tensor<2>) -> Tensor<1> {
         let x = self.norm.forward(self.input.forward(x.clone()).tanh());
         self.output.forward(x).powi_scalar(2).sum()
@@ -74,10 +74,10 @@ fn batches(device: &Device, count: usize) -> Vec<Tensor<2>> {
         .collect()
 }
 
-/// A batch that makes the gradient of a weight that meets it infinite or not a number.
+/// Returns a batch that makes the gradient of a weight infinite or NaN.
 fn infinite(device: &Device) -> Tensor<2> {
     let batch = Tensor::ones([5, 6], device);
-    // In one column, so that no infinities meet in a sum.
+    // In one column, so that no sum has two infinities.
     batch.slice_fill([0..5, 0..1], f32::INFINITY)
 }
 

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::common::*;
 
-/// An observer that the crate does not have.
+/// An observer of a user.
 #[derive(Clone, Default)]
 struct EventLog(Arc<Mutex<Vec<String>>>);
 

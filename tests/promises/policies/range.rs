@@ -1,4 +1,4 @@
-//! Gradients at the ends of what a float can hold, and half types.
+//! Gradients at the limits of the float range, and half types.
 
 use super::*;
 use crate::backends::on_every_backend;
@@ -34,7 +34,7 @@ fn norm_of_any_shape_and_type_counts_all_elements(device: &Device) {
     for dtype in dtypes.into_iter().filter(|it| device.supports_dtype(*it)) {
         for [rows, columns] in [[1, 1], [3, 5], [257, 131], [64, 1024]] {
             let count = (rows * columns) as i64;
-            // In steps that half types have, of either sign.
+            // In steps that half types can represent, of either sign.
             let gradient = Tensor::<1, Int>::arange(0..count, device).remainder_scalar(127);
             let gradient = gradient.float().div_scalar(64.0).sub_scalar(0.5);
             let gradient = gradient.reshape([rows, columns]).cast(dtype);
@@ -54,7 +54,7 @@ fn norm_of_any_shape_and_type_counts_all_elements(device: &Device) {
                     (weight * gradient.clone()).cast(FloatDType::F32).sum()
                 });
                 let found = fused.last_step().gradient_norm.unwrap();
-                // In f32 added up one after the other, on some backends.
+                // Some backends sum f32 sequentially.
                 let error = (found / norm - 1.0).abs();
                 assert!(
                     error < 1e-4,
@@ -70,7 +70,7 @@ on_every_backend!(
     norm_of_any_shape_and_type_counts_all_elements,
 );
 
-/// One over the scale is no f16.
+/// The reciprocal of the scale is not representable in f16.
 #[test]
 fn half_parameters_move_under_large_loss_scale() {
     let device = flex();

@@ -20,7 +20,7 @@ fn scaled(fused: FusedOptimizer<Squashed>) -> FusedOptimizer<Squashed> {
     fused.with_config_ok(config.with_loss_scaling(Some(scaling)))
 }
 
-/// Plain SGD shows every coefficient in the weights.
+/// With plain SGD every coefficient changes the weights.
 fn sgd(model: Squashed) -> FusedOptimizer<Squashed> {
     FusedOptimizer::new_ok(model, SgdConfig::new().init())
 }
@@ -86,7 +86,7 @@ fn record_of_policies_loads_in_stock_and_back(device: &Device) {
         train_fused(&mut plain, 2, LEARNING_RATE, loss);
         assert_equal_weights(&stock_model, &plain.model());
 
-        // And a stock record loads where there are policies.
+        // A stock record also loads into a training with policies.
         let mut back = lagged(scaled(new(model())));
         back.load_record_ok(stock.to_record());
         step(&mut back, &batches[1]);

@@ -1,4 +1,4 @@
-//! Loss scaling equals a stock loop that scales, looks for overflows and skips. (Records of the scale are in `resume`.)
+//! Loss scaling equals a stock loop that scales, checks for overflows and skips. (`resume` tests records of the scale.)
 
 use super::*;
 use crate::backends::on_every_backend;
@@ -12,7 +12,8 @@ fn batches_with_overflows(device: &Device) -> Vec<Tensor<2>> {
     batches
 }
 
-/// A stock loop with a scale that doubles after `growth` good steps. Returns the scale of every step.
+/// Trains a stock loop with a scale that doubles after `growth` steps without overflow. Returns the scale of every
+/// step.
 fn train_reference(
     mut model: Squashed,
     batches: &[Tensor<2>],
@@ -104,7 +105,7 @@ on_every_backend!(
     skipped_step_drops_group_and_changes_nothing,
 );
 
-/// The forward pass in f16, the parameters in f32: the gradients are too small for f16 on the way.
+/// The forward pass is in f16 and the parameters are in f32. Intermediate gradients are too small for f16.
 #[test]
 fn scaling_saves_gradients_that_vanish_in_f16() {
     let device = &flex(); // ndarray has no f16.
@@ -114,7 +115,7 @@ fn scaling_saves_gradients_that_vanish_in_f16() {
         let mut fused =
             FusedOptimizer::new_ok(model, SgdConfig::new().init()).with_config_ok(config);
         let before = fused.model();
-        // The step must show in the weights beside their size.
+        // The step must be large enough to change the weights.
         fused.step_repeatable_ok(1e6, |model: &Linear| {
             let output = x.clone().matmul(model.weight.val().cast(FloatDType::F16));
             let output = output.mul_scalar(1e-4).mul_scalar(1e-4);

@@ -1,8 +1,8 @@
-//! One model whose layers lie on several devices is trained as on one.
+//! A model with layers on several devices trains as on one device.
 
 use super::*;
 
-/// Layers on two devices in turn, the weight of the first used once more on the other.
+/// Layers alternating between two devices. The weight of the first is also used on the other device.
 #[derive(Module, Debug)]
 struct Placed {
     layers: Vec<Linear>,
@@ -50,7 +50,7 @@ impl Placed {
         });
         let x = x.to_device(&self.norm.gamma.val().device());
         let x = self.norm.forward(x);
-        // A weight that is used where it does not lie.
+        // A weight that is used on another device than its own.
         let device = self.layers[1].weight.val().device();
         let weight = self.layers[0].weight.val().to_device(&device);
         x.to_device(&device).matmul(weight).powi_scalar(2).sum()
@@ -69,7 +69,7 @@ impl Placed {
     }
 }
 
-/// Burn alone, with a factor on the gradients of each step that `choose` makes of all norms so far.
+/// Trains a stock loop with a factor on the gradients of each step that `choose` returns for all norms so far.
 fn stock(
     mut model: Placed,
     mut optimizer: ModuleOptimizer,
@@ -88,7 +88,7 @@ fn stock(
     model
 }
 
-/// To which every step is clipped.
+/// The maximum norm, to which every step is clipped.
 const LARGEST: f64 = 0.01;
 
 #[test]
@@ -134,7 +134,7 @@ fn accumulation_and_scaling_on_several_devices_match_stock() {
         let groups: Vec<_> = batches.chunks(3).collect();
         let adamw = AdamWConfig::new().init();
         let expected = stock(initial.copied(), adamw.clone(), &groups, None);
-        // A power of two changes no digit.
+        // A power of two changes no bit of the mantissa.
         let scaling = LossScalingConfig::new().with_initial_scale(1024.0);
         let mut fused = FusedOptimizer::new_ok(initial.copied(), adamw)
             .with_config_ok(FusedConfig::scaling(scaling));
@@ -168,7 +168,7 @@ fn record_of_several_devices_resumes_exactly() {
         train(&mut first, &batches[..3]);
         let mut second = resumed(&first, adam, || Placed::init(&devices));
         train(&mut second, &batches[3..]);
-        // (Burn's records lack the running statistics of the last step.)
+        // (Burn's records don't contain the running statistics of the last step.)
         assert_equal_weights(&whole.model().layers, &second.model().layers);
         assert_eq!(second.model().devices_of(), initial.devices_of());
     }

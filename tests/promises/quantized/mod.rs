@@ -1,4 +1,4 @@
-//! Adapters on weights in codes of a few bits train as LoRA's on what the codes stand for.
+//! Adapters on quantized weights train as LoRA on the decoded weights.
 
 use std::collections::VecDeque;
 
@@ -69,19 +69,19 @@ fn quantizer(value: QuantValue) -> Quantizer {
     quantizer
 }
 
-/// One batch an update, with Burn alone.
+/// Trains a stock loop, one batch per update.
 fn stock(model: Stack, xs: &[Tensor<2>]) -> Stack {
     let loss = |model: &Stack, step: usize| model.loss(xs[step].clone());
     train_stock(model, &mut AdamConfig::new().init(), xs.len(), RATE, loss)
 }
 
-/// A training with ours.
+/// Returns a fused training.
 fn fused(model: Stack, config: FusedConfig) -> FusedOptimizer<Stack> {
     FusedOptimizer::new_ok(model, optim::AdamConfig::new().init())
         .with_config_on_ok(config, &Device::flex())
 }
 
-/// One batch an update.
+/// Trains fused, one batch per update.
 fn train(fused: &mut FusedOptimizer<Stack>, xs: &[Tensor<2>], in_blocks: bool) {
     for x in xs {
         fused.step_ok(RATE, |model| model.loss_in(in_blocks, x.clone()));
@@ -94,9 +94,9 @@ fn assert_in_codes(model: &Stack) {
     assert_matches!(model.layers[0].weight.base().dtype(), DType::QFloat(_));
 }
 
-/// Burn's LoRA on what the codes of `model` stand for, with its factors.
+/// Returns Burn's LoRA on the decoded weights of `model`, with its factors.
 fn loras_of(model: &Stack) -> Stack {
-    // The second factor is zero, so nothing is added.
+    // The second factor is zero, so the adapter adds nothing.
     let decoded = model.clone().materialize();
     let mut factors = Factors {
         is_inside: false,
@@ -135,7 +135,7 @@ fn is_factor(path: &str) -> bool {
     path.ends_with("lora.a") || path.ends_with("lora.b")
 }
 
-/// The codes of all matrices.
+/// Returns the quantized values of all matrices.
 fn codes<M: Module>(model: &M) -> Vec<(String, TensorData)> {
     let mut codes = weights(model);
     codes.retain(|(path, _)| path.ends_with("lora.values"));
@@ -200,7 +200,7 @@ fn assert_equal_on(
     assert_changed(&initial, &fused.model(), is_trained);
 }
 
-/// Less than a group, one and a part, several and a part, and all but one weight of a group.
+/// Less than a group, one group and a part, several groups and a part, and a group without one weight.
 const ODD: [[usize; 2]; 5] = [[1, 1], [5, 13], [7, 11], [3, 129], [9, 7]];
 
 #[test]
@@ -237,7 +237,7 @@ fn quantized_values_survive_any_type() {
                 FloatDType::F64,
                 FloatDType::F32,
             ] {
-                // From a model whose codes somebody has thawed, too.
+                // Also from a model whose quantized values were unfrozen.
                 for saved in [layer.clone(), layer.clone().unfreeze()] {
                     let record = cast(saved, dtype).unwrap().into_record();
                     for next in [FloatDType::F32, FloatDType::BF16] {
@@ -323,7 +323,7 @@ fn weights_from_file_are_coded_as_those_in_memory() {
     let (loaded, _) = load(FloatDType::BF16).unwrap();
     assert_eq!(loaded.layers[0].weight.val().dtype(), DType::BF16);
 
-    // What is in two files is loaded one after the other.
+    // The weights of two files are loaded one file after the other.
     let first = |path| {
         SafetensorsStore::from_file(path)
             .with_full_path("layers.0.weight")
@@ -344,7 +344,7 @@ fn weights_from_file_are_coded_as_those_in_memory() {
     fused.step_ok(RATE, |model| model.loss(batches(1).remove(0)));
     assert_eq!(fused.last_step().updated, 6);
 
-    // What can't be coded is an error, and no end of the process.
+    // A weight that can't be quantized is an error and does not abort the process.
     let adapted = Stack::dense().apply_reparameterization(adapters());
     let part = |path| SafetensorsStore::from_file(path).allow_partial(true);
     let error = load_quantized_from_store(adapted, &path, part, dtype, lora()).unwrap_err();
@@ -360,7 +360,7 @@ fn weights_from_file_are_coded_as_those_in_memory() {
     assert_says(&error, "`layers.2.weight` has a value that is not finite");
 }
 
-/// A layer, and a matrix of which there is nothing.
+/// A layer, and a matrix without elements.
 #[derive(Module, Debug)]
 struct WithNothing {
     layer: Linear,

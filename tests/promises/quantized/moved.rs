@@ -1,4 +1,4 @@
-//! Codes wait on a host, and are shared by devices.
+//! Quantized values are on a host, and devices share them.
 
 use super::*;
 
@@ -14,7 +14,7 @@ fn waiting(offload: Offload, host: OffloadHost) -> OffloadConfig {
         .with_min_elements(1)
 }
 
-/// Codes are kept where nothing is computed in their type.
+/// Quantized values may be on a device that can't compute in their type.
 #[test]
 fn codes_on_any_host_survive_changes_of_training() {
     #[allow(deprecated)] // Burn 0.22 still ships ndarray.
@@ -55,7 +55,7 @@ fn codes_on_any_host_survive_changes_of_training() {
             for offload in MODES {
                 let (found, loss_too) = train(Some(offload));
                 assert_equal_factors(&expected, &found);
-                // Other codes and devices are decoded in another order.
+                // Other formats and devices decode in another order.
                 let is_exact = is_in_codes(&initial) && device == Device::flex();
                 let tolerance = if is_exact { 0.0 } else { 1e-6 };
                 let near = (loss - loss_too).abs() <= tolerance;

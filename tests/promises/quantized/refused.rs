@@ -14,7 +14,7 @@ fn quantized_weight_in_training_is_an_error_by_name() {
         };
         assert_eq!(path, "layers.0.weight");
         assert!(error.to_string().contains("`layers.0.weight` is quantized"));
-        // All but the bases.
+        // All parameters except the bases.
         let bases = ParamGroup::from_paths(vec![
             "layers.0.weight",
             "layers.1.weight",
@@ -49,6 +49,6 @@ fn weight_that_cannot_be_coded_is_refused_by_name() {
     ] {
         assert_says(&panic_of(|| in_codes(model, BaseFormat::Bits4)), words);
     }
-    // Adapters that were merged are none any more.
+    // Merged adapters are no longer adapters.
     assert_in_codes(&in_codes(adapted.materialize(), BaseFormat::Bits4));
 }

@@ -1,4 +1,4 @@
-//! A weight in codes has the shape of the weight wherever a shape is looked at.
+//! A quantized weight has its dense shape everywhere.
 
 use burn::nn::attention::generate_autoregressive_mask;
 use burn::nn::transformer::{
@@ -82,7 +82,7 @@ fn shapes<M: Module>(model: &M) -> Vec<(String, Shape)> {
     shapes
 }
 
-/// Trains adapters and a head that is not frozen, fused and in stock.
+/// Trains adapters and an unfrozen head, fused and in stock Burn.
 fn trains_as_stock<M: Module>(dense: M, loss: fn(&M) -> Tensor<1>) {
     let loras = dense.clone().apply_lora(lora());
     for format in FORMATS {
@@ -105,7 +105,7 @@ fn trains_as_stock<M: Module>(dense: M, loss: fn(&M) -> Tensor<1>) {
                 assert_eq!(expected, found);
             }
         }
-        // A record of it, loaded into another one, computes the same.
+        // A record of it, loaded into another model, has the same results.
         let loaded = in_codes(dense.clone(), format).load_record(trained.clone().into_record());
         let of = |model: &M| loss(&model.valid()).into_scalar::<f32>();
         assert_eq!(of(&loaded), of(&trained));
@@ -158,7 +158,7 @@ fn quantized_weight_loaded_in_floats_is_loaded_weight() {
     let other: Linear = LinearConfig::new(8, 4).init(&device);
     let record = || other.clone().into_record();
     let model = in_codes(dense, BaseFormat::Bits4);
-    // The codes are not in the record.
+    // The record does not contain the quantized values.
     assert!(model.clone().try_load_record(record()).is_err());
     let loaded = model.load_record(record().allow_partial(true));
     assert_eq!(

@@ -9,7 +9,7 @@ struct TwoWays {
     other: BatchNorm,
 }
 
-/// A batch, and which of the ways it goes.
+/// A batch, and the options of its forward pass.
 type Way = (Tensor<2>, bool, bool);
 
 impl TwoWays {
@@ -36,8 +36,8 @@ impl TwoWays {
     }
 }
 
-/// Burn keeps the updates of a statistic by the thread that has made them: those that have made none have no part in
-/// the mean. Its order of more than two threads is any.
+/// Burn stores the updates of a statistic by thread. Threads without an update are not part of the mean. With more than
+/// two threads its order is arbitrary.
 #[test]
 fn running_statistics_are_mean_over_ranks_that_updated_them() {
     let _alone = alone();
@@ -47,7 +47,7 @@ fn running_statistics_are_mean_over_ranks_that_updated_them() {
     let one = || (batch(), true, false);
     let other = || (batch(), false, true);
     let both = || (batch(), true, true);
-    // An update that leaves the mean as it is counts, too.
+    // An update that does not change the mean counts, too.
     let nothing = || (Tensor::zeros([6, 2], device), true, false);
     let steps = [
         vec![nothing(), one(), other()],
@@ -62,7 +62,7 @@ fn running_statistics_are_mean_over_ranks_that_updated_them() {
         let model = copy(&initial, || TwoWays::init(device));
         let mut fused = FusedReplicas::new_ok(model, SgdConfig::new().init(), flex(3));
         for batches in &steps {
-            // One rank after the other, each on a thread of its own, as in Burn's training.
+            // One rank after the other, each on its own thread, as in Burn's training.
             std::thread::scope(|scope| {
                 for batch in batches.clone() {
                     let stock = &stock;

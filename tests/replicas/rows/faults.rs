@@ -1,4 +1,4 @@
-//! A fault at one stage of a step, once.
+//! A single fault at one stage of a step.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -7,31 +7,31 @@ use burn::optim::LearningRate;
 
 use crate::common::*;
 
-/// Where a step fails, in the order in which a step comes there.
+/// The stage at which a step fails, in the order of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[repr(usize)]
 pub enum Fault {
     Closure = 1,
-    /// A backward pass where none may be.
+    /// A backward pass inside the forward closure.
     Backward,
     SecondRun,
     Hook,
     Optimizer,
 }
 
-/// The fault that is armed, how often its place is passed before it strikes, and the rank that it strikes, or any.
+/// The armed fault, the number of times that its stage is passed before, and its rank, if only one.
 static ARMED: AtomicUsize = AtomicUsize::new(0);
 static PASSES: AtomicUsize = AtomicUsize::new(0);
 static RANK: AtomicUsize = AtomicUsize::new(ANY);
 const ANY: usize = usize::MAX;
 
 impl Fault {
-    /// In the middle of what has several places: some parameters have been updated by then.
+    /// Arms the fault for the middle of its stage, when some parameters are already updated.
     pub fn arm(self) {
         self.arm_on(ANY);
     }
 
-    /// On the thread of this rank.
+    /// Arms the fault for the thread of this rank.
     pub fn arm_on(self, rank: usize) {
         let passes = match self {
             Fault::Closure | Fault::Backward => 0,
@@ -54,7 +54,7 @@ impl Fault {
         }
         let fewer = |passes: usize| passes.checked_sub(1);
         let left = PASSES.fetch_update(Ordering::SeqCst, Ordering::SeqCst, fewer);
-        // Of several threads one is first.
+        // Only one of several threads is the first.
         left.is_err() && ARMED.swap(0, Ordering::SeqCst) == self as usize
     }
 
@@ -62,7 +62,7 @@ impl Fault {
         ARMED.load(Ordering::SeqCst) == 0
     }
 
-    /// Words of the error or of the panic.
+    /// Returns words of the error or of the panic.
     pub fn says(self) -> &'static str {
         match self {
             Fault::Closure => "in the closure",
@@ -74,7 +74,7 @@ impl Fault {
     }
 }
 
-/// Fails at its fault.
+/// Returns a hook that fails at its fault.
 pub fn failing() -> impl GradientHook {
     hook(|_| {
         assert!(!Fault::Hook.strikes(), "in a hook");
@@ -82,7 +82,7 @@ pub fn failing() -> impl GradientHook {
     })
 }
 
-/// An optimizer of a user's around one of ours.
+/// An optimizer of a user that wraps one of ours.
 #[derive(Clone)]
 pub struct Panicking(pub AdamW);
 

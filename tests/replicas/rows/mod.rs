@@ -1,8 +1,8 @@
-//! Every way to train is a row of one table: where its parameters rest, with what they are computed, and on how many
-//! ranks. Whatever the row, the weights are those of stock Burn, steps write in place, the bytes are those that the row
-//! names, and a fault leaves what it must. A new way to train is one more row.
+//! Every way to train is a row of one table: the storage of its parameters, the compute type, and the number of ranks.
+//! For each row the weights equal stock Burn, steps write in place, the bytes are those of the row, and a fault loses
+//! no parameter. A new way to train is a new row.
 //!
-//! Here, since it counts bytes, and sums of ranks are among it: the tests of this process run one at a time.
+//! These tests count bytes and sum over ranks, so they are in this process, which runs one test at a time.
 
 pub(super) mod faults;
 pub(super) mod table;
@@ -17,12 +17,12 @@ use table::Row;
 
 /// A training, on one device or on several.
 pub trait Training {
-    /// One step with a batch for each rank, or what has ended it.
+    /// Runs one step with a batch for each rank, or returns its error.
     fn step(&mut self, batches: Batches) -> Result<(), String>;
 
     fn network(&self) -> Network;
 
-    /// Parameters that were copied to be updated.
+    /// Returns the number of parameters that were copied for their update.
     fn copied(&self) -> Option<usize>;
 }
 
@@ -60,7 +60,7 @@ impl Training for FusedReplicas<Network> {
     }
 }
 
-/// Computes [`Network::loss_in_blocks`] with a place for every fault.
+/// Computes [`Network::loss_in_blocks`], with every stage that can fail.
 pub fn loss(network: &Network, tokens: Tensor<2, Int>) -> Tensor<1> {
     assert!(!Fault::Closure.strikes(), "in the closure");
     let loss = network.loss_of(tokens, |layer, x| {
@@ -114,7 +114,7 @@ fn row_of_table_equals_stock_and_writes_in_place() {
     }
 }
 
-/// The allocated bytes, when the threads of a training have let go of what they held.
+/// Returns the allocated bytes after the threads of a training have released theirs.
 pub fn settled() -> usize {
     loop {
         let bytes = BYTES.current_usage();
@@ -128,7 +128,7 @@ pub fn settled() -> usize {
 /// Returns the bytes before a training, when the threads of the last one have ended: each has a buffer for matrix products.
 pub fn settled_before_training() -> usize {
     let is_ours = |name: &str| name.starts_with("rank ") || name.starts_with("to ");
-    // Where the system tells of threads.
+    // If the system reports its threads.
     let tasks = || std::fs::read_dir("/proc/self/task").into_iter().flatten();
     let name = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("comm")).ok();
     let names = || tasks().flatten().filter_map(name);
@@ -138,7 +138,7 @@ pub fn settled_before_training() -> usize {
     settled()
 }
 
-/// The bytes of the plain network, and those that a training holds between its steps and at its peak.
+/// Returns the bytes of the plain network, of a training between steps, and at its peak.
 fn held(row: &Row, width: usize) -> [f64; 3] {
     let all_batches = all_batches(row, 3);
     let plain = 4 * Network::of_width(width, &flex(1)[0]).num_params();
@@ -157,7 +157,7 @@ fn held(row: &Row, width: usize) -> [f64; 3] {
 #[test]
 fn row_of_table_holds_bytes_that_it_names() {
     let _alone = alone();
-    // Every thread of the backend keeps a buffer for products of matrices from its first one on.
+    // Every thread of the backend keeps a buffer after its first matrix product.
     rayon::broadcast(|_| {
         let x = Tensor::<2>::ones([64, 64], &Device::flex());
         drop(x.clone().transpose().matmul(x.clone()));
@@ -165,7 +165,7 @@ fn row_of_table_holds_bytes_that_it_names() {
     });
     let mut wrong = Vec::new();
     for row in table::ROWS {
-        // Threads have buffers of their own, whatever the network. The first training starts those that stay.
+        // Threads have their own buffers, for any network. The first training starts the threads that remain.
         let [_, small, large] = [64, 192, 384].map(|width| held(row, width));
         let more = |of: usize| large[of] - small[of];
         let [rest, peak] = [more(1), more(2)].map(|bytes| bytes / more(0));
@@ -183,7 +183,7 @@ fn row_of_table_with_fault_at_any_stage_keeps_parameters() {
     for row in table::ROWS {
         let initial = row.network(6);
         let all_batches = all_batches(row, 3);
-        // After some of them, each parameter is as before the step or as after it.
+        // After some faults, each parameter has its value from before or after the step.
         for (fault, leaves_all) in [
             (Fault::Closure, true),
             (Fault::Backward, true),

@@ -1,4 +1,4 @@
-//! The rows.
+//! The rows of the table.
 
 use backburn::optim::AdamWConfig;
 use burn::module::{QLora, Quantizer};
@@ -14,14 +14,14 @@ pub struct Row {
     pub ranks: usize,
     pub stock: Stock,
     config: fn() -> FusedConfig,
-    /// The type in which the network rests.
+    /// The storage type of the network.
     dtype: FloatDType,
     optimizer: fn() -> AdamWConfig,
     /// The bytes between steps, those of all devices and the host together, in multiples of the network's in f32 (P).
     pub rest: f64,
-    /// At most so many during a step.
+    /// The maximum during a step, in the same unit.
     pub peak: f64,
-    /// The parameters that a step copies, if that is told where they rest: `ndarray` does not.
+    /// The number of parameters that a step copies; `None` on `ndarray`, which can't report it.
     pub copied: Option<usize>,
 }
 
@@ -44,7 +44,7 @@ const THREE_RANKS: Row = Row {
     ..PLAIN
 };
 
-/// All ranks are on the processor here, where they share what they need not change.
+/// Here all ranks are on the processor, where they share unchanged tensors.
 pub const ROWS: &[Row] = &[
     PLAIN,
     Row {
@@ -227,7 +227,7 @@ impl Row {
         (self.of)(cast(network, self.dtype).unwrap())
     }
 
-    /// The type in which it is computed with, if that is another.
+    /// Returns the compute type, if it differs from the storage type.
     pub fn compute_dtype(&self) -> Option<FloatDType> {
         (self.config)().compute_dtype
     }
@@ -236,7 +236,8 @@ impl Row {
         Panicking((self.optimizer)().build())
     }
 
-    /// On as many ranks as the row has, on the processor, which is the host, too: under two names of Burn's.
+    /// Creates the training on the ranks of the row. All are on the processor, which is also the host, under two of
+    /// Burn's names.
     pub fn train(&self, network: Network) -> Box<dyn Training> {
         let (optimizer, config) = (self.optimizer().into(), (self.config)());
         match self.ranks {
@@ -254,7 +255,7 @@ impl Row {
     }
 }
 
-/// The layers in codes, which are frozen, and their adapters.
+/// Returns the network with adapters on frozen quantized layers.
 fn quantized(network: Network) -> Network {
     let scheme = flex(1)[0].settings().quantization.scheme;
     let mut quantizer = Quantizer::new(Calibration::MinMax, scheme.with_value(QuantValue::Q8S));
@@ -262,7 +263,7 @@ fn quantized(network: Network) -> Network {
     network.apply_qlora(QLora::new(Lora::new(2, 4.0), quantizer))
 }
 
-/// A base in backburn's own quantized values.
+/// Returns the network with a base in backburn's own quantized values.
 fn in_codes(network: Network) -> Network {
     let layers = ParamGroup::from_predicates(vec!["layers", "weight"]);
     let lora = Lora::new(2, 4.0).set_param_group(layers);
@@ -273,7 +274,7 @@ fn in_bf16(config: FusedConfig) -> FusedConfig {
     config.with_compute_dtype(Some(FloatDType::BF16))
 }
 
-/// Everything waits, however small.
+/// Returns a config that offloads parameters of any size.
 pub fn offloaded(offload: Offload) -> FusedConfig {
     let config = OffloadConfig::new(offload)
         .with_host(OffloadHost::NdArray)

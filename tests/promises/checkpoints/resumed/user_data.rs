@@ -76,7 +76,7 @@ fn user_data_is_loaded_bit_for_bit() {
 
 #[test]
 fn unreadable_user_data_is_an_error_before_the_save() {
-    /// Two types write it: `Serialize` of one and `Deserialize` of the other.
+    /// A type whose `Serialize` and `Deserialize` don't match.
     #[derive(Serialize, Deserialize, Clone, Debug)]
     struct Lopsided {
         #[serde(rename(serialize = "before", deserialize = "after"))]
