@@ -5,7 +5,7 @@ use burn::optim::decay::WeightDecayConfig;
 use super::element_wise::{AccumulateInState, ElementState, ElementWise};
 use super::element_wise_optimizer::{ElementWiseOptimizer, element_wise_config};
 use super::format::{StateFormat, WeightFormat};
-use super::rule::{self, Moments, Rule, Step};
+use super::rule::{self, Rule, Step};
 
 /// Configuration of [`Adam`]: the fields and defaults of Burn's
 /// [`AdamConfig`](burn::optim::AdamConfig).
@@ -61,7 +61,7 @@ impl ElementWise for AdamConfig {
         let correction = root / (1.0 - self.beta_1.powi(step.time));
         let penalty = self.weight_decay.as_ref();
         let rule = rule::Adam {
-            moments: Moments::new(step, self.beta_1, self.beta_2),
+            moments: step.moments(self.beta_1, self.beta_2),
             learning_rate: step.learning_rate,
             penalty: penalty.map(|decay| decay.penalty.into()),
             correction: correction.into(),

@@ -5,7 +5,7 @@ use super::adam::MOMENTS;
 use super::element_wise::{AccumulateInState, ElementState, ElementWise};
 use super::element_wise_optimizer::{ElementWiseOptimizer, element_wise_config};
 use super::format::{StateFormat, WeightFormat};
-use super::rule::{self, Moments, Rule, Step};
+use super::rule::{self, Rule, Step};
 
 /// Configuration of [`AdamW`]: the fields and defaults of Burn's
 /// [`AdamWConfig`](burn::optim::AdamWConfig).
@@ -58,7 +58,7 @@ impl ElementWise for AdamWConfig {
         let rate = step.learning_rate * f64::from(self.weight_decay);
         let is_cautious = self.cautious_weight_decay && rate != 0.0;
         let rule = rule::AdamW {
-            moments: Moments::new(step, self.beta_1, self.beta_2),
+            moments: step.moments(self.beta_1, self.beta_2),
             learning_rate: step.learning_rate,
             decay: if is_cautious { rate } else { 1.0 - rate },
             correction_1: (1.0 - self.beta_1.powi(step.time)).into(),

@@ -65,13 +65,8 @@ pub(super) fn without_caller<R>(step: impl FnOnce() -> R) -> R {
 }
 
 /// Returns the result of `work` with the call, or `None` without a caller.
-fn with_call<R>(work: impl FnOnce(&mut Call) -> R) -> Option<R> {
+pub(super) fn with<R>(work: impl FnOnce(&mut Call) -> R) -> Option<R> {
     CALL.with_borrow_mut(|call| call.as_mut().map(work))
-}
-
-/// Returns `true` if more gradients of the group follow; `false` without a caller.
-pub(super) fn more_micro_batches_follow() -> bool {
-    with_call(|call| call.more_micro_batches_follow).unwrap_or(false)
 }
 
 /// Returns the device of the step: that of the query, or else that of the parameter.
@@ -85,7 +80,7 @@ pub(super) fn elements(parameter: usize) -> usize {
 }
 
 fn asked_for() -> Option<Asked> {
-    with_call(|call| call.asked_for.clone()).flatten()
+    with(|call| call.asked_for.clone()).flatten()
 }
 
 /// Reports why a step is refused. The optimizer returns parameter and state unchanged.
@@ -94,27 +89,7 @@ fn asked_for() -> Option<Asked> {
 ///
 /// If there is no caller, as in a stock loop.
 pub(super) fn refuse(reason: String) {
-    if with_call(|call| call.refusal = Some(reason.clone())).is_none() {
+    if with(|call| call.refusal = Some(reason.clone())).is_none() {
         panic!("{reason}");
     }
-}
-
-/// Reports that the optimizer does not support the parameter of a query, which loads a record for it.
-pub(super) fn report_unsupported(reason: String) {
-    with_call(|call| call.refusal = Some(reason));
-}
-
-/// Reports that the state that Burn loads may be in a format.
-pub(super) fn report_formats() {
-    with_call(|call| call.may_have_formats = true);
-}
-
-/// Drops the caller's handle to the parameter, so that a step that can't fail any more writes in place.
-pub(super) fn give_up_parameter() {
-    with_call(|call| call.parameter = None);
-}
-
-/// Returns a handle to the updated parameter to the caller, because the calling optimizer can still fail.
-pub(super) fn show_parameter(parameter: impl FnOnce() -> AnyTensor) {
-    with_call(|call| call.parameter = Some(parameter()));
 }

@@ -3,10 +3,11 @@ use burn::tensor::{Device, Tensor};
 
 use super::call;
 use super::element_wise::{AccumulateInState, ElementWise};
-use super::format::{Formats, ResolvedFormats, StateFormat, WeightFormat};
+use super::format::{Formats, PackedState, StateFormat, StateTensor, WeightFormat};
 use super::kernel;
 use super::rule::Step;
 use super::state::ElementWiseState;
+use backburn_base::to_device;
 
 /// A Burn optimizer of an [`ElementWise`] formula, in a single pass over memory.
 ///
@@ -81,18 +82,6 @@ impl<R: AccumulateInState> ElementWiseOptimizer<R> {
 }
 
 impl<R: ElementWise, const D: usize> ElementWiseState<R, D> {
-    /// Resolves these formats for a step of `parameter` from this state. Returns an error if the step is not possible.
-    pub(super) fn resolve(
-        state: Option<&Self>,
-        formats: Formats,
-        parameter: &Tensor<D>,
-        gradient: &Tensor<D>,
-    ) -> Result<ResolvedFormats, String> {
-        let residual = state.and_then(|state| state.residual.as_ref());
-        let states = state.map_or(&[][..], |state| &state.states);
-        formats.resolve(parameter, gradient, states, residual)
-    }
-
     /// Returns the step of the next gradient. `more_micro_batches_follow` is `true` if more gradients of its group follow: a
     /// group counts as one step.
     fn next_step(&mut self, learning_rate: LearningRate, more_micro_batches_follow: bool) -> Step {
@@ -125,13 +114,17 @@ impl<R: ElementWise> Optimizer for ElementWiseOptimizer<R> {
         gradient: Tensor<D>,
         state: Option<ElementWiseState<R, D>>,
     ) -> (Tensor<D>, Option<ElementWiseState<R, D>>) {
-        let resolved =
-            ElementWiseState::resolve(state.as_ref(), self.formats, &parameter, &gradient);
+        let states = state.as_ref().map_or(&[][..], |state| &state.states);
+        let residual = state.as_ref().and_then(|state| state.residual.as_ref());
+        let resolved = self
+            .formats
+            .resolve(&parameter, &gradient, states, residual);
         let Ok(formats) = resolved.map_err(call::refuse) else {
             return (parameter, state);
         };
         let mut state = state.unwrap_or_else(ElementWiseState::none);
-        let step = state.next_step(lr, call::more_micro_batches_follow());
+        let more_follow = call::with(|call| call.more_micro_batches_follow);
+        let step = state.next_step(lr, more_follow.unwrap_or(false));
         let rule = self.optimizer.rule(step);
         let (taken, count) = (rule.states, R::STATES.len());
         assert!(
@@ -164,10 +157,17 @@ impl<R: ElementWise> Optimizer for ElementWiseOptimizer<R> {
         state: ElementWiseState<R, D>,
         device: &Device,
     ) -> ElementWiseState<R, D> {
+        let moved = |state| match state {
+            StateTensor::Full(state) => StateTensor::Full(to_device(state, device)),
+            StateTensor::Packed(packed) => StateTensor::Packed(PackedState {
+                codes: to_device(packed.codes, device),
+                scales: to_device(packed.scales, device),
+                ..packed
+            }),
+        };
         let states = state.states.into_iter();
-        let states = states.map(|state| state.map(|state| state.on_device(device)));
         ElementWiseState {
-            states: states.collect(),
+            states: states.map(|state| state.map(moved)).collect(),
             residual: state.residual.map(|low| low.on_device(device)),
             ..state
         }

@@ -85,7 +85,6 @@ pub mod optimizer_record;
 mod rule;
 mod sgd;
 mod state;
-mod vectorized;
 
 use burn::grad_clipping::GradientClippingConfig;
 use burn::optim::{ModuleOptimizer, Optimizer};

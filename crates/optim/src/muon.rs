@@ -165,8 +165,10 @@ impl Optimizer for Muon {
             ..self.momentum.formats
         };
         let inner = state.as_ref().map(|state| &state.0);
+        let states = inner.map_or(&[][..], |state| &state.states);
+        let residual = inner.and_then(|state| state.residual.as_ref());
         let resolved = check_matrix::<D>()
-            .and_then(|()| ElementWiseState::resolve(inner, formats, &parameter, &gradient));
+            .and_then(|()| formats.resolve(&parameter, &gradient, states, residual));
         let Ok(formats) = resolved.map_err(call::refuse) else {
             return (parameter, state);
         };
@@ -221,7 +223,8 @@ impl<const D: usize> RecordState for MuonState<D> {
 
     fn state_unflatten(prefix: &str, source: &mut StateSource, device: &Device) -> Option<Self> {
         if let Err(reason) = check_matrix::<D>() {
-            call::report_unsupported(reason);
+            // A query loads a record for the parameter.
+            call::with(|call| call.refusal = Some(reason));
             return None;
         }
         ElementWiseState::state_unflatten(prefix, source, device).map(Self)

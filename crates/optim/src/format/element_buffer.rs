@@ -1,6 +1,6 @@
 //! Buffers of encoded elements, which are decoded to f32 and encoded again.
 
-use super::super::vectorized::{Loop, vectorized};
+use super::super::rule::{Loop, vectorized};
 use super::noise::Dither;
 use super::split;
 use super::square_root_code::{CodeScheme, GROUP, Scale};

@@ -178,6 +178,9 @@ impl ResolvedFormats {
             false => DType::F32,
         };
         match (state, scheme) {
+            (Some(StateTensor::Full(state)), None) if state.dtype() == dtype => {
+                StateTensor::Full(state)
+            }
             // Burn loads a recorded state in the type of its default device.
             (Some(state), None) => StateTensor::Full(in_type(state.full(), dtype)),
             (Some(state), scheme) => state.conformed(scheme),

@@ -19,7 +19,7 @@ mod widen;
 
 pub(crate) use element_buffer::{ElementBuffer, ElementEncoding};
 pub use formats::formats_may_refuse;
-pub(crate) use formats::{Formats, ResolvedFormats, Weight};
+pub(crate) use formats::{Formats, Weight};
 pub(crate) use noise::{Dither, Noise};
 pub use record::recorded_residual;
 pub(crate) use record::{RecordedFormat, around, loaded, steps};

@@ -1,7 +1,7 @@
 //! Random numbers without a state: hashes of the place where they are used. They are the same on every backend, for
 //! every order of the elements, and in stock and fused training.
 
-use super::super::vectorized::{Loop, vectorized};
+use super::super::rule::{Loop, vectorized};
 use super::square_root_code::{GROUP, Values};
 
 /// The random numbers of one step of a parameter.

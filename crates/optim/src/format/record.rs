@@ -87,7 +87,7 @@ impl RecordedFormat {
         source: &mut StateSource,
         device: &Device,
     ) -> Option<Self> {
-        call::report_formats();
+        call::with(|call| call.may_have_formats = true);
         let prefix = format!("{prefix}.{FORMAT}");
         let width = match scalar(source, &prefix, STATE_BITS) {
             Some(bits) => Some(Width::of_bits(bits)?),

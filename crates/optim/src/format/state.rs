@@ -5,7 +5,6 @@ use serde::{Deserialize, Serialize};
 use super::config_enum::config_enum;
 use super::element_buffer::ElementEncoding;
 use super::square_root_code::{CodeScheme, GROUP, SquareRootCode, Width};
-use backburn_base::to_device;
 
 /// Format of the states of an optimizer.
 ///
@@ -94,18 +93,6 @@ impl<const D: usize> StateTensor<D> {
             (Self::Packed(packed), Some(scheme)) if packed.scheme == scheme => Self::Packed(packed),
             (state, Some(scheme)) => Self::Packed(PackedState::encoded(state.full(), scheme)),
             (state, None) => Self::Full(state.full()),
-        }
-    }
-
-    /// Moves the state to another device.
-    pub(crate) fn on_device(self, device: &Device) -> Self {
-        match self {
-            Self::Full(state) => Self::Full(to_device(state, device)),
-            Self::Packed(packed) => Self::Packed(PackedState {
-                codes: to_device(packed.codes, device),
-                scales: to_device(packed.scales, device),
-                ..packed
-            }),
         }
     }
 }

@@ -1,7 +1,7 @@
 use burn::tensor::{DType, bf16, f16};
 use bytemuck::cast_slice;
 
-use super::super::vectorized::Loop;
+use super::super::rule::Loop;
 
 /// A loop that converts floats of a half type to f32.
 pub(crate) struct Widen<'a>(

@@ -3,32 +3,37 @@
 
 use std::array::from_fn;
 
+#[cfg(feature = "flex")]
+use burn::backend::Flex;
 use burn::backend::ops::{FloatTensorOps, IntTensorOps};
 use burn::backend::{Dispatch, DispatchDevice, TensorMetadata};
-use burn::tensor::{Bytes, DType, Shape, TensorData, read_sync};
+use burn::tensor::{Bytes, DType, Shape, Tensor, TensorData, read_sync};
+use bytemuck::{Pod, cast_slice, cast_slice_mut};
 
-use super::super::format::{Dither, ElementBuffer, ElementEncoding, GROUP, WeightFormat};
-use super::gradient::Gradient;
-use super::single_pass::{Operands, Stored};
+use super::super::format::{Dither, ElementBuffer, ElementEncoding, GROUP, WeightFormat, Widen};
+use super::super::rule::vectorized;
+use super::single_pass::Stored;
 use super::{BLOCK, Update, on_threads};
 
 /// Opens the operands, updates them, and closes them. Works in place where a buffer has one owner and the backend's tensors are
 /// in the memory of this process.
-pub(super) fn update(
+pub(super) fn update<const D: usize>(
     update: &Update,
-    gradient: &Gradient<'_>,
-    operands: Operands<Dispatch>,
-) -> Operands<Dispatch> {
+    gradient: Tensor<D>,
+    operands: Vec<Stored<Dispatch>>,
+) -> Vec<Stored<Dispatch>> {
     let format = update.formats.unzip().0.unwrap_or(WeightFormat::Plain);
-    let open = |stored| Open::of(stored, format);
-    let mut open: Vec<_> = operands.all().map(open).collect();
-    match open.len() {
-        1 => pass::<1>(update, &mut open, gradient),
-        2 => pass::<2>(update, &mut open, gradient),
-        3 => pass::<3>(update, &mut open, gradient),
-        _ => pass::<4>(update, &mut open, gradient),
-    }
-    Operands::new(open.into_iter().map(Open::closed))
+    Gradient::with(gradient, |gradient| {
+        let open = |stored| Open::of(stored, format);
+        let mut open: Vec<_> = operands.into_iter().map(open).collect();
+        match open.len() {
+            1 => pass::<1>(update, &mut open, gradient),
+            2 => pass::<2>(update, &mut open, gradient),
+            3 => pass::<3>(update, &mut open, gradient),
+            _ => pass::<4>(update, &mut open, gradient),
+        }
+        open.into_iter().map(Open::closed).collect()
+    })
 }
 
 /// An operand that is open for writing.
@@ -59,6 +64,7 @@ impl Open {
             Stored::Codes(floats, words, scheme) => {
                 (floats, Some(words), ElementEncoding::Codes(scheme))
             }
+            #[cfg(feature = "cubecl")]
             Stored::Nothing => unreachable!("an operand is there"),
         };
         let read = |data: Result<TensorData, _>| data.expect("an operand can be read").into_parts();
@@ -68,12 +74,6 @@ impl Open {
             floats: read(read_sync(Dispatch::float_into_data(floats))),
             words: words.map(|words| read(read_sync(Dispatch::int_into_data(words)))),
         }
-    }
-
-    fn buffer(&mut self) -> ElementBuffer<'_> {
-        let words = self.words.as_mut();
-        let words = words.map(|words| bytemuck::cast_slice_mut(&mut words.0));
-        ElementBuffer::new(self.encoding, &mut self.floats.0, words.unwrap_or_default())
     }
 
     fn closed(self) -> Stored<Dispatch> {
@@ -93,7 +93,11 @@ impl Open {
 /// Updates a weight and its states.
 fn pass<const BUFFERS: usize>(update: &Update, open: &mut [Open], gradient: &Gradient<'_>) {
     let length = open[0].floats.1.num_elements();
-    let mut buffers = open.iter_mut().map(Open::buffer);
+    let mut buffers = open.iter_mut().map(|open| {
+        let words = open.words.as_mut();
+        let words = words.map(|words| cast_slice_mut(&mut words.0));
+        ElementBuffer::new(open.encoding, &mut open.floats.0, words.unwrap_or_default())
+    });
     let all = Range::<BUFFERS> {
         start: 0,
         length,
@@ -130,12 +134,19 @@ impl<const BUFFERS: usize> Range<'_, BUFFERS> {
     fn update(mut self, update: &Update, gradient: &Gradient<'_>) {
         let (mut room, mut random) = ([0.0; BLOCK], [0; BLOCK]);
         let mut rooms = [[0.0; BLOCK]; BUFFERS];
-        let are_in_place = gradient.is_in_place()
+        if gradient.is_in_place
             && update.formats.is_none()
-            && self.buffers.iter().all(ElementBuffer::are_numbers);
-        let most = if are_in_place { self.length } else { BLOCK };
+            && self.buffers.iter().all(ElementBuffer::are_numbers)
+        {
+            let gradients = gradient.open(self.start, self.length, &mut room);
+            let opened = self.buffers.iter_mut();
+            let mut opened = opened.map(|buffer| buffer.open(&mut [], self.length));
+            let mut next = |_| opened.next().unwrap_or_default();
+            let weights = next(0);
+            return update.rule.formula.apply(weights, gradients, from_fn(next));
+        }
         while self.length > 0 {
-            let mut block = self.take(self.length.min(most));
+            let mut block = self.take(self.length.min(BLOCK));
             let (length, buffers) = (block.length, &mut block.buffers);
             let gradients = gradient.open(block.start, length, &mut room);
             let mut broken = [false; BLOCK / GROUP];
@@ -163,6 +174,97 @@ impl<const BUFFERS: usize> Range<'_, BUFFERS> {
             for (index, (buffer, numbers)) in opened.rev() {
                 // The weight and the states have different random bits. The number of the first state is even.
                 buffer.close(numbers, length, Dither::AtRandom(&random, index + 1));
+            }
+        }
+    }
+}
+
+/// A gradient in the memory of the process.
+struct Gradient<'a> {
+    dtype: DType,
+    bytes: &'a [u8],
+    /// Offset of the first element.
+    offset: usize,
+    /// `None` if the elements are contiguous.
+    view: Option<View<'a>>,
+    /// `true` if any number of elements is [opened](Self::open) in place.
+    is_in_place: bool,
+}
+
+/// Shape and strides of elements that are not contiguous.
+struct View<'a> {
+    shape: &'a [usize],
+    strides: &'a [isize],
+}
+
+impl Gradient<'_> {
+    /// Calls `work` with the gradient: in place where possible, also for a view, or else with a copy.
+    fn with<const D: usize, R>(tensor: Tensor<D>, work: impl FnOnce(&Gradient<'_>) -> R) -> R {
+        #[cfg(feature = "flex")]
+        if let Ok(tensor) = tensor.clone().try_into_primitive::<Flex>() {
+            let layout = tensor.layout();
+            let view = || View {
+                shape: layout.shape().as_slice(),
+                strides: layout.strides(),
+            };
+            return work(&Gradient {
+                dtype: tensor.dtype(),
+                bytes: tensor.bytes(),
+                offset: layout.start_offset(),
+                view: (!layout.is_contiguous()).then(view),
+                is_in_place: layout.is_contiguous() && tensor.dtype() == DType::F32,
+            });
+        }
+        let data = tensor.into_data();
+        work(&Gradient {
+            dtype: data.dtype(),
+            bytes: data.as_bytes(),
+            offset: 0,
+            view: None,
+            is_in_place: data.dtype() == DType::F32,
+        })
+    }
+
+    /// Returns `length` elements from `start` on in f32: in place, or in `numbers`, which holds a block.
+    fn open<'s>(&'s self, start: usize, length: usize, numbers: &'s mut [f32; BLOCK]) -> &'s [f32] {
+        let size = self.dtype.size();
+        let bytes = || &self.bytes[(self.offset + start) * size..][..length * size];
+        if self.is_in_place {
+            return cast_slice(bytes());
+        }
+        let numbers = &mut numbers[..length];
+        match &self.view {
+            None => vectorized(Widen(self.dtype, bytes(), numbers)),
+            Some(view) if self.dtype == DType::F32 => self.gather(view, start, numbers),
+            Some(view) => {
+                let halves = &mut [0_u16; BLOCK][..length];
+                self.gather(view, start, halves);
+                vectorized(Widen(self.dtype, cast_slice(halves), numbers));
+            }
+        }
+        numbers
+    }
+
+    /// Copies the elements of a view from `start` on, in the order of its shape.
+    fn gather<E: Pod>(&self, view: &View<'_>, start: usize, to: &mut [E]) {
+        let (storage, View { shape, strides }) = (cast_slice::<u8, E>(self.bytes), view);
+        let mut index = vec![0; shape.len()];
+        let (mut rest, mut place) = (start, self.offset as isize);
+        for dim in (0..index.len()).rev() {
+            index[dim] = rest % shape[dim];
+            rest /= shape[dim];
+            place += index[dim] as isize * strides[dim];
+        }
+        for element in to {
+            *element = storage[place as usize];
+            for dim in (0..index.len()).rev() {
+                index[dim] += 1;
+                place += strides[dim];
+                if index[dim] < shape[dim] {
+                    break;
+                }
+                place -= shape[dim] as isize * strides[dim];
+                index[dim] = 0;
             }
         }
     }

@@ -4,7 +4,6 @@
 mod blocks;
 #[cfg(feature = "cubecl")]
 mod cube;
-mod gradient;
 #[cfg(all(test, feature = "wgpu"))]
 #[path = "../../tests/kernels/on_wgpu.rs"]
 mod on_wgpu;
@@ -19,13 +18,14 @@ use burn::backend::DispatchTensorKind;
 use burn::tensor::{DType, FloatDType, Tensor};
 
 use super::call;
-use super::format::{GROUP, Noise, StateTensor, Weight, WeightFormat};
+use super::format::{GROUP, Noise, PackedState, Residual, StateTensor, Weight, WeightFormat};
 use super::rule::{Rule, Set, Traced};
 
-use gradient::Gradient;
+#[cfg(feature = "cubecl")]
+use single_pass::Operands;
 #[cfg(feature = "cubecl")]
 pub(crate) use single_pass::SinglePass;
-use single_pass::with_operands;
+use single_pass::Stored;
 
 /// The update of every element in a step.
 #[derive(Clone, Debug)]
@@ -68,9 +68,10 @@ pub(super) fn update<const D: usize>(
         // The caller still holds the value: whether the formula panics depends on its fields alone.
         update.traced();
     }
-    call::give_up_parameter();
+    // A step that can't fail any more writes in place. Its caller, which can, then has the updated parameter.
+    call::with(|call| call.parameter = None);
     let (weight, states) = execution.update(update, weight, gradient, states);
-    call::show_parameter(|| weight.value.clone().into());
+    call::with(|call| call.parameter = Some(weight.value.clone().into()));
     (weight, states)
 }
 
@@ -131,25 +132,63 @@ impl Execution {
         gradient: Tensor<D>,
         states: Vec<StateTensor<D>>,
     ) -> (Weight<D>, Vec<StateTensor<D>>) {
-        match self {
-            Self::Operations => {
-                let states = states.into_iter().map(StateTensor::full);
-                let floats = once(weight.value).chain(states).collect();
-                let mut floats = operations::update(&update, gradient, floats).into_iter();
-                let value = floats.next().expect("a weight is there");
-                let weight = Weight { value, ..weight };
-                (weight, floats.map(StateTensor::Full).collect())
-            }
-            Self::Blocks => with_operands(weight, states, |operands| {
-                Gradient::with(gradient, |gradient| {
-                    blocks::update(&update, gradient, operands)
-                })
-            }),
-            #[cfg(feature = "cubecl")]
-            Self::Kernel => with_operands(weight, states, |operands| {
-                Dispatch::update(gradient.into_dispatch(), operands, update)
-            }),
+        if self == Self::Operations {
+            let states = states.into_iter().map(StateTensor::full);
+            let floats = once(weight.value).chain(states).collect();
+            let mut floats = operations::update(&update, gradient, floats).into_iter();
+            let value = floats.next().expect("a weight is there");
+            let weight = Weight { value, ..weight };
+            return (weight, floats.map(StateTensor::Full).collect());
         }
+        let (shape, format) = (weight.value.shape(), weight.format);
+        let value = weight.value.into_dispatch();
+        let weight = match weight.residual {
+            None => Stored::Floats(value),
+            Some(low) => Stored::Split(value, low.words.into_dispatch()),
+        };
+        let states = states.into_iter().map(|state| match state {
+            StateTensor::Full(state) => Stored::Floats(state.into_dispatch()),
+            StateTensor::Packed(packed) => {
+                let (codes, scales) = (packed.codes.into_dispatch(), packed.scales.into_dispatch());
+                Stored::Codes(scales, codes, packed.scheme)
+            }
+        });
+        let stored = once(weight).chain(states);
+        let all: Vec<_> = match self {
+            #[cfg(feature = "cubecl")]
+            Self::Kernel => {
+                let operands = Operands::new(stored);
+                Dispatch::update(gradient.into_dispatch(), operands, update)
+                    .all()
+                    .collect()
+            }
+            _ => blocks::update(&update, gradient, stored.collect()),
+        };
+        let mut all = all.into_iter();
+        let (value, words) = match all.next() {
+            Some(Stored::Split(value, words)) => (value, Some(words)),
+            Some(Stored::Floats(value)) => (value, None),
+            _ => unreachable!("a weight has its elements"),
+        };
+        let weight = Weight {
+            value: Tensor::from_dispatch(value),
+            format,
+            residual: words.map(|words| Residual {
+                words: Tensor::from_dispatch(words),
+                elements: shape.num_elements(),
+            }),
+        };
+        let states = all.map(|state| match state {
+            Stored::Floats(state) => StateTensor::Full(Tensor::from_dispatch(state)),
+            Stored::Codes(scales, codes, scheme) => StateTensor::Packed(PackedState {
+                codes: Tensor::from_dispatch(codes),
+                scales: Tensor::from_dispatch(scales),
+                scheme,
+                shape: shape.clone(),
+            }),
+            _ => unreachable!("a state is whole"),
+        });
+        (weight, states.collect())
     }
 }
 

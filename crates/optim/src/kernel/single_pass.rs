@@ -1,14 +1,11 @@
 //! The single pass as an operation of a backend, and its operands.
 
-use std::iter::once;
-
 #[cfg(feature = "cubecl")]
 use burn::backend::backend_extension;
 use burn::backend::tensor::{FloatTensor, IntTensor};
-use burn::backend::{Backend, Dispatch, ExtensionType};
-use burn::tensor::Tensor;
+use burn::backend::{Backend, ExtensionType};
 
-use super::super::format::{CodeScheme, PackedState, Residual, StateTensor, Weight};
+use super::super::format::CodeScheme;
 #[cfg(feature = "cubecl")]
 use super::Update;
 
@@ -24,58 +21,13 @@ pub(crate) trait SinglePass: Backend {
     ) -> Operands<Self>;
 }
 
-/// Converts a weight and its states to operands, applies `update`, and converts them back.
-pub(super) fn with_operands<const D: usize>(
-    weight: Weight<D>,
-    states: Vec<StateTensor<D>>,
-    update: impl FnOnce(Operands<Dispatch>) -> Operands<Dispatch>,
-) -> (Weight<D>, Vec<StateTensor<D>>) {
-    let (shape, format) = (weight.value.shape(), weight.format);
-    let value = weight.value.into_dispatch();
-    let weight = match weight.residual {
-        None => Stored::Floats(value),
-        Some(low) => Stored::Split(value, low.words.into_dispatch()),
-    };
-    let states = states.into_iter().map(|state| match state {
-        StateTensor::Full(state) => Stored::Floats(state.into_dispatch()),
-        StateTensor::Packed(packed) => {
-            let (codes, scales) = (packed.codes.into_dispatch(), packed.scales.into_dispatch());
-            Stored::Codes(scales, codes, packed.scheme)
-        }
-    });
-    let mut all = update(Operands::new(once(weight).chain(states))).all();
-    let (value, words) = match all.next() {
-        Some(Stored::Split(value, words)) => (value, Some(words)),
-        Some(Stored::Floats(value)) => (value, None),
-        _ => unreachable!("a weight has its elements"),
-    };
-    let weight = Weight {
-        value: Tensor::from_dispatch(value),
-        format,
-        residual: words.map(|words| Residual {
-            words: Tensor::from_dispatch(words),
-            elements: shape.num_elements(),
-        }),
-    };
-    let states = all.map(|state| match state {
-        Stored::Floats(state) => StateTensor::Full(Tensor::from_dispatch(state)),
-        Stored::Codes(scales, codes, scheme) => StateTensor::Packed(PackedState {
-            codes: Tensor::from_dispatch(codes),
-            scales: Tensor::from_dispatch(scales),
-            scheme,
-            shape: shape.clone(),
-        }),
-        Stored::Nothing | Stored::Split(..) => unreachable!("a state is whole"),
-    });
-    (weight, states.collect())
-}
-
 /// Storage of a weight or a state.
 #[derive(Clone, Debug, ExtensionType)]
 #[allow(clippy::large_enum_variant)] // There are a few to a step.
 #[cfg_attr(feature = "fusion", extension_type(fusion))]
 pub(crate) enum Stored<B: Backend> {
     /// No state.
+    #[cfg(feature = "cubecl")]
     Nothing,
     /// Elements in floats.
     Floats(FloatTensor<B>),
@@ -86,6 +38,7 @@ pub(crate) enum Stored<B: Backend> {
 }
 
 /// A weight with its states. An operation of a backend takes no vector of them.
+#[cfg(feature = "cubecl")]
 #[derive(Clone, Debug, ExtensionType)]
 #[cfg_attr(feature = "fusion", extension_type(fusion))]
 pub(crate) struct Operands<B: Backend> {
@@ -99,6 +52,7 @@ pub(crate) struct Operands<B: Backend> {
     third: Stored<B>,
 }
 
+#[cfg(feature = "cubecl")]
 impl<B: Backend> Operands<B> {
     /// Creates operands from a weight and three states at most.
     pub(super) fn new(all: impl IntoIterator<Item = Stored<B>>) -> Self {

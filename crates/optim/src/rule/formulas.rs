@@ -24,15 +24,6 @@ pub(crate) struct Moments {
 }
 
 impl Moments {
-    pub(crate) fn new(step: Step, beta_1: f32, beta_2: f32) -> Self {
-        Self {
-            beta_1: step.decay(beta_1.into()),
-            beta_2: step.decay(beta_2.into()),
-            complement_1: (1.0 - beta_1).into(),
-            complement_2: (1.0 - beta_2).into(),
-        }
-    }
-
     /// Updates both moments, and the maximum of the second (AMSGrad), if there is a third state. Returns the first moment, and
     /// the second or its maximum.
     #[inline(always)]

@@ -10,7 +10,8 @@ use std::sync::Arc;
 
 use burn::optim::LearningRate;
 
-use super::vectorized::{Loop, vectorized};
+use pulp::Arch;
+pub(crate) use pulp::NullaryFnOnce as Loop;
 
 pub(crate) use formulas::{
     Adam, AdamW, AverageRule, Cautious, Decayed, Lion, Moments, Momentum, Set, Sgd,
@@ -52,6 +53,20 @@ impl Step {
     /// Returns `factor` for the first gradient of a step, and 1 for gradients that are added to it.
     pub fn decay(&self, factor: f64) -> f64 {
         if self.adds { 1.0 } else { factor }
+    }
+
+    /// Returns the moving averages of Adam with these decays.
+    pub(crate) fn moments(self, beta_1: f32, beta_2: f32) -> Moments {
+        let [decay_1, decay_2] = match self.adds {
+            true => [1.0; 2],
+            false => [beta_1.into(), beta_2.into()],
+        };
+        Moments {
+            beta_1: decay_1,
+            beta_2: decay_2,
+            complement_1: (1.0 - beta_1).into(),
+            complement_2: (1.0 - beta_2).into(),
+        }
     }
 }
 
@@ -110,6 +125,30 @@ impl<R: UpdateRule<S>, const S: usize> Formula for OfStates<R, S> {
         let states = from_fn(|_| states.next().expect("there are three"));
         vectorized(Run(&self.0, parameters, gradients, states));
     }
+}
+
+/// Runs a loop with the widest instructions of this processor. Everything that its `call` inlines is compiled so: plain loops
+/// only, since a closure is compiled for the baseline processor.
+#[inline]
+pub(crate) fn vectorized<L: Loop>(work: L) -> L::Output {
+    // `pulp` has a feature for this, but it would change the matrix kernels of Burn's backends too.
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512dq")
+        && is_x86_feature_detected!("avx512vl")
+        && is_x86_feature_detected!("avx512vbmi")
+    {
+        // SAFETY: the processor has all the features that the function is compiled for.
+        return unsafe { in_avx512(work) };
+    }
+    Arch::new().dispatch(work)
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi")]
+fn in_avx512<L: Loop>(work: L) -> L::Output {
+    work.call()
 }
 
 /// Number of elements that are computed together, in registers.
