@@ -3,7 +3,7 @@
 
 use std::cell::Cell;
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 /// The levels of locks, in the order in which a thread may take them.
 #[derive(Clone, Copy, Debug)]
@@ -27,67 +27,65 @@ pub(crate) fn check_none_held(doing: &str) {
     }
 }
 
-/// A lock of a level.
-#[derive(Debug)]
-pub(crate) struct Leveled<T> {
-    #[cfg_attr(not(debug_assertions), allow(dead_code))]
-    level: Level,
-    value: Mutex<T>,
-}
-
-impl<T> Leveled<T> {
-    pub(crate) fn new(level: Level, value: T) -> Self {
-        Self {
-            level,
-            value: Mutex::new(value),
-        }
-    }
-
-    pub(crate) fn lock(&self) -> Locked<'_, T> {
-        #[cfg(test)]
-        crate::schedule::point();
-        #[cfg(debug_assertions)]
-        return Locked::checked(self);
-        #[cfg(not(debug_assertions))]
-        self.value.lock()
-    }
-
-    /// Locks if the lock is free. A try never waits, so it may be out of order.
-    pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
-        self.value.try_lock()
-    }
-}
-
-#[cfg(not(debug_assertions))]
-pub(crate) type Locked<'a, T> = MutexGuard<'a, T>;
-
 #[cfg(debug_assertions)]
-pub(crate) use checked::Locked;
+pub(crate) use checked::Leveled;
 
-/// Guards that check the order of locks.
+/// A lock of a level.
+#[cfg(not(debug_assertions))]
+pub(crate) type Leveled<T> = Mutex<T>;
+
+/// Creates a lock of this level.
+pub(crate) fn leveled<T>(level: Level, value: T) -> Leveled<T> {
+    let value = Mutex::new(value);
+    #[cfg(debug_assertions)]
+    return Leveled { level, value };
+    #[cfg(not(debug_assertions))]
+    {
+        let _ = level;
+        value
+    }
+}
+
+/// Locks that check their order.
 #[cfg(debug_assertions)]
 mod checked {
     use std::ops::{Deref, DerefMut};
 
-    use super::{HELD, Level, Leveled, MutexGuard};
+    use parking_lot::MutexGuard;
 
-    /// A guard of a [`Leveled`] lock.
-    pub(crate) struct Locked<'a, T> {
-        level: Level,
-        value: MutexGuard<'a, T>,
+    use super::{HELD, Level, Mutex};
+
+    /// A lock of a level.
+    #[derive(Debug)]
+    pub(crate) struct Leveled<T> {
+        pub(super) level: Level,
+        pub(super) value: Mutex<T>,
     }
 
-    impl<'a, T> Locked<'a, T> {
-        pub(super) fn checked(leveled: &'a Leveled<T>) -> Self {
-            let (level, held) = (leveled.level, HELD.get());
+    impl<T> Leveled<T> {
+        pub(crate) fn lock(&self) -> Locked<'_, T> {
+            #[cfg(test)]
+            crate::schedule::point();
+            let (level, held) = (self.level, HELD.get());
             assert!(
                 held < level as u8,
                 "a {level:?} is locked while another is (held: {held:#b})"
             );
             HELD.set(held | level as u8);
-            let value = leveled.value.lock();
-            Self { level, value }
+            let value = self.value.lock();
+            Locked { level, value }
         }
+
+        /// Locks if the lock is free. A try never waits, so it may be out of order.
+        pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+            self.value.try_lock()
+        }
+    }
+
+    /// A guard of a [`Leveled`] lock.
+    pub(crate) struct Locked<'a, T> {
+        level: Level,
+        value: MutexGuard<'a, T>,
     }
 
     impl<T> Deref for Locked<'_, T> {
@@ -119,8 +117,8 @@ mod tests {
     #[should_panic(expected = "a LocalParam is locked while another is")]
     fn local_parameter_locked_after_master_panics() {
         let (local, master) = (
-            Leveled::new(Level::LocalParam, ()),
-            Leveled::new(Level::MasterParam, ()),
+            leveled(Level::LocalParam, ()),
+            leveled(Level::MasterParam, ()),
         );
         {
             let _local = local.lock();
@@ -133,11 +131,11 @@ mod tests {
     #[test]
     #[should_panic(expected = "a hook is called while")]
     fn lock_held_in_hook_panics() {
-        let master = Leveled::new(Level::MasterParam, ());
+        let master = leveled(Level::MasterParam, ());
         let master = master.lock();
         drop(master);
         check_none_held("nothing is done");
-        let local = Leveled::new(Level::LocalParam, ());
+        let local = leveled(Level::LocalParam, ());
         let _local = local.lock();
         check_none_held("a hook is called");
     }

@@ -8,7 +8,7 @@ use super::gradient_state::GradientState;
 use super::master_param::MasterParam;
 use crate::device::AsyncErrors;
 use crate::error::FusedError;
-use crate::lock::{Level, Leveled};
+use crate::lock::{Level, Leveled, leveled};
 use crate::parameters::AnyTensor;
 use crate::pass::Session;
 use crate::placement::{RankContext, Residency};
@@ -96,7 +96,7 @@ impl LocalParam {
             is_pinned: AtomicBool::new(false),
             is_leaf: false,
             offloaded_base: None,
-            state: Leveled::new(Level::LocalParam, state),
+            state: leveled(Level::LocalParam, state),
             master,
             session,
             context,

@@ -10,7 +10,7 @@ use burn::tensor::{DType, Device, GradientCheckpointingStrategy, Shape, Tensor};
 
 use super::gradient_state::{Accumulated, HeldGradient, Outcome, ParameterReport, RankGradients};
 use super::placeholder::unreadable;
-use crate::lock::{Level, Leveled};
+use crate::lock::{Level, Leveled, leveled};
 use crate::offload::OffloadEngine;
 use crate::optim::{Average, WeightAveragingConfig};
 use crate::parameters::{AnyTensor, with_rank};
@@ -105,7 +105,7 @@ impl MasterParam {
             dtype,
             session: OnceLock::new(),
             version: AtomicUsize::new(0),
-            state: Leveled::new(Level::MasterParam, state),
+            state: leveled(Level::MasterParam, state),
         }
     }
 
