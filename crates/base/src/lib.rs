@@ -11,14 +11,14 @@ mod read;
 mod servers;
 mod transfer;
 
-use burn::tensor::{Device, GradientCheckpointingStrategy, Tensor};
+use burn::tensor::Device;
 
 pub use any::{AnyParam, AnyTensor, MAX_RANK};
 pub use key::ModelKey;
 pub use list::{Parameter, list, values, weight_of_quantized_values, with_value};
 pub use read::{copy_to_device, in_memory, of_data, read};
-pub use servers::{forked, is_remote, read_with_timeout, sync_with_timeout, to_device};
-pub use transfer::{in_type, transferred};
+pub use servers::{is_remote, read_with_timeout, sync_with_timeout};
+pub use transfer::{forked, in_type, lift, to_device, transferred};
 
 /// Returns `true` for a device of CubeCL. It computes asynchronously, so reading a result waits.
 pub fn is_cubecl(device: &Device) -> bool {
@@ -53,15 +53,6 @@ pub fn host(_device: &Device) -> Device {
 #[cfg(not(feature = "flex"))]
 pub fn host(device: &Device) -> Device {
     device.clone()
-}
-
-/// Associates `value` with autodiff under the given checkpointing strategy, untracked.
-pub fn lift<const D: usize>(
-    value: Tensor<D>,
-    strategy: GradientCheckpointingStrategy,
-) -> Tensor<D> {
-    // `from_inner` alone uses the default strategy, and Burn refuses to mix strategies.
-    Tensor::from_inner(value).with_gradient_checkpointing_strategy(strategy)
 }
 
 /// Implements `Debug` by `Display`: `unwrap` and a `main` that returns the error then print the message.

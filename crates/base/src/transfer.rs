@@ -1,7 +1,11 @@
-use burn::tensor::{DType, Device, FloatDType, Tensor};
+//! Transfers of tensors between devices, float types, and autodiff.
+
+use burn::module::Module;
+use burn::tensor::kind::Basic;
+use burn::tensor::{DType, Device, FloatDType, GradientCheckpointingStrategy, Tensor};
 
 use crate::caught::caught;
-use crate::copy_to_device;
+use crate::{copy_to_device, host, is_remote, read_with_timeout};
 
 /// Transfers `tensor`, without autodiff, to `device` and `dtype`, or returns the error of a device. All weights and gradients
 /// move between storage and computation by this function.
@@ -34,5 +38,58 @@ pub fn in_type<const D: usize>(tensor: Tensor<D>, dtype: DType) -> Tensor<D> {
     match tensor.dtype() == dtype {
         true => tensor,
         false => tensor.cast(FloatDType::from(dtype)),
+    }
+}
+
+/// Associates `value` with autodiff under the given checkpointing strategy, untracked.
+pub fn lift<const D: usize>(
+    value: Tensor<D>,
+    strategy: GradientCheckpointingStrategy,
+) -> Tensor<D> {
+    // `from_inner` alone uses the default strategy, and Burn refuses to mix strategies.
+    Tensor::from_inner(value).with_gradient_checkpointing_strategy(strategy)
+}
+
+/// Returns `true` if Burn would transfer a tensor directly between two servers, or between two devices of a server.
+///
+/// This crate transfers through this process instead. A server waits forever if the other is gone, or if the tensor becomes
+/// ready during the request (`ExternalCommService` of Burn 0.22.1). The other server may also be unreachable under its address.
+/// Two devices of one server can't be distinguished from those of two.
+fn between_servers(from: &Device, to: &Device) -> bool {
+    is_remote(from) && is_remote(to) && from.clone().inner() != to.clone().inner()
+}
+
+/// Like [`Tensor::to_device`], but transfers between servers go through this process. On the same device it returns the same
+/// tensor.
+pub fn to_device<const D: usize, K: Basic + 'static>(
+    tensor: Tensor<D, K>,
+    device: &Device,
+) -> Tensor<D, K> {
+    let from = tensor.device();
+    if from == *device {
+        return tensor;
+    }
+    let between = match between_servers(&from, device) {
+        true => host(device),
+        false => device.clone(),
+    };
+    let read = match is_remote(&from) && !from.is_autodiff() {
+        true => read_with_timeout(&from, move || tensor.to_device(&between)),
+        // For a tracked tensor, another thread would wait for the graph.
+        false => tensor.to_device(&between),
+    };
+    match read.device() == *device {
+        true => read,
+        false => read.to_device(device),
+    }
+}
+
+/// Like [`Module::fork`], but tensors on another server than `device` go through this process.
+pub fn forked<M: Module>(module: M, device: &Device) -> M {
+    let devices = module.devices();
+    match devices.iter().any(|from| between_servers(from, device)) {
+        // The module as a whole, since Burn's mappers don't visit constants.
+        true => module.fork(&host(device)).fork(device),
+        false => module.fork(device),
     }
 }
