@@ -4,8 +4,7 @@ use burn::backend::{Dispatch, DispatchTensor};
 use burn::tensor::{Device, GradientCheckpointingStrategy, Tensor};
 use parking_lot::Mutex;
 
-use super::extension::{Delivery, GradientSink, PassedGradients, TapBackend};
-use super::{collect_graph, lift};
+use super::{Delivery, GradientSink, PassedGradients, TapBackend, collect_graph, lift};
 
 /// Depth between two ticks.
 ///
