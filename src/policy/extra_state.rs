@@ -7,8 +7,8 @@ use burn::module::{ParamGroup, ParamId};
 use burn::optim::{LearningRate, ModuleOptimizer, Optimizer};
 use burn::tensor::{Device, Tensor};
 
-use super::named_param::step_one;
 use super::state::PolicyState;
+use super::update::step_one;
 use crate::optim::AverageState;
 use crate::parameters::with_rank;
 

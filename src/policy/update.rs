@@ -1,22 +1,17 @@
 use std::collections::{HashMap, HashSet};
 
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
-use burn::module::{ParamGroup, ParamId};
-use burn::optim::{ModuleOptimizer, OptimizerRecord, SgdConfig};
-use burn::tensor::{Bytes, DType, Device, Tensor};
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamGroup, ParamId};
+use burn::optim::{GradientsParams, ModuleOptimizer, OptimizerRecord, SgdConfig};
+use burn::tensor::{Bytes, Device, Tensor};
 
-use super::named_param::step_one;
 use super::offloaded::{Eviction, OffloadedStates};
 use super::removed::Removed;
 use super::states::{holds_codes, joined, split, with_states, written};
 use crate::caught::Caught;
-use crate::device::{host, is_remote};
-use crate::optim::call::{Asked, Call};
-use crate::optim::formats_may_refuse;
-use crate::optimizer_record::{
-    RecordedState, compact_records, load_in_own_memory, records_are_compact, write,
-};
-use crate::parameters::{AnyTensor, MAX_RANK, with_rank};
+use crate::optim::call::Call;
+use crate::optimizer_record::{compact_records, load_in_own_memory, records_are_compact};
+use crate::parameters::{AnyTensor, as_inner, with_rank};
 
 /// Steps one parameter with Burn's own [`ModuleOptimizer`], so every optimizer, parameter group,
 /// learning rate, clipping and record of Burn's works unchanged.
@@ -58,48 +53,6 @@ impl Update {
     /// Returns the optimizer without states.
     pub(crate) fn fresh(&self) -> ModuleOptimizer {
         self.fresh.clone()
-    }
-
-    /// Returns why the optimizer can't step a parameter of this path, rank and type on `device`. The check loads the
-    /// parameter's state from an empty record. If formats may be unsupported, it also steps a single element in this
-    /// process, where possible.
-    pub(crate) fn unsupported(
-        &self,
-        device: &Device,
-        id: ParamId,
-        path: &str,
-        rank: usize,
-        dtype: DType,
-        elements: usize,
-    ) -> Option<String> {
-        if rank > MAX_RANK {
-            return Some(format!(
-                "it has {rank} dimensions, and Burn's optimizers update tensors of up to {MAX_RANK}: freeze it, or keep it in another shape"
-            ));
-        }
-        let nothing = write([RecordedState::none(id, path, rank)]);
-        let nothing = nothing.expect("Burn writes what has no state");
-        let load = || self.fresh().load_record(joined([nothing]));
-        let (loaded, call) = Call::default().make(load);
-        loaded.unwrap_or_else(|panic| panic.resume());
-        let formats_may_refuse = call.may_have_formats && formats_may_refuse(dtype, elements);
-        // Only a remote device may lack what an optimizer needs.
-        if call.refusal.is_some() || !is_remote(device) && !formats_may_refuse {
-            return call.refusal;
-        }
-        let host = host(device);
-        let one =
-            || with_rank!(rank, D => AnyTensor::from(Tensor::<D>::ones([1; D], (&host, dtype))));
-        let call = Call {
-            asked_for: Some(Asked {
-                device: device.clone(),
-                elements,
-            }),
-            ..Call::default()
-        };
-        // A panic on such a small parameter does not mean that the optimizer lacks support.
-        let step = || step_one(&mut self.fresh(), 0.0.into(), path, id, one(), one());
-        call.make(step).1.refusal
     }
 
     /// Replaces the optimizer by `optimizer`, whose states belong to a new model.
@@ -294,4 +247,55 @@ pub(crate) struct Stepped {
     pub(crate) eviction: Option<Eviction>,
     /// The panic of the optimizer.
     pub(crate) result: Result<(), Caught>,
+}
+
+/// Steps the parameter at `path` with `optimizer`, and returns its new value.
+pub(crate) fn step_one(
+    optimizer: &mut ModuleOptimizer,
+    learning_rate: ModuleLearningRate,
+    path: &str,
+    id: ParamId,
+    value: AnyTensor,
+    gradient: AnyTensor,
+) -> AnyTensor {
+    with_rank!(value.shape().num_dims(), D => {
+        let mut gradients = GradientsParams::new();
+        gradients.register(id, gradient.of_rank::<D>());
+        // Burn asks the parameter for its autodiff state before it takes the inner value.
+        let value = Tensor::from_inner(value.of_rank::<D>());
+        let param = Param::initialized(id, value);
+        let stepped = optimizer.step(learning_rate, NamedParam { path, param }, gradients);
+        stepped.param.into_value().inner().into()
+    })
+}
+
+/// A module of one parameter that reports the parameter's path to a mapper: parameter groups match by path, and
+/// optimizer records store it.
+#[derive(Clone, Debug)]
+struct NamedParam<'a, const D: usize> {
+    path: &'a str,
+    param: Param<Tensor<D>>,
+}
+
+impl<const D: usize> Module for NamedParam<'_, D> {
+    as_inner!(param);
+
+    fn fork(self, device: &Device) -> Self {
+        let param = self.param.fork(device);
+        Self { param, ..self }
+    }
+
+    fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
+        // Burn joins the names of the entered modules with dots, so one name can hold the path.
+        visitor.enter_module(self.path, "Parameter");
+        self.param.visit(visitor);
+        visitor.exit_module(self.path, "Parameter");
+    }
+
+    fn map<M: ModuleMapper>(self, mapper: &mut M) -> Self {
+        mapper.enter_module(self.path, "Parameter");
+        let param = Module::map(self.param, mapper);
+        mapper.exit_module(self.path, "Parameter");
+        Self { param, ..self }
+    }
 }

@@ -1,0 +1,79 @@
+//! Queries of an optimizer, which steps a single element to answer them.
+
+use std::collections::BTreeSet;
+
+use burn::module::ParamId;
+use burn::tensor::{DType, Device, Tensor};
+
+use super::states::{joined, written};
+use super::update::{Update, step_one};
+use crate::caught::catch;
+use crate::device::{host, is_remote};
+use crate::optim::call::{Asked, Call};
+use crate::optim::formats_may_refuse;
+use crate::optimizer_record::{RecordedState, read, write};
+use crate::parameters::{AnyTensor, MAX_RANK, with_rank};
+
+impl Update {
+    /// Returns why the optimizer can't step a parameter of this path, rank and type on `device`. The check loads the
+    /// parameter's state from an empty record. If formats may be unsupported, it also steps a single element in this
+    /// process, where possible.
+    pub(crate) fn unsupported(
+        &self,
+        device: &Device,
+        id: ParamId,
+        path: &str,
+        rank: usize,
+        dtype: DType,
+        elements: usize,
+    ) -> Option<String> {
+        if rank > MAX_RANK {
+            return Some(format!(
+                "Burn's optimizers step tensors of up to {MAX_RANK} dimensions, and it has {rank}: freeze it, or keep it in another shape"
+            ));
+        }
+        let nothing = write([RecordedState::none(id, path, rank)]);
+        let nothing = nothing.expect("Burn writes what has no state");
+        let load = || self.fresh().load_record(joined([nothing]));
+        let (loaded, call) = Call::default().make(load);
+        loaded.unwrap_or_else(|panic| panic.resume());
+        let formats_may_refuse = call.may_have_formats && formats_may_refuse(dtype, elements);
+        // Only a remote device may lack what an optimizer needs.
+        if call.refusal.is_some() || !is_remote(device) && !formats_may_refuse {
+            return call.refusal;
+        }
+        let host = host(device);
+        let one =
+            || with_rank!(rank, D => AnyTensor::from(Tensor::<D>::ones([1; D], (&host, dtype))));
+        let call = Call {
+            asked_for: Some(Asked {
+                device: device.clone(),
+                elements,
+            }),
+            ..Call::default()
+        };
+        // A panic on such a small parameter is not a refusal.
+        let step = || step_one(&mut self.fresh(), 0.0.into(), path, id, one(), one());
+        call.make(step).1.refusal
+    }
+
+    /// Returns the names of the tensors in the state that the optimizer keeps for a parameter of this path and rank, as in its records. Burn's
+    /// optimizers don't tell their own names. It steps a single element on the default device to answer.
+    pub(crate) fn state_names(&self, id: ParamId, path: &str, rank: usize) -> Vec<String> {
+        let one = || with_rank!(rank, D => AnyTensor::from(Tensor::<D>::ones([1; D], &Device::default())));
+        let stepped = catch(|| {
+            let mut optimizer = self.fresh();
+            step_one(&mut optimizer, 0.0.into(), path, id, one(), one());
+            read(written(optimizer.to_record()))
+        });
+        let Ok(Ok(states)) = stepped else {
+            return Vec::new();
+        };
+        let state = states.get(&id.val());
+        let names = state.into_iter().flat_map(|state| {
+            let tensors = state.tensors.iter();
+            tensors.map(|tensor| state.name_in_state(&tensor.name).to_string())
+        });
+        names.collect::<BTreeSet<_>>().into_iter().collect()
+    }
+}
