@@ -36,7 +36,7 @@ pub fn cast<M: Module>(model: M, dtype: FloatDType) -> Result<M, FusedError> {
     Ok(map_params(
         model,
         |param| !statistics.contains(&param.id()),
-        |_, value| leaf_in(value.untyped(), dtype).into(),
+        |_, value| leaf_in(value.0, dtype).into(),
     ))
 }
 

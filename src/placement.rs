@@ -243,7 +243,7 @@ impl RankContext {
         let ranks = self.member.as_ref().filter(|_| travels);
         // Simultaneous transfers in both directions can block each other on some backends.
         let _one = ranks.map(|member| member.group.one_transfer());
-        let transfer = transferred(tensor.untyped(), device, dtype);
+        let transfer = transferred(tensor.0, device, dtype);
         if ranks.is_some() {
             // Another thread may compute with the result.
             flush(device);

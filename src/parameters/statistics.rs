@@ -134,7 +134,7 @@ impl Statistics {
         drop(map_params(
             module.clone(),
             |param| self.0.contains_key(&param.id()),
-            |id, before| before.replaced_by(self.0[&id].clone().untyped().inner()),
+            |id, before| before.replaced_by(self.0[&id].clone().0.inner()),
         ));
     }
 

@@ -6,8 +6,8 @@ use parking_lot::Mutex;
 
 use super::block_order::{BlockOrder, BlockPrefetch};
 use super::config::GradientCheckpointingConfig;
-use super::observations::Observations;
-use super::pending::Readers;
+use super::drawing::Observations;
+use super::reads::Readers;
 use crate::offload::{ActivationOffload, OffloadEngine};
 use crate::random::{self, Seeds, StepSeeds, mix};
 use crate::tap::GraphGc;

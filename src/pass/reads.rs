@@ -1,10 +1,51 @@
-//! The parameters that a run of a block reads.
+//! The reads of parameters in a pass, and the gradients that they leave pending.
 
 use std::collections::HashSet;
 use std::sync::Arc;
 
 use burn::module::ParamId;
 use parking_lot::Mutex;
+
+/// The number of gradients that a parameter still expects: a clone for every tap, and for every block that is not
+/// recomputed yet.
+pub(crate) type PendingCount = Arc<()>;
+
+/// The pending gradient of one tap. It is taken when the gradient has arrived, or will never arrive.
+pub(crate) type PendingGradient = Arc<Mutex<Option<PendingCount>>>;
+
+/// An autodiff graph. Graphs share no node: each is locked while its backward steps run, and a recomputation happens
+/// in one of these steps.
+#[derive(Debug, Default)]
+pub(crate) struct Graph {
+    /// The pending gradients of the taps in the graph, in the order of the reads.
+    pub(crate) taps: Mutex<Vec<PendingGradient>>,
+}
+
+/// The parameters that a block has read without recording, with a pending gradient for each until the block is
+/// recomputed.
+#[derive(Debug, Default)]
+pub(crate) struct Readers {
+    reads: Reads,
+    debts: Mutex<Vec<PendingCount>>,
+}
+
+impl Readers {
+    /// Adds a parameter, unless it was added before.
+    pub(crate) fn add(&self, id: ParamId, path: &Arc<str>, pending_count: &PendingCount) {
+        if self.reads.add(id, path) {
+            self.debts.lock().push(pending_count.clone());
+        }
+    }
+
+    pub(crate) fn reads(&self) -> &Reads {
+        &self.reads
+    }
+
+    /// Resolves the pending gradients of the block after its recomputation, which leaves those of its taps.
+    pub(crate) fn resolve(&self) {
+        self.debts.lock().clear();
+    }
+}
 
 /// The parameters that a run of a block reads, in the order of their first reads.
 #[derive(Debug, Default)]

@@ -120,7 +120,9 @@ impl Scope {
     /// Resolves the pending gradients of this scope: no backward pass will reach its graph.
     pub(crate) fn abandon(&self) {
         if let ReadMode::Recorded(graph) = &self.place {
-            graph.abandon();
+            for tap in &*graph.taps.lock() {
+                tap.lock().take();
+            }
         }
     }
 

@@ -38,7 +38,7 @@ impl PartialSum {
     }
 
     pub(crate) fn with(self, gradient: AnyTensor, accumulation: Accumulation) -> Self {
-        let sum = AnyTensor::from(accumulation.begin(self.sum.untyped()));
+        let sum = AnyTensor::from(accumulation.begin(self.sum.0));
         let sum = sum.added(gradient);
         Self { sum, ..self }
     }

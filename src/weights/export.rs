@@ -54,7 +54,7 @@ impl LocalParam {
             (Value::Averaged, _) => Ok(master.averaged()),
         };
         let found = found.unwrap_or_else(|reason| panic!("{reason}"));
-        self.constant_of(found).untyped().require_grad().into()
+        self.constant_of(found).0.require_grad().into()
     }
 
     /// Returns the device of an exported value, without autodiff.
@@ -69,7 +69,7 @@ impl LocalParam {
         let device = &self.device;
         let value = self.stored_on(device);
         let value = value.unwrap_or_else(|_| self.master.missing_value(device));
-        self.constant_of(value).untyped().require_grad().into()
+        self.constant_of(value).0.require_grad().into()
     }
 
     /// Returns the stored value on `device`. If it can't be fetched, returns an existing copy.

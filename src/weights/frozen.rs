@@ -101,5 +101,5 @@ pub(crate) fn with_frozen<M: Module>(module: M, engine: Option<&OffloadEngine>) 
 /// Applies `change` to `value`, which is not tracked, without autodiff.
 fn constant(value: AnyTensor, change: impl FnOnce(Tensor<1>) -> Tensor<1>) -> AnyTensor {
     let strategy = value.gradient_checkpointing_strategy().unwrap_or_default();
-    lift(change(value.untyped().inner()), strategy).into()
+    lift(change(value.0.inner()), strategy).into()
 }

@@ -13,7 +13,6 @@ mod export;
 mod fetch_on_read;
 mod frozen;
 mod gradient_state;
-mod handle;
 mod inventory;
 mod local_param;
 mod local_params;

@@ -1,17 +1,93 @@
-//! Reads of a parameter during a pass.
+//! Reads of a parameter, through the handle that its module has.
 
 use std::sync::Arc;
+
+use burn::backend::autodiff::NodeId;
+use burn::module::{Module, Reparameterization};
+use burn::tensor::Tensor;
 
 use super::copy::CacheUntil;
 use super::frozen::refuse_outside_of_a_block;
 use super::gradient_state::{Expecting, GradientState};
 use super::local_param::{LocalParam, State};
+use super::placeholder::Identity;
 use super::tap_sink::TapSink;
 use crate::observer::StepEvent;
-use crate::parameters::AnyTensor;
-use crate::pass::{Graph, Pass, ReadMode, Readers, Scope, Stage};
+use crate::parameters::{AnyTensor, Parameter};
+use crate::pass::{Graph, Pass, PendingGradient, ReadMode, Readers, Scope, Stage};
 use crate::placement::Residency;
-use crate::tap::{join, lift};
+use crate::tap::{join, lift, node};
+
+/// A reparameterization that redirects every read of a parameter to its local parameter. It has no parameters of its
+/// own, and does not move with the module.
+#[derive(Module, Debug)]
+pub(crate) struct Handle {
+    #[module(skip)]
+    local_param: Arc<LocalParam>,
+    #[module(skip)]
+    placeholder: Identity,
+    /// Autodiff node of the placeholder; `None` on untracked backends.
+    #[module(skip)]
+    node: Option<NodeId>,
+}
+
+impl Handle {
+    pub(crate) fn new<const D: usize>(
+        local_param: Arc<LocalParam>,
+        placeholder: &Tensor<D>,
+    ) -> Self {
+        Self {
+            local_param,
+            placeholder: Identity::of(placeholder),
+            node: node(placeholder),
+        }
+    }
+}
+
+/// The name of the reparameterization that fetches a parameter whenever it is read.
+pub(super) const FETCH_HANDLE: &str = "backburn_way";
+
+/// Returns `true` if a master holds the value of the parameter.
+pub(super) fn is_attached(parameter: &Parameter) -> bool {
+    parameter.reparameterization.as_deref() == Some(Handle::NAME)
+}
+
+/// Returns `true` if a master holds the value, or if it is fetched whenever it is read.
+pub(super) fn carries_handle(parameter: &Parameter) -> bool {
+    is_attached(parameter) || parameter.reparameterization.as_deref() == Some(FETCH_HANDLE)
+}
+
+impl Reparameterization for Handle {
+    const NAME: &'static str = "backburn";
+
+    /// Reads the parameter.
+    ///
+    /// The placeholder shows which value to return: `valid` and `no_grad` on the module also act on the placeholder.
+    fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
+        let local_param = &self.local_param;
+        // Every operation makes another node, also one that returns its input.
+        if self.node.is_some() && node(&base) == self.node {
+            return local_param.read().of_rank();
+        }
+        if Identity::of(&base) != self.placeholder {
+            panic!(
+                "parameter `{}` was mapped (`Param::map`), moved or loaded in the closure of a fused step, where the \
+                 model has no values of its own: change it between steps with \
+                 `FusedOptimizer::change_model`, or compute with another value in the closure \
+                 (`param.val().transpose()`, `param.val() + noise`)",
+                local_param.master.path
+            );
+        }
+        let value = if !base.is_autodiff() {
+            local_param.read_untrained()
+        } else if !base.is_tracked() && node(&base) != self.node {
+            local_param.constant_of(local_param.read_untrained())
+        } else {
+            local_param.read()
+        };
+        value.of_rank()
+    }
+}
 
 impl LocalParam {
     /// Returns the current value without autodiff, in the compute type.
@@ -210,7 +286,13 @@ impl LocalParam {
             _ => self.resident_value(&mut state, CacheUntil::GraphDropped),
         };
         let expecting = self.expecting(&mut state);
-        let (read, pending_gradient) = graph.read(&expecting.pending_count);
+        let pending_gradient = PendingGradient::default();
+        *pending_gradient.lock() = Some(expecting.pending_count.clone());
+        let read = {
+            let mut taps = graph.taps.lock();
+            taps.push(pending_gradient.clone());
+            taps.len() - 1
+        };
         let tick = self.clock.lock().tick(read);
         let arrival = TapSink {
             local_param: self.clone(),
@@ -218,7 +300,7 @@ impl LocalParam {
             pending_gradient,
             _gathered: self.among.as_ref().and_then(|it| self.count_gathered(it)),
         };
-        let leaf = lift(value.untyped(), self.master.strategy).require_grad();
+        let leaf = lift(value.0, self.master.strategy).require_grad();
         let tapped = AnyTensor::from(join(leaf, tick, Arc::new(arrival)));
         expecting.tapped = Some((graph.clone(), tapped.clone()));
         tapped

@@ -34,8 +34,9 @@ pub(super) struct TapSink {
 impl GradientSink for TapSink {
     fn receive(&self, gradient: DispatchTensor) -> PassedGradients {
         let path = &self.local_param.master.path;
-        match *self.pass.stage.lock() {
-            pass::Stage::Backward | pass::Stage::Failed(_) => {}
+        let mut admits = match *self.pass.stage.lock() {
+            pass::Stage::Backward => true,
+            pass::Stage::Failed(_) => false,
             pass::Stage::Forward => panic!(
                 "backward was called inside the forward closure of a fused step: return the loss \
                  instead. Parameter `{path}` and all others are unchanged"
@@ -44,32 +45,34 @@ impl GradientSink for TapSink {
                 "the gradient of parameter `{path}` arrived outside of a training step: a tensor \
                  left the closure of its step with its graph. Detach the tensor in the closure"
             ),
-        }
+        };
         if self.pass.closure == Closure::Backward {
             self.pass.end_forward();
+            admits = self.pass.admits();
         }
         let gradient = Tensor::<1>::from_dispatch(gradient);
-        self.pending_gradient.resolve();
+        self.pending_gradient.lock().take();
         self.pass.guarded(FailedIn::Backward, || {
             if let Some(observers) = &self.pass.observers {
                 observers.emit(StepEvent::Tensor(Category::Gradient, &gradient));
             }
-            self.local_param.add_gradient(&self.pass, gradient.into())
+            let gradient = gradient.into();
+            self.local_param.add_gradient(&self.pass, gradient, admits)
         });
         PassedGradients::default()
     }
 }
 
 impl LocalParam {
-    /// Adds a gradient to the sum, and reports the sum if no other gradient is pending.
-    fn add_gradient(self: &Arc<Self>, pass: &Arc<Pass>, gradient: AnyTensor) {
+    /// Adds a gradient to the sum. If no other gradient is pending and the pass `admits` it, reports the sum.
+    fn add_gradient(self: &Arc<Self>, pass: &Arc<Pass>, gradient: AnyTensor, admits: bool) {
         let mut state = self.state.lock();
         let GradientState::Accumulating(expecting) = &mut state.stage else {
             unreachable!("a tap is owed for until its gradient arrives")
         };
         // The tap is a second handle to the value.
         expecting.tapped = None;
-        let is_zero = expecting.pending_count.is_zero();
+        let is_zero = Arc::strong_count(&expecting.pending_count) == 1;
         let gradient = match expecting.partial.take() {
             None if is_zero => gradient,
             partial => {
@@ -86,7 +89,7 @@ impl LocalParam {
         };
         state.stage = GradientState::Done { received: true };
         drop(state);
-        if !pass.admits() {
+        if !admits {
             return;
         }
         // One queue keeps the order of arrival.

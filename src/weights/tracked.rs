@@ -5,7 +5,7 @@ use burn::backend::{Dispatch, DispatchTensor};
 use burn::module::Module;
 use burn::tensor::{Device, Gradients, Tensor};
 
-use super::handle::{carries_handle, is_attached};
+use super::read::{carries_handle, is_attached};
 use crate::parameters::{AnyParam, list, map_params};
 use crate::tap::lift;
 
@@ -27,7 +27,7 @@ pub(crate) fn tracked_outside_of_masters<M: Module>(module: &M) -> Vec<(usize, T
     let found = tracked.map(|(place, value)| {
         let what =
             || format!("parameter {place} (counted from 0), which is computed outside of it");
-        (place, TrackedTensor::new(value.untyped(), what))
+        (place, TrackedTensor::new(value.0, what))
     });
     found.collect()
 }
@@ -94,7 +94,7 @@ fn renewed<M: Module>(module: M, places: &[usize], tracked: bool) -> (M, Vec<Own
     };
     let module = map_params(module, is_at_place, |_, value| {
         let strategy = value.gradient_checkpointing_strategy().unwrap_or_default();
-        let mut value = lift(value.untyped().inner(), strategy);
+        let mut value = lift(value.0.inner(), strategy);
         if tracked {
             value = value.require_grad();
             leaves.push(own_leaf(value.clone()));

@@ -51,7 +51,7 @@ pub(crate) fn fork_quantized<M: Module>(module: M, device: &Device) -> M {
         |id, _nothing| {
             let value = values[&id].clone();
             let strategy = value.gradient_checkpointing_strategy().unwrap_or_default();
-            let value = moved(value.untyped().inner(), &inner);
+            let value = moved(value.0.inner(), &inner);
             match device.is_autodiff() {
                 true => lift(value, strategy).into(),
                 false => value.into(),

@@ -106,7 +106,7 @@ impl MasterParam {
         let mut state = self.state.lock();
         let first = match &state.accumulated {
             Accumulated::Sum(sum) => first.in_type(sum.dtype()),
-            _ => pass.pipeline.accumulation.begin(first.untyped()).into(),
+            _ => pass.pipeline.accumulation.begin(first.0).into(),
         };
         // A transfer can fail, so all precede the first write.
         let first = first.copy_to_device(&self.storage.sums);
@@ -138,7 +138,7 @@ impl MasterParam {
         let mut state = self.state.lock();
         let value = state.value.take();
         let value = value.unwrap_or_else(|| panic!("{}", missing_message(path)));
-        let value = value.untyped().into_dispatch();
+        let value = value.0.into_dispatch();
         // With another owner the value is copied instead of updated in place.
         let copied = (self.storage.detects_sole_owner).then(|| !value.can_mut());
         let value = Tensor::<1>::from_dispatch(value).into();

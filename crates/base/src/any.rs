@@ -9,7 +9,7 @@ use crate::{copy_to_device, in_type, lift, to_device};
 /// properties of a tensor nor element-wise operations use it. For other functions use [`of_rank`](Self::of_rank), with
 /// [`with_rank`](crate::with_rank) if the rank is known only at run time.
 #[derive(Clone, Debug)]
-pub struct AnyTensor(Tensor<1>);
+pub struct AnyTensor(pub Tensor<1>);
 
 impl AnyTensor {
     /// Returns the tensor with its rank in the type.
@@ -34,11 +34,6 @@ impl AnyTensor {
             Some(strategy) => lift(value, strategy).into(),
             None => value.into(),
         }
-    }
-
-    /// Returns the tensor with rank 1 in its type.
-    pub fn untyped(self) -> Tensor<1> {
-        self.0
     }
 
     /// Casts the tensor to this float type.

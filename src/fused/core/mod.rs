@@ -36,13 +36,13 @@ use crate::weights::{Accumulated, AttachedModule, Inventory, Role, Value, fork_q
 pub(crate) use change::ResumeError;
 pub(in crate::fused) use rank_pass::{Executor, RankPass};
 pub(super) use ranks::Ranks;
-use run::Reports;
+pub(super) use run::Reports;
 
 /// A training of a model.
 pub struct Core<M: Module> {
     pub(super) ranks: Ranks<M>,
     pub(super) policies: Policies,
-    reports: Reports,
+    pub(super) reports: Reports,
 }
 
 /// A front end that owns a training [`Core`].

@@ -128,14 +128,11 @@ impl<M: Module> PassTransaction<'_, M> {
     /// Commits the pass. Returns a report per parameter, over all ranks, in module order.
     pub(super) fn commit(mut self) -> Vec<(ParamId, ParameterReport)> {
         let reports = self.end(true);
-        for (attached, running) in self.attached_modules.iter_mut().zip(&self.running) {
+        for (attached, running) in self.attached_modules.iter_mut().zip(&mut self.running) {
             if attached.fetches_blocks {
                 attached.update_block_order(&running.pass.blocks.block_order.lock());
             }
-        }
-        let first = &self.running[0].pass;
-        if first.closure != Closure::Nothing {
-            first.blocks.observations.end_pass();
+            running.has_succeeded = true;
         }
         let observers = self.ranks[0].pass.observers.clone();
         drop((
@@ -186,11 +183,11 @@ fn emit_end(observers: Option<Arc<Observers>>) {
 
 /// Per-pass statistics for `last_step` and the log.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Reports {
+pub(in crate::fused) struct Reports {
     /// The report of the last pass.
     pub(super) last: StepReport,
     /// `true` if it has a gradient of any parameter.
-    pub(super) has_gradient: bool,
+    pub(in crate::fused) has_gradient: bool,
     /// The parameters that the log has reported as having no gradient.
     reported: HashSet<ParamId>,
 }

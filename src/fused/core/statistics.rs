@@ -115,11 +115,11 @@ impl<M: Module> Ranks<M> {
                 if before.is_some_and(|before| is_same(before, &value)) {
                     continue;
                 }
-                let value = value.untyped().inner();
+                let value = value.0.inner();
                 let added = match sums.remove(&id) {
                     Some((sum, ranks)) => {
                         let value = copy_to_device(value, &sum.device());
-                        (sum.untyped().add(value).into(), ranks + 1)
+                        (sum.0.add(value).into(), ranks + 1)
                     }
                     None => (value.into(), 1),
                 };
@@ -132,7 +132,7 @@ impl<M: Module> Ranks<M> {
                 |param| sums.contains_key(&param.id()),
                 |id, value| {
                     let (sum, ranks) = &sums[&id];
-                    let sum = sum.clone().untyped();
+                    let sum = sum.clone().0;
                     value.replaced_by(sum.div_scalar(*ranks as f64))
                 },
             ));

@@ -90,9 +90,7 @@ impl<M: Module> Core<M> {
     ) -> Result<R, FusedError> {
         memory::enter_dry_run(|| ModelKey::of(&self.ranks.attached().module));
         let pipeline = self.policies.pipeline(GradientUse::Measure, None);
-        let output = self.pass(pipeline, None, executor)?;
-        self.check_reached()?;
-        Ok(output)
+        self.pass(pipeline, None, executor)
     }
 
     /// Returns `error` for a step that has not begun.
@@ -101,13 +99,10 @@ impl<M: Module> Core<M> {
         Err(error)
     }
 
-    /// Returns an error if the loss has reached no parameter and nothing else was applied.
-    pub(in crate::fused) fn check_reached(&self) -> Result<(), FusedError> {
-        if self.reports.has_gradient {
-            return Ok(());
-        }
+    /// Returns the error of a loss that has reached no parameter.
+    pub(in crate::fused) fn unreached(&self) -> FusedError {
         let parameters = self.ranks.local_params().iter().count();
-        Err(FusedError::LossWithoutParameters { parameters })
+        FusedError::LossWithoutParameters { parameters }
     }
 
     /// Accumulates the gradients of one pass. If it fails after a sum was overwritten, all accumulated gradients are
@@ -210,14 +205,14 @@ impl<M: Module> Core<M> {
         if self.ranks.read_late && gradient_use.steps() {
             self.ranks.check_async_errors()?;
         }
+        if closure == Closure::Loss && !self.reports.has_gradient {
+            return Err(self.unreached());
+        }
         if gradient_use == GradientUse::Measure {
             return Ok(output);
         }
         if !statistics.is_empty() {
             self.ranks.average_statistics(&statistics)?;
-        }
-        if closure == Closure::Loss {
-            self.check_reached()?;
         }
         for guard in statistics {
             guard.commit();

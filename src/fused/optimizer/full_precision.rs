@@ -26,7 +26,7 @@ impl<M: Module> FusedOptimizer<M> {
                 let device = host(&high.device().inner());
                 let recorded = |state| recorded_residual(state, &device);
                 match states.values().find_map(recorded) {
-                    Some(low_bits) => leaf(high.untyped(), |high| low_bits.joined(high)).into(),
+                    Some(low_bits) => leaf(high.0, |high| low_bits.joined(high)).into(),
                     None => high,
                 }
             },

@@ -145,7 +145,9 @@ impl<M: Module> FusedOptimizer<M> {
         train: impl FnMut(&M) -> (R, GradientsParams),
     ) -> Result<R, FusedError> {
         let output = self.with_backward(Some(learning_rate.into()), train)?;
-        self.core.check_reached()?;
+        if !self.core.reports.has_gradient {
+            return Err(self.core.unreached());
+        }
         Ok(output)
     }
 

@@ -92,7 +92,9 @@ impl<M: Module + 'static> FusedReplicas<M> {
         let batches = self.dealt(batches)?;
         let learning_rate = Some(learning_rate.into());
         let output = self.with_backward(learning_rate, || batches.clone(), train)?;
-        self.core.check_reached()?;
+        if !self.core.reports.has_gradient {
+            return Err(self.core.unreached());
+        }
         Ok(output)
     }
 
