@@ -3,9 +3,8 @@ use burn::tensor::Tensor;
 
 use super::export::{ExportLocation, Value};
 use super::local_params::LocalParams;
-use super::placeholder::Identity;
 
-/// A reparameterizer that records parameters in their storage type, although they are computed with in another.
+/// A mapper that makes each parameter whose compute type differs from its storage type save its stored value.
 pub(super) struct SavedInFull<'a> {
     pub(super) local_params: &'a LocalParams,
     pub(super) value: Value,
@@ -24,12 +23,22 @@ impl ModuleMapper for SavedInFull<'_> {
             .leaf(self.value, ExportLocation::Stored)
             .of_rank::<D>()
             .inner();
-        let identity = Identity::of(&copy);
         let (_, _, mapper) = param.clone().consume();
         param.save_mapper(move |value| {
             // A copy that was trained or mapped saves its own value.
-            let is_copy = !value.is_autodiff() && Identity::of(&value) == identity;
+            let is_copy = !value.is_autodiff() && is_cast(&value, &stored);
             mapper.on_save(if is_copy { stored.clone() } else { value })
         })
+    }
+}
+
+/// Returns `true` if `value` is `stored`, cast to another type.
+fn is_cast<const D: usize>(value: &Tensor<D>, stored: &Tensor<D>) -> bool {
+    value.shape() == stored.shape() && {
+        let cast = stored
+            .clone()
+            .to_device(&value.device())
+            .cast(value.dtype());
+        value.clone().equal(cast).all().into_scalar::<bool>()
     }
 }

@@ -46,8 +46,8 @@ impl GradientHook for Reading {
             match catch_unwind(AssertUnwindSafe(read)) {
                 Ok(found) => assert_eq!(found, *before),
                 Err(panic) => {
-                    let told = panic.downcast_ref::<String>().unwrap();
-                    assert!(told.contains("had gone to the other ranks"), "{told}");
+                    let message = panic.downcast_ref::<String>().unwrap();
+                    assert!(message.contains("was sent to the other ranks"), "{message}");
                 }
             }
         }
