@@ -81,29 +81,6 @@ impl<R: AccumulateInState> ElementWiseOptimizer<R> {
     }
 }
 
-impl<R: ElementWise, const D: usize> ElementWiseState<R, D> {
-    /// Returns the step of the next gradient. `more_micro_batches_follow` is `true` if more gradients of its group follow: a
-    /// group counts as one step.
-    fn next_step(&mut self, learning_rate: LearningRate, more_micro_batches_follow: bool) -> Step {
-        let fresh = || Step {
-            learning_rate: 0.0,
-            time: self.time as i32 + 1,
-            is_first: self.states.iter().all(Option::is_none),
-            adds: false,
-        };
-        let more = |open_group| Step {
-            adds: true,
-            ..open_group
-        };
-        let mut step = self.open_group.map_or_else(fresh, more);
-        self.open_group = more_micro_batches_follow.then_some(step);
-        if !more_micro_batches_follow {
-            step.learning_rate = learning_rate;
-        }
-        step
-    }
-}
-
 impl<R: ElementWise> Optimizer for ElementWiseOptimizer<R> {
     type State<const D: usize> = ElementWiseState<R, D>;
 
@@ -124,7 +101,26 @@ impl<R: ElementWise> Optimizer for ElementWiseOptimizer<R> {
         };
         let mut state = state.unwrap_or_else(ElementWiseState::none);
         let more_follow = call::with(|call| call.more_micro_batches_follow);
-        let step = state.next_step(lr, more_follow.unwrap_or(false));
+        // A group of micro-batches counts as one step.
+        let mut step = match state.open_group {
+            Some(open_group) => Step {
+                adds: true,
+                ..open_group
+            },
+            None => Step {
+                learning_rate: 0.0,
+                time: state.time as i32 + 1,
+                is_first: state.states.iter().all(Option::is_none),
+                adds: false,
+            },
+        };
+        state.open_group = match more_follow {
+            Some(true) => Some(step),
+            _ => {
+                step.learning_rate = lr;
+                None
+            }
+        };
         let rule = self.optimizer.rule(step);
         let (taken, count) = (rule.states, R::STATES.len());
         assert!(

@@ -2,8 +2,9 @@ use burn::optim::{LearningRate, Optimizer, RecordState, StateSink, StateSource};
 use burn::tensor::{Device, FloatDType, Tensor};
 
 use super::call;
-use super::format::{Formats, Noise, RecordedFormat, Residual, StateFormat, WeightFormat, around};
+use super::format::{Formats, RecordedFormat, Residual, StateFormat, WeightFormat, around};
 use super::kernel;
+use super::rule::{Rule, Set};
 
 /// A wrapper that stores the bf16 weights of any optimizer in a [`WeightFormat`].
 ///
@@ -90,7 +91,8 @@ impl<O: Optimizer> Optimizer for InFormat<O> {
         // Without the caller, because the wrapped optimizer updates another tensor than that of the caller.
         let step = || self.optimizer.step(lr, before, gradient, state);
         let (after, state) = call::without_caller(step);
-        let weight = kernel::set_in_format(weight, after, Noise::of_step(time));
+        let set = Rule::built_in::<0>(Set);
+        let (weight, _) = kernel::update(set, weight, after, Vec::new(), time);
         (weight.value, with(state, weight.residual))
     }
 

@@ -60,7 +60,7 @@ impl ElementEncoding {
 pub(crate) struct ElementBuffer<'a> {
     encoding: ElementEncoding,
     /// Elements, or scales of groups.
-    floats: &'a mut [u8],
+    pub(crate) floats: &'a mut [u8],
     /// Residuals or codes of whole groups.
     words: &'a mut [u8],
     /// Checksum of the weights of each group that has a residual.
@@ -74,8 +74,12 @@ impl<'a> ElementBuffer<'a> {
         floats: &'a mut [u8],
         words: &'a mut [u32],
     ) -> Self {
-        let [bytes, _, checksums] = encoding.group();
-        let checksums = floats.len().div_ceil(bytes) * checksums;
+        let checksums = match encoding {
+            ElementEncoding::Weights(format) if format.residual_bytes() > 0 => {
+                floats.len().div_ceil(GROUP * 2)
+            }
+            _ => 0,
+        };
         let (words, checksums) = words.split_at_mut(words.len() - checksums);
         Self {
             encoding,

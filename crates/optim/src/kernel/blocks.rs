@@ -138,10 +138,11 @@ impl<const BUFFERS: usize> Range<'_, BUFFERS> {
             && update.formats.is_none()
             && self.buffers.iter().all(ElementBuffer::are_numbers)
         {
-            let gradients = gradient.open(self.start, self.length, &mut room);
-            let opened = self.buffers.iter_mut();
-            let mut opened = opened.map(|buffer| buffer.open(&mut [], self.length));
-            let mut next = |_| opened.next().unwrap_or_default();
+            let gradients = cast_slice(gradient.bytes);
+            let gradients = &gradients[gradient.offset + self.start..][..self.length];
+            let buffers = self.buffers.iter_mut();
+            let mut numbers = buffers.map(|buffer| cast_slice_mut(buffer.floats));
+            let mut next = |_| numbers.next().unwrap_or_default();
             let weights = next(0);
             return update.rule.formula.apply(weights, gradients, from_fn(next));
         }

@@ -19,7 +19,7 @@ use burn::tensor::{DType, FloatDType, Tensor};
 
 use super::call;
 use super::format::{GROUP, Noise, PackedState, Residual, StateTensor, Weight, WeightFormat};
-use super::rule::{Rule, Set, Traced};
+use super::rule::{Rule, Traced};
 
 #[cfg(feature = "cubecl")]
 use single_pass::Operands;
@@ -60,9 +60,22 @@ pub(super) fn update<const D: usize>(
         rule,
         formats: (!is_plain).then(|| (format, Noise::of_step(number))),
     };
-    let execution = Execution::of(&weight.value, is_plain);
-    if execution == Execution::Operations {
-        return execution.update(update, weight, gradient, states);
+    #[allow(unreachable_patterns)] // What is there depends on the build.
+    let has_single_pass = match weight.value.clone().into_dispatch().kind {
+        #[cfg(feature = "flex")]
+        DispatchTensorKind::Flex(_) if dtype != DType::F64 => true,
+        #[cfg(feature = "cubecl")]
+        DispatchTensorKind::Cube(_) => true,
+        // Operations support no formats.
+        _ => !is_plain,
+    };
+    if !has_single_pass {
+        let states = states.into_iter().map(StateTensor::full);
+        let floats = once(weight.value).chain(states).collect();
+        let mut floats = operations::update(&update, gradient, floats).into_iter();
+        let value = floats.next().expect("a weight is there");
+        let weight = Weight { value, ..weight };
+        return (weight, floats.map(StateTensor::Full).collect());
     }
     if update.rule.may_panic {
         // The caller still holds the value: whether the formula panics depends on its fields alone.
@@ -70,23 +83,9 @@ pub(super) fn update<const D: usize>(
     }
     // A step that can't fail any more writes in place. Its caller, which can, then has the updated parameter.
     call::with(|call| call.parameter = None);
-    let (weight, states) = execution.update(update, weight, gradient, states);
+    let (weight, states) = single_pass(update, weight, gradient, states);
     call::with(|call| call.parameter = Some(weight.value.clone().into()));
     (weight, states)
-}
-
-/// Returns the weight with the values `numbers`, in f32, in its format.
-pub(super) fn set_in_format<const D: usize>(
-    weight: Weight<D>,
-    numbers: Tensor<D>,
-    noise: Noise,
-) -> Weight<D> {
-    let set = Update {
-        rule: Rule::built_in::<0>(Set),
-        formats: Some((weight.format, noise)),
-    };
-    let execution = Execution::of(&weight.value, false);
-    execution.update(set, weight, numbers, Vec::new()).0
 }
 
 /// Returns the trained weight, in f32.
@@ -98,98 +97,66 @@ pub(super) fn in_full<const D: usize>(weight: &Weight<D>) -> Tensor<D> {
     }
 }
 
-/// Execution of a rule on the elements of a weight.
-#[derive(Clone, Copy, PartialEq)]
-enum Execution {
-    /// On the processor, block by block.
-    Blocks,
-    /// By a kernel of the device.
+/// Updates a weight and its states by a kernel of the device, or block by block on the processor.
+fn single_pass<const D: usize>(
+    update: Update,
+    weight: Weight<D>,
+    gradient: Tensor<D>,
+    states: Vec<StateTensor<D>>,
+) -> (Weight<D>, Vec<StateTensor<D>>) {
+    let (shape, format) = (weight.value.shape(), weight.format);
+    let value = weight.value.into_dispatch();
     #[cfg(feature = "cubecl")]
-    Kernel,
-    /// By operations on whole tensors, as in Burn's own optimizers.
-    Operations,
-}
-
-impl Execution {
-    /// Returns the execution for this weight; without formats if `is_plain`, since tensor operations support none.
-    fn of<const D: usize>(weight: &Tensor<D>, is_plain: bool) -> Self {
-        #[allow(unreachable_patterns)] // What is there depends on the build.
-        match weight.clone().into_dispatch().kind {
-            #[cfg(feature = "flex")]
-            DispatchTensorKind::Flex(_) if weight.dtype() != DType::F64 => Self::Blocks,
-            #[cfg(feature = "cubecl")]
-            DispatchTensorKind::Cube(_) => Self::Kernel,
-            _ if is_plain => Self::Operations,
-            _ => Self::Blocks,
+    let has_kernel = matches!(value.kind, DispatchTensorKind::Cube(_));
+    #[cfg(not(feature = "cubecl"))]
+    let has_kernel = false;
+    let weight = match weight.residual {
+        None => Stored::Floats(value),
+        Some(low) => Stored::Split(value, low.words.into_dispatch()),
+    };
+    let states = states.into_iter().map(|state| match state {
+        StateTensor::Full(state) => Stored::Floats(state.into_dispatch()),
+        StateTensor::Packed(packed) => {
+            let (codes, scales) = (packed.codes.into_dispatch(), packed.scales.into_dispatch());
+            Stored::Codes(scales, codes, packed.scheme)
         }
-    }
-
-    /// Runs the step.
-    fn update<const D: usize>(
-        self,
-        update: Update,
-        weight: Weight<D>,
-        gradient: Tensor<D>,
-        states: Vec<StateTensor<D>>,
-    ) -> (Weight<D>, Vec<StateTensor<D>>) {
-        if self == Self::Operations {
-            let states = states.into_iter().map(StateTensor::full);
-            let floats = once(weight.value).chain(states).collect();
-            let mut floats = operations::update(&update, gradient, floats).into_iter();
-            let value = floats.next().expect("a weight is there");
-            let weight = Weight { value, ..weight };
-            return (weight, floats.map(StateTensor::Full).collect());
+    });
+    let stored = once(weight).chain(states);
+    let all: Vec<_> = match has_kernel {
+        #[cfg(feature = "cubecl")]
+        true => {
+            let operands = Operands::new(stored);
+            Dispatch::update(gradient.into_dispatch(), operands, update)
+                .all()
+                .collect()
         }
-        let (shape, format) = (weight.value.shape(), weight.format);
-        let value = weight.value.into_dispatch();
-        let weight = match weight.residual {
-            None => Stored::Floats(value),
-            Some(low) => Stored::Split(value, low.words.into_dispatch()),
-        };
-        let states = states.into_iter().map(|state| match state {
-            StateTensor::Full(state) => Stored::Floats(state.into_dispatch()),
-            StateTensor::Packed(packed) => {
-                let (codes, scales) = (packed.codes.into_dispatch(), packed.scales.into_dispatch());
-                Stored::Codes(scales, codes, packed.scheme)
-            }
-        });
-        let stored = once(weight).chain(states);
-        let all: Vec<_> = match self {
-            #[cfg(feature = "cubecl")]
-            Self::Kernel => {
-                let operands = Operands::new(stored);
-                Dispatch::update(gradient.into_dispatch(), operands, update)
-                    .all()
-                    .collect()
-            }
-            _ => blocks::update(&update, gradient, stored.collect()),
-        };
-        let mut all = all.into_iter();
-        let (value, words) = match all.next() {
-            Some(Stored::Split(value, words)) => (value, Some(words)),
-            Some(Stored::Floats(value)) => (value, None),
-            _ => unreachable!("a weight has its elements"),
-        };
-        let weight = Weight {
-            value: Tensor::from_dispatch(value),
-            format,
-            residual: words.map(|words| Residual {
-                words: Tensor::from_dispatch(words),
-                elements: shape.num_elements(),
-            }),
-        };
-        let states = all.map(|state| match state {
-            Stored::Floats(state) => StateTensor::Full(Tensor::from_dispatch(state)),
-            Stored::Codes(scales, codes, scheme) => StateTensor::Packed(PackedState {
-                codes: Tensor::from_dispatch(codes),
-                scales: Tensor::from_dispatch(scales),
-                scheme,
-                shape: shape.clone(),
-            }),
-            _ => unreachable!("a state is whole"),
-        });
-        (weight, states.collect())
-    }
+        _ => blocks::update(&update, gradient, stored.collect()),
+    };
+    let mut all = all.into_iter();
+    let (value, words) = match all.next() {
+        Some(Stored::Split(value, words)) => (value, Some(words)),
+        Some(Stored::Floats(value)) => (value, None),
+        _ => unreachable!("a weight has its elements"),
+    };
+    let weight = Weight {
+        value: Tensor::from_dispatch(value),
+        format,
+        residual: words.map(|words| Residual {
+            words: Tensor::from_dispatch(words),
+            elements: shape.num_elements(),
+        }),
+    };
+    let states = all.map(|state| match state {
+        Stored::Floats(state) => StateTensor::Full(Tensor::from_dispatch(state)),
+        Stored::Codes(scales, codes, scheme) => StateTensor::Packed(PackedState {
+            codes: Tensor::from_dispatch(codes),
+            scales: Tensor::from_dispatch(scales),
+            scheme,
+            shape: shape.clone(),
+        }),
+        _ => unreachable!("a state is whole"),
+    });
+    (weight, states.collect())
 }
 
 /// Elements of a block, which fits the first-level cache. Small, so that the processor prefetches the next block during the
