@@ -1,8 +1,9 @@
 use std::sync::Arc;
 
 use burn::backend::DispatchTensor;
-use burn::tensor::{Gradients, Tensor};
+use burn::tensor::Tensor;
 
+use crate::parameters::AnyTensor;
 use crate::tap::{GradientSink, PassedGradients, join};
 
 /// The return type of a step's forward closure: a loss of any rank, alone or in a pair with any other value.
@@ -23,29 +24,21 @@ use crate::tap::{GradientSink, PassedGradients, join};
 /// # Ok::<(), backburn::FusedError>(())
 /// ```
 pub trait Loss: sealed::Sealed + Sized {
-    /// Returns `true` if autodiff tracks the loss.
+    /// Replaces the loss by the result of `work`, which receives it with any rank.
     #[doc(hidden)]
-    fn has_graph(&self) -> bool;
-
-    /// Returns the elements of the loss, without autodiff.
-    #[doc(hidden)]
-    fn elements(&self) -> Tensor<1>;
-
-    /// Runs the backward pass of the loss multiplied by `scale`, and detaches the loss. `on_backward` is called when the pass
-    /// has begun and Burn has locked the graph.
-    #[doc(hidden)]
-    fn run_backward(self, scale: Option<f64>, on_backward: Option<OnBackward>)
-    -> (Self, Gradients);
+    fn replaced<E>(self, work: impl FnOnce(AnyTensor) -> Result<AnyTensor, E>) -> Result<Self, E>;
 }
 
-/// A callback at the start of a backward pass.
-#[doc(hidden)]
-pub type OnBackward = Box<dyn Fn() + Send + Sync>;
+/// Calls `work` when the backward pass of `root` has begun and Burn has locked the graph.
+pub(crate) fn on_backward(root: Tensor<1>, work: impl Fn() + Send + Sync + 'static) -> Tensor<1> {
+    let anchor = root.clone().into_dispatch();
+    join(root, anchor, Arc::new(BackwardRoot(work)))
+}
 
 /// The gradient sink at the root of a graph, whose backward step runs first.
-struct BackwardRoot(OnBackward);
+struct BackwardRoot<F>(F);
 
-impl GradientSink for BackwardRoot {
+impl<F: Fn() + Send + Sync> GradientSink for BackwardRoot<F> {
     fn receive(&self, gradient: DispatchTensor) -> PassedGradients {
         (self.0)();
         PassedGradients {
@@ -56,50 +49,14 @@ impl GradientSink for BackwardRoot {
 }
 
 impl<const D: usize> Loss for Tensor<D> {
-    fn has_graph(&self) -> bool {
-        Tensor::is_tracked(self)
-    }
-
-    fn elements(&self) -> Tensor<1> {
-        let elements = self.shape().num_elements();
-        self.clone().inner().reshape([elements])
-    }
-
-    fn run_backward(
-        self,
-        scale: Option<f64>,
-        on_backward: Option<OnBackward>,
-    ) -> (Self, Gradients) {
-        let mut root = self.clone();
-        if let Some(scale) = scale {
-            root = root.mul_scalar(scale);
-        }
-        if let Some(on_backward) = on_backward {
-            let anchor = root.clone().into_dispatch();
-            root = join(root, anchor, Arc::new(BackwardRoot(on_backward)));
-        }
-        let gradients = root.backward();
-        drop(root);
-        (self.detach(), gradients)
+    fn replaced<E>(self, work: impl FnOnce(AnyTensor) -> Result<AnyTensor, E>) -> Result<Self, E> {
+        work(self.into()).map(AnyTensor::of_rank)
     }
 }
 
 impl<const D: usize, T> Loss for (Tensor<D>, T) {
-    fn has_graph(&self) -> bool {
-        self.0.has_graph()
-    }
-
-    fn elements(&self) -> Tensor<1> {
-        self.0.elements()
-    }
-
-    fn run_backward(
-        self,
-        scale: Option<f64>,
-        on_backward: Option<OnBackward>,
-    ) -> (Self, Gradients) {
-        let (loss, gradients) = self.0.run_backward(scale, on_backward);
-        ((loss, self.1), gradients)
+    fn replaced<E>(self, work: impl FnOnce(AnyTensor) -> Result<AnyTensor, E>) -> Result<Self, E> {
+        Ok((self.0.replaced(work)?, self.1))
     }
 }
 

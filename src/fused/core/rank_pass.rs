@@ -9,7 +9,7 @@ use burn::tensor::Device;
 use crate::caught::{Caught, catch};
 use crate::device::check_async_errors;
 use crate::error::{FusedError, listed};
-use crate::loss::{Loss, OnBackward};
+use crate::loss::{Loss, on_backward};
 use crate::observer::StepEvent;
 use crate::offload::TransferWorkers;
 use crate::parameters::list;
@@ -124,29 +124,39 @@ impl RankPass {
             let loss = forward(model);
             // A backward pass inside the closure has failed in a block, and the closure has continued.
             self.pass.take_failure().map_or(Ok(()), Failure::go_on)?;
-            if !loss.has_graph() {
-                return Err(self.why_untracked(model));
-            }
-            if self.read_late {
-                check_async_errors(&loss.elements())
-                    .map_err(|reason| FusedError::LossNotComputed { reason })?;
-            }
-            self.pass.end_forward();
-            *self.pass.stage.lock() = Stage::Backward;
-            if let Some(saved) = &self.pass.blocks.saved {
-                saved.prefetch_last();
-            }
-            if let Some(observers) = &self.pass.observers {
-                observers.emit(StepEvent::Backward);
-            }
-            let begins = self.pass.among.as_ref().map(|among| {
-                let Membership { group, rank } = among.clone();
-                group.flow.request_backward(rank);
-                Box::new(move || group.flow.begin_backward(rank)) as OnBackward
-            });
-            let (loss, mut gradients) = loss.run_backward(self.pass.pipeline.scale, begins);
-            let gradients =
-                GradientsParams::from_params(&mut gradients, model, &self.local_params.leaves);
+            let mut gradients = GradientsParams::new();
+            let loss = loss.replaced(|loss| {
+                if !loss.is_tracked() {
+                    return Err(self.why_untracked(model));
+                }
+                let detached = loss.clone().0.detach();
+                if self.read_late {
+                    check_async_errors(&detached.clone().inner())
+                        .map_err(|reason| FusedError::LossNotComputed { reason })?;
+                }
+                self.pass.end_forward();
+                *self.pass.stage.lock() = Stage::Backward;
+                if let Some(saved) = &self.pass.blocks.saved {
+                    saved.prefetch_last();
+                }
+                let mut root = loss.0;
+                if let Some(scale) = self.pass.pipeline.scale {
+                    root = root.mul_scalar(scale);
+                }
+                if let Some(observers) = &self.pass.observers {
+                    observers.emit(StepEvent::Backward);
+                }
+                if let Some(among) = &self.pass.among {
+                    let Membership { group, rank } = among.clone();
+                    group.flow.request_backward(rank);
+                    root = on_backward(root, move || group.flow.begin_backward(rank));
+                }
+                let mut all = root.backward();
+                drop(root);
+                let leaves = &self.local_params.leaves;
+                gradients = GradientsParams::from_params(&mut all, model, leaves);
+                Ok(detached.into())
+            })?;
             Ok((loss, gradients))
         })
     }
