@@ -10,7 +10,7 @@ use super::super::format::{
 };
 use super::super::rule::{Set, Step};
 use super::super::{AdamConfig, AdamWConfig, ElementWise, LionConfig, SgdConfig};
-use super::{Execution, Rule, Update};
+use super::{Rule, Update, single_pass};
 
 const SHAPES: [[usize; 2]; 4] = [[64, 96], [71, 61], [1, 5000], [90, 50]];
 
@@ -89,9 +89,7 @@ fn in_format(shape: [usize; 2], format: WeightFormat) -> Weight<2> {
         format,
     };
     let set = update(Rule::new::<0>(Set), format);
-    Execution::Blocks
-        .update(set, blank, numbers(shape, 5), Vec::new())
-        .0
+    single_pass(set, blank, numbers(shape, 5), Vec::new()).0
 }
 
 fn update(rule: Rule, format: WeightFormat) -> Update {
@@ -101,9 +99,20 @@ fn update(rule: Rule, format: WeightFormat) -> Update {
     }
 }
 
+fn on(device: &Device, state: StateTensor<2>) -> StateTensor<2> {
+    match state {
+        StateTensor::Full(state) => StateTensor::Full(state.to_device(device)),
+        StateTensor::Packed(packed) => StateTensor::Packed(PackedState {
+            codes: packed.codes.to_device(device),
+            scales: packed.scales.to_device(device),
+            ..packed
+        }),
+    }
+}
+
 fn on_wgpu(states: &[StateTensor<2>]) -> Vec<StateTensor<2>> {
-    let on_wgpu = |state: &StateTensor<2>| state.clone().on_device(&wgpu());
-    states.iter().map(on_wgpu).collect()
+    let states = states.iter().cloned();
+    states.map(|state| on(&wgpu(), state)).collect()
 }
 
 fn elements(tensor: Tensor<2>) -> Vec<f32> {
@@ -193,17 +202,16 @@ fn check(rule: Rule, roots: &[SquareRootCode], states: StateFormat, shape: [usiz
     let (weight, gradient) = (numbers(shape, 7), numbers(shape, 8));
     let update = update(rule, WeightFormat::Plain);
     let on_device = on_wgpu(&states);
-    let (found, found_states) = Execution::Kernel.update(
+    let (found, found_states) = single_pass(
         update.clone(),
         there(&Weight::plain(weight.clone())),
         gradient.clone().to_device(&wgpu()),
         on_device,
     );
-    let (expected, expected_states) =
-        Execution::Blocks.update(update, Weight::plain(weight), gradient, states);
+    let (expected, expected_states) = single_pass(update, Weight::plain(weight), gradient, states);
     assert_near(&in_full(back(found)), &in_full(expected), 1e-5, &context);
     for (found, expected) in found_states.into_iter().zip(expected_states) {
-        assert_same_state(found.on_device(&Device::flex()), expected, &context);
+        assert_same_state(on(&Device::flex(), found), expected, &context);
     }
 }
 
@@ -248,13 +256,13 @@ fn rounding_and_split_on_wgpu_match_processor() {
             let set = update(Rule::new::<0>(Set), format);
             let weight = in_format(shape, format);
             let numbers = hostile(shape);
-            let (found, _) = Execution::Kernel.update(
+            let (found, _) = single_pass(
                 set.clone(),
                 there(&weight),
                 numbers.clone().to_device(&wgpu()),
                 Vec::new(),
             );
-            let (expected, _) = Execution::Blocks.update(set, weight, numbers, Vec::new());
+            let (expected, _) = single_pass(set, weight, numbers, Vec::new());
             let expected = bits(in_full(expected));
             // The checksums are right, too: a residual of other weights counts as zero.
             assert_eq!(bits(in_full(back(found))), expected, "{format:?} {shape:?}");
@@ -277,13 +285,13 @@ fn step_on_wgpu_includes_residual() {
         let gradient = numbers(shape, 8);
         let on_device = on_wgpu(&states);
         let there = there(&weight);
-        let (found, _) = Execution::Kernel.update(
+        let (found, _) = single_pass(
             update.clone(),
             there,
             gradient.clone().to_device(&wgpu()),
             on_device,
         );
-        let (expected, _) = Execution::Blocks.update(update, weight, gradient, states);
+        let (expected, _) = single_pass(update, weight, gradient, states);
         let (found, expected) = (in_full(back(found)), in_full(expected));
         // The last of 24 bits may differ, from a number that is slightly larger.
         assert_near(&found, &expected, 4e-5, &format!("{shape:?}"));
@@ -303,10 +311,9 @@ fn nan_on_wgpu_spreads_over_its_group() {
         let gradient = Tensor::<2>::from_data(gradient, (&wgpu(), DType::F32));
         let update = update(rule, WeightFormat::Plain);
         let weight = Weight::plain(numbers(shape, 1).to_device(&wgpu()));
-        let (weight, state) =
-            Execution::Kernel.update(update.clone(), weight, gradient, vec![state]);
+        let (weight, state) = single_pass(update.clone(), weight, gradient, vec![state]);
         let gradient = numbers(shape, 4).to_device(&wgpu());
-        let (weight, _) = Execution::Kernel.update(update, weight, gradient, state);
+        let (weight, _) = single_pass(update, weight, gradient, state);
         for (index, value) in in_full(back(weight)).into_iter().enumerate() {
             assert_eq!(
                 value.is_nan(),
