@@ -313,10 +313,10 @@ pub enum FusedError {
         path: String,
     },
 
-    /// A closure that runs the backward pass itself, or a `TrainStep`, returned a gradient for a parameter that the backward
-    /// pass updates.
+    /// A closure that runs the backward pass itself, or a `TrainStep`, edited the gradient of a parameter that the backward
+    /// pass updates. A `TrainStep` may also have removed it.
     #[error(
-        "the training step returned a gradient for parameter `{path}`, which the backward pass has already updated: \
+        "the training step edited or removed the gradient of parameter `{path}`, which the backward pass has already applied: \
     don't edit `TrainOutput::grads`; change gradients in a hook (`with_hook`), \
     which receives each before it is applied"
     )]

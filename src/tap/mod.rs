@@ -39,6 +39,11 @@ pub(crate) trait GradientSink: Send + Sync {
     ///
     /// The autodiff graph is locked during the call: the sink must not touch a tensor of it.
     fn receive(&self, gradient: DispatchTensor) -> PassedGradients;
+
+    /// Returns the tensor that the backward pass leaves as the gradient of a node, on the backend of the tap.
+    fn stand_in(&self) -> Option<(NodeId, DispatchTensor)> {
+        None
+    }
 }
 
 /// Gradients that a sink passes on to the parents of its tap. A parent without one gets no gradient.
@@ -140,6 +145,9 @@ where
             if let (Some(parent), Some(gradient)) = (parent, gradient) {
                 gradients.register::<B>(parent.id, primitive(gradient));
             }
+        }
+        if let Some((node, gradient)) = sink.stand_in() {
+            gradients.register::<B>(node, primitive(gradient));
         }
     }
 }

@@ -1,9 +1,11 @@
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
+use burn::optim::GradientsParams;
 use burn::train::{LearnerModel, TrainOutput, TrainStep};
 
 use crate::caught::catch;
 use crate::error::FusedError;
 use crate::fused::{Core, Trainer};
+use crate::weights::removed_from;
 use crate::{FusedOptimizer, FusedReplicas};
 
 /// The fused optimizer of a learner, on one device or on several.
@@ -65,7 +67,7 @@ impl<M: LearnerModel> Engine<M> {
 fn train<M: LearnerModel>(
     model: &M,
     item: <M as TrainStep>::Input,
-) -> (Output<M>, burn::optim::GradientsParams) {
+) -> Result<(Output<M>, GradientsParams), FusedError> {
     let step = || TrainStep::step(model, item);
     let TrainOutput { grads, item } = catch(step).unwrap_or_else(|panic| match panic.text() {
         // The message of `GradientsParams::remove(id).unwrap()`.
@@ -75,5 +77,8 @@ fn train<M: LearnerModel>(
         ),
         _ => panic.resume(),
     });
-    (item, grads)
+    match removed_from(&grads, model) {
+        Some(path) => Err(FusedError::GradientReturned { path }),
+        None => Ok((item, grads)),
+    }
 }

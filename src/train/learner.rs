@@ -131,8 +131,9 @@ impl<M: LearnerModel> FusedLearner<M> {
     /// earlier. If a hook stops the step, the training ends with its error.
     ///
     /// Use a hook instead of editing `TrainOutput::grads` (for a mask, noise, a removed gradient): the gradients of trained
-    /// parameters are applied and released in the backward pass, and `grads` contains none of
-    /// them. A gradient that is registered there ends the training with an error. Removing a gradient there has no effect.
+    /// parameters are applied and released in the backward pass. `grads` contains stand-ins for them. If a step
+    /// replaces or removes one, the training ends with an error. If it reads one, it panics (on CubeCL and remote devices the
+    /// elements are NaN). Parameters that only checkpointed blocks read have no stand-in.
     #[must_use]
     pub fn with_hook(mut self, group: ParamGroup, hook: impl GradientHook) -> Self {
         let hooks = &mut self.strategy.policies.hooks;

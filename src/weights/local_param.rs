@@ -1,9 +1,10 @@
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use burn::tensor::{DType, Device};
 use parking_lot::Mutex;
 
+use super::applied::AppliedGradient;
 use super::gradient_state::GradientState;
 use super::master_param::MasterParam;
 use crate::device::AsyncErrors;
@@ -38,6 +39,8 @@ pub(crate) struct LocalParam {
     pub(super) is_leaf: bool,
     /// The path of the offloaded frozen parameter that this one adapts.
     pub(super) offloaded_base: Option<Arc<str>>,
+    /// The stand-in for an applied gradient, after the first read in a step that runs its own backward pass.
+    pub(super) applied: OnceLock<Option<Arc<AppliedGradient>>>,
     pub(super) state: Leveled<State>,
 }
 
@@ -96,6 +99,7 @@ impl LocalParam {
             is_pinned: AtomicBool::new(false),
             is_leaf: false,
             offloaded_base: None,
+            applied: OnceLock::new(),
             state: leveled(Level::LocalParam, state),
             master,
             session,

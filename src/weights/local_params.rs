@@ -8,7 +8,6 @@ use super::gradient_state::{Accumulated, GradientState, ParameterReport};
 use super::local_param::LocalParam;
 use super::master_param::MasterParam;
 use crate::offload::OffloadedBlocks;
-use crate::parameters::with_rank;
 use crate::pass::{BlockOrder, Pass};
 use crate::placement::Residency;
 
@@ -119,14 +118,11 @@ impl LocalParams {
         leaves.for_each(|local_param| local_param.deliver(pass, &mut gradients));
     }
 
-    /// Returns the path of the first parameter that has a gradient in `gradients`, although the backward pass releases
+    /// Returns the path of the first parameter whose gradient in `gradients` was edited, although the backward pass has released
     /// it.
-    pub(crate) fn released_in(&self, gradients: &GradientsParams) -> Option<&str> {
+    pub(crate) fn edited_in(&self, gradients: &GradientsParams) -> Option<&str> {
         let mut released = self.iter().filter(|local_param| !local_param.is_leaf);
-        let found = released.find(|local_param| {
-            let master = &local_param.master;
-            with_rank!(master.shape.num_dims(), D => gradients.get::<D>(master.id).is_some())
-        });
+        let found = released.find(|local_param| local_param.is_edited_in(gradients));
         found.map(|local_param| &*local_param.master.path)
     }
 
@@ -135,6 +131,7 @@ impl LocalParams {
     pub(crate) fn end(&self, committed: bool) -> Vec<(ParamId, ParameterReport)> {
         let end = |local_param: &Arc<LocalParam>| {
             let shares = local_param.assigned == Residency::Aliased;
+            local_param.unregister();
             if !shares {
                 local_param.drop_fetched();
             }

@@ -5,6 +5,7 @@
 //! values into an ordinary module. The [`RankContext`](crate::placement::RankContext) decides where values are stored
 //! and how a rank computes with them.
 
+mod applied;
 mod attach;
 mod attached_module;
 mod copy;
@@ -28,6 +29,8 @@ mod transfer;
 mod unreadable;
 mod update;
 
+#[cfg(feature = "train")]
+pub(crate) use applied::removed_from;
 pub(crate) use attached_module::AttachedModule;
 pub(crate) use entry::{Entry, Role};
 pub(crate) use export::Value;

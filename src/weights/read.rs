@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use burn::backend::autodiff::NodeId;
-use burn::module::{Module, Reparameterization};
-use burn::tensor::Tensor;
+use burn::module::{Module, ModuleMapper, ModuleVisitor, Reparameterization};
+use burn::tensor::{Device, Tensor};
 
 use super::copy::CacheUntil;
 use super::frozen::refuse_outside_of_a_block;
@@ -14,20 +14,17 @@ use super::placeholder::Identity;
 use super::tap_sink::TapSink;
 use crate::observer::StepEvent;
 use crate::parameters::{AnyTensor, Parameter};
-use crate::pass::{Graph, Pass, PendingGradient, ReadMode, Readers, Scope, Stage};
+use crate::pass::{Closure, Graph, Pass, PendingGradient, ReadMode, Readers, Scope, Stage};
 use crate::placement::Residency;
 use crate::tap::{join, lift, node};
 
 /// A reparameterization that redirects every read of a parameter to its local parameter. It has no parameters of its
 /// own, and does not move with the module.
-#[derive(Module, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Handle {
-    #[module(skip)]
     local_param: Arc<LocalParam>,
-    #[module(skip)]
     placeholder: Identity,
     /// Autodiff node of the placeholder; `None` on untracked backends.
-    #[module(skip)]
     node: Option<NodeId>,
 }
 
@@ -41,6 +38,43 @@ impl Handle {
             placeholder: Identity::of(placeholder),
             node: node(placeholder),
         }
+    }
+}
+
+impl Module for Handle {
+    fn collect_devices(&self, devices: Vec<Device>) -> Vec<Device> {
+        devices
+    }
+
+    fn fork(self, _device: &Device) -> Self {
+        self
+    }
+
+    fn to_device(self, _device: &Device) -> Self {
+        self
+    }
+
+    fn train(self) -> Self {
+        self
+    }
+
+    fn valid(&self) -> Self {
+        self.clone()
+    }
+
+    fn materialize(self) -> Self {
+        self
+    }
+
+    /// Shows the applied gradient's leaf after the backward pass of a step that runs its own.
+    fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
+        if let Some(applied) = self.local_param.registered() {
+            applied.visit(visitor);
+        }
+    }
+
+    fn map<P: ModuleMapper>(self, _mapper: &mut P) -> Self {
+        self
     }
 }
 
@@ -294,7 +328,9 @@ impl LocalParam {
             taps.len() - 1
         };
         let tick = self.clock.lock().tick(read);
+        let runs_backward = pass.closure == Closure::Backward && Arc::ptr_eq(graph, &pass.graph);
         let arrival = TapSink {
+            applied: runs_backward.then(|| self.applied()).flatten(),
             local_param: self.clone(),
             pass: pass.clone(),
             pending_gradient,

@@ -6,9 +6,11 @@
 use std::sync::Arc;
 
 use burn::backend::DispatchTensor;
+use burn::backend::autodiff::NodeId;
 use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
 
+use super::applied::AppliedGradient;
 use super::gradient_state::{GradientState, HeldGradient};
 use super::local_param::LocalParam;
 use crate::device;
@@ -26,6 +28,8 @@ use crate::tap::{self, GradientSink, PassedGradients};
 pub(super) struct TapSink {
     pub(super) local_param: Arc<LocalParam>,
     pub(super) pass: Arc<Pass>,
+    /// The stand-in for the gradient, if the closure collects gradients from the graph of the tap.
+    pub(super) applied: Option<Arc<AppliedGradient>>,
     pub(super) pending_gradient: PendingGradient,
     /// Bytes of a value that was gathered from its owner, tracked until the graph is dropped.
     pub(super) _gathered: Option<HeldBytes>,
@@ -60,6 +64,10 @@ impl GradientSink for TapSink {
             self.local_param.add_gradient(&self.pass, gradient, admits)
         });
         PassedGradients::default()
+    }
+
+    fn stand_in(&self) -> Option<(NodeId, DispatchTensor)> {
+        self.applied.as_ref().map(|applied| applied.register())
     }
 }
 

@@ -57,7 +57,7 @@ impl RankPass {
         let _scope = Scope::enter_step(&self.pass);
         let (output, gradients) = work()?;
         if !gradients.is_empty()
-            && let Some(path) = self.local_params.released_in(&gradients)
+            && let Some(path) = self.local_params.edited_in(&gradients)
         {
             let path = path.to_string();
             return Err(FusedError::GradientReturned { path });

@@ -142,9 +142,9 @@ impl<M: Module> FusedOptimizer<M> {
     pub fn step_with_backward<R>(
         &mut self,
         learning_rate: impl Into<ModuleLearningRate>,
-        train: impl FnMut(&M) -> (R, GradientsParams),
+        mut train: impl FnMut(&M) -> (R, GradientsParams),
     ) -> Result<R, FusedError> {
-        let output = self.with_backward(Some(learning_rate.into()), train)?;
+        let output = self.with_backward(Some(learning_rate.into()), |model| Ok(train(model)))?;
         if !self.core.reports.has_gradient {
             return Err(self.core.unreached());
         }
@@ -155,13 +155,13 @@ impl<M: Module> FusedOptimizer<M> {
     pub(crate) fn with_backward<R>(
         &mut self,
         learning_rate: Option<ModuleLearningRate>,
-        mut train: impl FnMut(&M) -> (R, GradientsParams),
+        mut train: impl FnMut(&M) -> Result<(R, GradientsParams), FusedError>,
     ) -> Result<R, FusedError> {
         let mut executor = Executor {
             closures: &[Closure::Backward],
             run: &mut |ranks, modules| {
                 let (rank, model) = (&ranks[0], &modules[0].module);
-                rank.run(rank.pass.twice.clone(), || Ok(train(model)))
+                rank.run(rank.pass.twice.clone(), || train(model))
             },
         };
         self.core.step(learning_rate, &mut executor)

@@ -91,7 +91,11 @@ impl<M: Module + 'static> FusedReplicas<M> {
     ) -> Result<Vec<R>, FusedError> {
         let batches = self.dealt(batches)?;
         let learning_rate = Some(learning_rate.into());
-        let output = self.with_backward(learning_rate, || batches.clone(), train)?;
+        let output = self.with_backward(
+            learning_rate,
+            || batches.clone(),
+            move |model, batch| Ok(train(model, batch)),
+        )?;
         if !self.core.reports.has_gradient {
             return Err(self.core.unreached());
         }
@@ -104,11 +108,10 @@ impl<M: Module + 'static> FusedReplicas<M> {
         &mut self,
         learning_rate: Option<ModuleLearningRate>,
         batches: impl FnMut() -> Vec<Option<B>>,
-        train: impl Fn(&M, B) -> (R, GradientsParams) + Send + Sync + 'static,
+        train: impl Fn(&M, B) -> Result<(R, GradientsParams), FusedError> + Send + Sync + 'static,
     ) -> Result<Vec<R>, FusedError> {
-        let work: Work<M, B, R> = Arc::new(move |model, rank, numbers, batch| {
-            rank.run(numbers, || Ok(train(model, batch)))
-        });
+        let work: Work<M, B, R> =
+            Arc::new(move |model, rank, numbers, batch| rank.run(numbers, || train(model, batch)));
         self.run(Closure::Backward, learning_rate, batches, work)
     }
 

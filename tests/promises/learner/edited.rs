@@ -1,23 +1,45 @@
 //! A `TrainStep` that edits the gradients that it returns: a mask, noise, a removed gradient.
 
+use burn::train::MultiDeviceOptim;
+
 use super::*;
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Edit {
+    Replace,
+    Scale,
+    Unwrap,
+    Remove,
+    DropAll,
+    Nothing,
+}
 
 /// Edits its gradients after the backward pass.
 #[derive(Module, Debug)]
 struct Edited {
     inner: Regression,
-    unwraps: bool,
+    #[module(skip)]
+    edit: Edit,
 }
 
 impl Edited {
     fn edited(&self, mut gradients: GradientsParams) -> GradientsParams {
-        let weight = &self.inner.output.weight;
-        let gradient = gradients.remove::<2>(weight.id);
-        let gradient = match self.unwraps {
-            true => gradient.unwrap(),
-            false => Tensor::ones([6, 1], &Device::flex()),
-        };
-        gradients.register(weight.id, gradient * 0.5);
+        let id = self.inner.output.weight.id;
+        match self.edit {
+            Edit::Nothing => {}
+            Edit::DropAll => return GradientsParams::new(),
+            Edit::Remove => drop(gradients.remove::<2>(id)),
+            Edit::Replace => gradients.register(id, Tensor::<2>::ones([6, 1], &Device::flex())),
+            Edit::Scale => {
+                if let Some(gradient) = gradients.remove::<2>(id) {
+                    gradients.register(id, gradient * 0.5);
+                }
+            }
+            Edit::Unwrap => {
+                let norm = gradients.get::<2>(id).unwrap().abs().max();
+                assert!(norm.into_scalar::<f32>() < 1e9);
+            }
+        }
         gradients
     }
 }
@@ -35,40 +57,74 @@ impl TrainStep for Edited {
 
 impl_inference_step!(Edited, Points, inner);
 
-fn edited(unwraps: bool) -> Edited {
+fn edited(edit: Edit) -> Edited {
     let inner = Regression::init();
-    Edited { inner, unwraps }
+    Edited { inner, edit }
 }
 
 #[test]
-fn learner_gradient_registered_by_train_step_is_an_error() {
+fn learner_gradient_edited_by_train_step_is_an_error() {
     let one: fn() -> ExecutionStrategy = || ExecutionStrategy::single(Device::flex());
-    for strategy in [None, Some(one)] {
-        let run = Run {
-            strategy,
-            ..Run::new(1)
-        };
-        let result = run.fused(edited(false), folder().path());
-        let error = result.error.expect("the training failed").to_string();
-        assert_says(&error, "`inner.output.weight`");
-        assert_says(&error, "with_hook");
+    let two: fn() -> ExecutionStrategy =
+        || ExecutionStrategy::multi(vec![Device::flex(); 2], MultiDeviceOptim::OptimSharded);
+    let exact = FusedConfig::exact(1.0);
+    for edit in [Edit::Replace, Edit::Remove, Edit::DropAll] {
+        for (strategy, config) in [
+            (None, FusedConfig::new()),
+            (Some(one), exact.clone()),
+            (Some(two), FusedConfig::new()),
+        ] {
+            let run = Run {
+                strategy,
+                config,
+                ..Run::new(1)
+            };
+            let result = run.fused(edited(edit), folder().path());
+            let error = result.error.expect("the training failed").to_string();
+            let path = match edit {
+                Edit::DropAll => "`inner.",
+                _ => "`inner.output.weight`",
+            };
+            assert_says(&error, path);
+            assert_says(&error, "with_hook");
+        }
     }
 }
 
 #[test]
-fn learner_unwrapped_gradient_points_to_hooks() {
-    let message = panic_of(|| Run::new(1).fused(edited(true), folder().path()));
-    assert_says(&message, "FusedLearner::with_hook");
+fn learner_gradient_read_in_train_step_points_to_hooks() {
+    for edit in [Edit::Scale, Edit::Unwrap] {
+        let message = panic_of(|| Run::new(1).fused(edited(edit), folder().path()));
+        assert_says(&message, "`inner.output.weight`");
+        assert_says(&message, "FusedLearner::with_hook");
+    }
 }
 
+/// Stock Burn and fused training hand over the same gradients if the step does not edit them.
 #[test]
 fn returned_gradient_of_released_parameter_is_an_error() {
-    let batch = Points::ones(&Device::flex().autodiff());
-    let mut fused = FusedOptimizer::new_ok(edited(false), AdamWConfig::new().init());
-    let result = fused.step_with_backward(1e-3, |model| {
-        let output = TrainStep::step(model, batch.clone());
-        ((), output.grads)
-    });
-    let path = "inner.output.weight".to_string();
-    assert_eq!(result, Err(FusedError::GradientReturned { path }));
+    for device in cpus() {
+        let batch = Points::ones(&device);
+        for edit in [Edit::Replace, Edit::Scale, Edit::Nothing, Edit::DropAll] {
+            let model = Edited {
+                inner: Regression::init_on(&device),
+                edit,
+            };
+            let mut fused = FusedOptimizer::new_ok(model, AdamWConfig::new().init());
+            let mut step = || {
+                fused.step_with_backward(1e-3, |model| {
+                    let output = TrainStep::step(model, batch.clone());
+                    ((), output.grads)
+                })
+            };
+            let path = "inner.output.weight".to_string();
+            match edit {
+                Edit::Scale => assert_says(&panic_of(&mut step), &path),
+                Edit::Replace => {
+                    assert_eq!(step(), Err(FusedError::GradientReturned { path }));
+                }
+                _ => assert_eq!((step(), step()), (Ok(()), Ok(()))),
+            }
+        }
+    }
 }

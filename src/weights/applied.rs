@@ -1,0 +1,165 @@
+//! Gradients that a training step which runs its own backward pass finds for parameters whose gradients were applied.
+//!
+//! # Invariants
+//!
+//! Burn collects gradients with a visitor, which looks up the node of each parameter. The handle of a parameter shows it a leaf
+//! with the id of the parameter, and the tap registers an [`AppliedGradient`] for that leaf. It takes no memory and can't be read.
+//! An edit is found because the step does not return this tensor: multiplied, replaced or removed.
+
+use std::any::Any;
+use std::fmt::{Debug, Formatter};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use burn::backend::DispatchTensor;
+use burn::backend::autodiff::NodeId;
+#[cfg(feature = "train")]
+use burn::module::{Module, Reparameterization};
+use burn::module::{ModuleVisitor, Param};
+use burn::optim::GradientsParams;
+use burn::tensor::Tensor;
+
+use super::local_param::LocalParam;
+use super::placeholder::{Identity, unreadable};
+#[cfg(feature = "train")]
+use super::read::Handle;
+use crate::parameters::{AnyTensor, with_rank};
+use crate::tap::{lift, node};
+
+/// The stand-in for a gradient that the backward pass has applied.
+pub(super) struct AppliedGradient {
+    /// A `Param<Tensor<D>>` of the rank of the parameter. Its place stays the same, as that of an ordinary parameter.
+    leaf: Box<dyn Any + Send + Sync>,
+    rank: usize,
+    node: NodeId,
+    gradient: AnyTensor,
+    /// `true` if it is registered in the current pass.
+    is_registered: AtomicBool,
+}
+
+/// Returns the message for a read of the gradient of the parameter at `path`.
+fn applied(path: &str) -> String {
+    format!(
+        "the gradient of parameter `{path}` was read after the backward pass, which has applied and released it: change or \
+        read gradients in a hook (`FusedLearner::with_hook`, `FusedOptimizer::with_hook`)"
+    )
+}
+
+impl AppliedGradient {
+    fn new<const D: usize>(local_param: &LocalParam) -> Option<Self> {
+        let master = &local_param.master;
+        let gradient: Tensor<D> = unreadable(
+            applied,
+            &master.path,
+            &master.shape,
+            local_param.dtype,
+            &local_param.device,
+        );
+        let leaf = lift(gradient.clone(), master.strategy).require_grad();
+        Some(Self {
+            node: node(&leaf)?,
+            leaf: Box::new(Param::initialized(master.id, leaf)),
+            rank: D,
+            gradient: gradient.into(),
+            is_registered: AtomicBool::new(false),
+        })
+    }
+
+    /// Returns the gradient to register, and the node of its leaf.
+    pub(super) fn register(&self) -> (NodeId, DispatchTensor) {
+        self.is_registered.store(true, Ordering::Relaxed);
+        (self.node, self.gradient.clone().0.into_dispatch())
+    }
+
+    /// Returns `true` if `gradient` is surely another tensor.
+    fn is_replaced_by<const D: usize>(&self, gradient: &Tensor<D>) -> bool {
+        Identity::of(gradient) != Identity::of(&*self.gradient)
+    }
+
+    /// Shows the leaf to `visitor`.
+    pub(super) fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
+        with_rank!(self.rank, D => {
+            if let Some(leaf) = self.leaf.downcast_ref::<Param<Tensor<D>>>() {
+                visitor.visit_float(leaf);
+            }
+        });
+    }
+}
+
+impl Debug for AppliedGradient {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("AppliedGradient").finish_non_exhaustive()
+    }
+}
+
+impl LocalParam {
+    /// Returns the stand-in for the applied gradient.
+    pub(super) fn applied(&self) -> Option<Arc<AppliedGradient>> {
+        let new = || with_rank!(self.master.shape.num_dims(), D => AppliedGradient::new::<D>(self).map(Arc::new));
+        self.applied.get_or_init(new).clone()
+    }
+
+    /// Returns the stand-in if it is registered in the current pass.
+    pub(super) fn registered(&self) -> Option<&AppliedGradient> {
+        let applied = self.applied.get().and_then(Option::as_deref);
+        applied.filter(|applied| applied.is_registered.load(Ordering::Relaxed))
+    }
+
+    /// Ends the pass for the stand-in.
+    pub(super) fn unregister(&self) {
+        if let Some(applied) = self.registered() {
+            applied.is_registered.store(false, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns `true` if `gradients` has a gradient of the parameter that the backward pass has not left there.
+    pub(super) fn is_edited_in(&self, gradients: &GradientsParams) -> bool {
+        with_rank!(self.master.shape.num_dims(), D => {
+            let gradient = gradients.get::<D>(self.master.id);
+            match (gradient, self.registered()) {
+                (Some(gradient), Some(applied)) => applied.is_replaced_by(&gradient),
+                (gradient, _) => gradient.is_some(),
+            }
+        })
+    }
+}
+
+/// Returns the path of the first parameter of an attached module whose applied gradient is not in `gradients`.
+#[cfg(feature = "train")]
+pub(crate) fn removed_from<M: Module>(gradients: &GradientsParams, module: &M) -> Option<String> {
+    let mut removed = Removed {
+        gradients,
+        names: Vec::new(),
+        first: None,
+    };
+    module.visit(&mut removed);
+    removed.first
+}
+
+#[cfg(feature = "train")]
+struct Removed<'a> {
+    gradients: &'a GradientsParams,
+    names: Vec<String>,
+    first: Option<String>,
+}
+
+#[cfg(feature = "train")]
+impl ModuleVisitor for Removed<'_> {
+    fn enter_module(&mut self, name: &str, _container_type: &str) {
+        self.names.push(name.to_string());
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.names.pop();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let Some((last, parameter)) = self.names.split_last() else {
+            return;
+        };
+        let is_applied = last == Handle::NAME && self.first.is_none();
+        if is_applied && self.gradients.get::<D>(param.id).is_none() {
+            self.first = Some(parameter.join("."));
+        }
+    }
+}
