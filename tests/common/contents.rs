@@ -6,7 +6,6 @@ use burn::optim::OptimizerRecord;
 use burn::tensor::{Bytes, DType};
 use burn_pack::{Reader, Scalar, Writer};
 
-/// The contents of a record.
 #[derive(Clone)]
 pub struct Contents {
     pub tensors: Vec<burn_pack::Tensor>,

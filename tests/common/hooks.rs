@@ -5,7 +5,6 @@ use burn::tensor::{Device, Tensor};
 
 /// A complete gradient of any rank.
 pub struct Finished<'a> {
-    /// The path of its parameter.
     pub path: &'a str,
     /// The device that updates its parameter.
     pub device: Device,
@@ -23,11 +22,9 @@ pub enum Answer {
     Use,
     Scale(f32),
     Veto,
-    /// Stops the step for this reason.
     Stop(&'static str),
 }
 
-/// A hook that calls `answer` with every gradient.
 pub fn hook(answer: impl Fn(&Finished<'_>) -> Answer + Send + Sync + 'static) -> impl GradientHook {
     Hook(answer)
 }

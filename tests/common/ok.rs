@@ -164,7 +164,6 @@ pub trait ReplicasOk<M: Module + 'static>: BorrowMut<FusedReplicas<M>> {
 
 impl<M: Module + 'static> ReplicasOk<M> for FusedReplicas<M> {}
 
-/// A learner.
 pub trait LearnerOk<M: LearnerModel>: Into<FusedLearner<M>>
 where
     <M as TrainStep>::Input: Clone,

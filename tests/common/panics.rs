@@ -3,7 +3,6 @@
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Returns the message of the panic of `work`.
 #[track_caller]
 pub fn panic_of<R>(work: impl FnOnce() -> R) -> String {
     match catch_unwind(AssertUnwindSafe(work)) {

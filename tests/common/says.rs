@@ -2,7 +2,6 @@
 
 use std::fmt::Display;
 
-/// Panics unless `found` contains `words`.
 #[track_caller]
 pub fn assert_says(found: &impl Display, words: &str) {
     let found = found.to_string();

@@ -6,70 +6,50 @@ use super::*;
 const DEPTH: usize = 2;
 const WIDTH: usize = 256;
 
-/// The peak bytes of `exchange` after a step, in multiples of the parameters' bytes.
-fn needed<R>(exchange: impl FnOnce(FusedOptimizer<Mlp>) -> R) -> f64 {
-    let x = x(WIDTH);
-    let model = Mlp::init(DEPTH, WIDTH, &device());
-    let parameters = 4 * model.num_params();
-    let optimizer: ModuleOptimizer = backburn::optim::AdamWConfig::new().init();
-    let mut fused = FusedOptimizer::new_ok(model, optimizer);
-    fused.step_ok(1e-3, |model| model.loss(x.clone()));
-    let needed = peak(|| drop(exchange(fused)));
-    needed as f64 / parameters as f64
-}
+type Fused = FusedOptimizer<Mlp>;
+type Exchange = fn(Fused) -> Fused;
 
-#[test]
-fn exchange_of_training_copies_no_tensors() {
-    let _alone = alone();
-    let parts = needed(FusedOptimizer::into_parts);
-    let fused_again = needed(|fused| {
+const EXCHANGES: [(&str, Exchange); 3] = [
+    ("into_parts, new", |fused| {
         let (model, optimizer) = fused.into_parts();
-        FusedOptimizer::new_ok(model, optimizer)
-    });
-    let made_again = needed(|fused| fused.with_config_ok(FusedConfig::new()));
-    let frozen = needed(|mut fused| {
+        Fused::new_ok(model, optimizer)
+    }),
+    ("with_config", |fused| {
+        fused.with_config_ok(FusedConfig::new())
+    }),
+    ("change_model", |mut fused| {
         fused.change_model_ok(Module::freeze);
         fused.change_model_ok(Module::unfreeze);
         fused
-    });
-    for (exchange, needed) in [
-        ("into_parts", parts),
-        ("into_parts, new", fused_again),
-        ("with_config", made_again),
-        ("change_model", frozen),
-    ] {
-        // A weight is a quarter of P.
-        assert!(needed < 0.05, "{exchange}: {needed} P");
-    }
-    // Burn's records hold copies.
-    let record = needed(|fused| fused.to_record());
-    assert!(record > 1.9, "a record: {record} P");
-}
+    }),
+];
 
-/// A step after the exchange writes in place, because nothing shares the values any more.
+/// The next step writes in place, because nothing shares the values any more.
 #[test]
-fn step_after_exchange_needs_bytes_of_one_before() {
+fn exchange_copies_no_tensors_and_next_step_writes_in_place() {
     let _alone = alone();
     let x = x(WIDTH);
-    let parameters = 4 * Mlp::init(DEPTH, WIDTH, &device()).num_params();
-    let optimizer = || backburn::optim::AdamWConfig::new().init();
-    let mut fused = FusedOptimizer::new_ok(Mlp::init(DEPTH, WIDTH, &device()), optimizer());
-    let step = |fused: &mut FusedOptimizer<Mlp>| {
+    let model = Mlp::init(DEPTH, WIDTH, &device());
+    let parameters = 4.0 * model.num_params() as f64;
+    let multiple = |bytes: usize| bytes as f64 / parameters;
+    let mut fused = Fused::new_ok(model, backburn::optim::AdamWConfig::new().init());
+    let step = |fused: &mut Fused| {
         let needed = peak(|| drop(fused.step_ok(1e-3, |model| model.loss(x.clone()))));
         assert_eq!(fused.last_step().copied, Some(0));
-        needed as f64 / parameters as f64
+        multiple(needed)
     };
     step(&mut fused);
     let plain = step(&mut fused);
-    let (model, optimizer) = fused.into_parts();
-    let mut fused = FusedOptimizer::new_ok(model, optimizer);
-    let after_parts = step(&mut fused);
-    let mut fused = fused.with_config_ok(FusedConfig::new());
-    let after_config = step(&mut fused);
-    fused.change_model_ok(Module::freeze);
-    fused.change_model_ok(Module::unfreeze);
-    let after_thaw = step(&mut fused);
-    for after in [after_parts, after_config, after_thaw] {
-        assert!(after < plain + 0.02, "{after} P, {plain} P before");
+    for (name, exchange) in EXCHANGES {
+        let mut exchanged = None;
+        let needed = multiple(peak(|| exchanged = Some(exchange(fused))));
+        // A weight is a quarter of P.
+        assert!(needed < 0.05, "{name}: {needed} P");
+        fused = exchanged.unwrap();
+        let after = step(&mut fused);
+        assert!(after < plain + 0.02, "{name}: {after} P, {plain} P before");
     }
+    // Burn's records hold copies.
+    let record = multiple(peak(|| drop(fused.to_record())));
+    assert!(record > 1.9, "a record: {record} P");
 }

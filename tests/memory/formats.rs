@@ -13,7 +13,6 @@ fn in_bf16() -> Mlp {
     cast(Mlp::init(DEPTH, WIDTH, &device()), FloatDType::BF16).unwrap()
 }
 
-/// Parameters are drawn when they are cast, so only one at a time exists in f32.
 #[test]
 fn model_is_drawn_and_cast_one_parameter_at_a_time() {
     let _alone = alone();
@@ -67,7 +66,6 @@ fn weights_and_states_take_bytes_of_their_formats() {
     }
 }
 
-/// The export is the f32 model, and takes at most one parameter in addition.
 #[test]
 fn full_precision_model_is_made_one_parameter_at_a_time() {
     let _alone = alone();

@@ -80,7 +80,6 @@ impl Drop for Counted {
     }
 }
 
-/// SGD with a momentum that is counted.
 #[derive(Clone)]
 struct CountedSgd;
 

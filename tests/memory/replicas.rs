@@ -13,7 +13,6 @@ pub fn replicas(
         .with_config_ok(FusedConfig::sharded(sharding).with_ownership(Ownership::BySize))
 }
 
-/// Stock Burn holds a gradient of every parameter on each rank. The fused peak contains only the gradients in flight.
 #[test]
 fn replicas_hold_few_gradients_at_once() {
     let _alone = alone();

@@ -13,7 +13,6 @@ use crate::sums::summed;
 
 pub const RATE: f64 = 0.02;
 
-/// The optimizer of the loop by hand.
 enum Update {
     Stock(Box<ModuleOptimizer>),
     /// A fused training that accumulates in its state from given gradients, with the parameters that have accumulated
@@ -59,7 +58,6 @@ impl ByHand {
         }
     }
 
-    /// Runs the last micro-batch and the update.
     pub fn step(&mut self, batches: &[Batch], told: Option<f64>) {
         self.pass(batches, true, told);
     }
@@ -151,7 +149,6 @@ impl ByHand {
         self.drop_sum();
     }
 
-    /// The model with the averages.
     pub fn averaged(&self) -> Model {
         let means = self.means.as_ref();
         means.map_or_else(|| self.model.clone(), |means| means.put_in(&self.model))

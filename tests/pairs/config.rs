@@ -6,7 +6,6 @@ use crate::options::*;
 
 use crate::common::*;
 
-/// The maximum norm of the gradients.
 pub const MAX_NORM: f64 = 0.05;
 
 impl Devices {

@@ -13,7 +13,6 @@ pub struct Means {
     means: HashMap<ParamId, Mean>,
 }
 
-/// An average after a number of updates.
 struct Mean {
     updates: usize,
     mean: Tensor<1>,

@@ -22,7 +22,6 @@ pub struct Model {
 const WIDTH: usize = 64;
 const TOKENS: usize = 12;
 
-/// The input of the model.
 #[derive(Clone, Debug)]
 pub struct Batch {
     tokens: Tensor<2, Int>,
@@ -34,7 +33,6 @@ pub fn device() -> Device {
     Device::flex().autodiff()
 }
 
-/// Batches of different sizes.
 pub fn batches(count: usize) -> Vec<Batch> {
     let batch = |index| Batch::of_rows(2 + index % 3);
     (0..count).map(batch).collect()
@@ -141,7 +139,6 @@ impl Model {
         Self { norm: None, ..self }
     }
 
-    /// Replaces the running statistics.
     pub fn set_statistics(&self, statistics: &[Tensor<1>]) {
         if let (Some(norm), [mean, var]) = (&self.norm, statistics) {
             for (statistic, value) in [(&norm.running_mean, mean), (&norm.running_var, var)] {

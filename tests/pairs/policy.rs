@@ -28,7 +28,6 @@ impl Policy {
         }
     }
 
-    /// The factor of the loss.
     pub fn scale(&self) -> f64 {
         self.scale.map_or(1.0, |(scale, _)| scale)
     }

@@ -9,7 +9,6 @@ use crate::common::*;
 /// Gradients by parameter, each as a row.
 pub type Gradients = HashMap<ParamId, Tensor<1>>;
 
-/// A parameter of the model.
 #[derive(Clone)]
 pub struct Known {
     pub id: ParamId,

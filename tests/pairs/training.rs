@@ -112,7 +112,6 @@ impl Training {
         }
     }
 
-    /// Runs a step whose closure panics.
     pub fn panic(&mut self, batches: &[Batch]) {
         let panics = |batch: &Batch| -> Tensor<1> { panic!("in the closure, with {batch:?}") };
         let ended = match self {

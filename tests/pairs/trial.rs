@@ -7,7 +7,6 @@ use crate::options::{Blocks, Event, Moment, Options, Stepped, Waiting};
 use crate::refusals::refusals;
 use crate::training::Training;
 
-/// The end of a training.
 #[derive(Debug)]
 pub enum Ended {
     Well,

@@ -18,7 +18,6 @@ fn plan(order: &[Technique], budget: impl Into<Budget>) -> Result<Plan<AdamWConf
     planner.plan(Mlp::loss, budget)
 }
 
-/// Bytes in use after a step.
 fn trained(plan: &Plan<AdamWConfig>) -> usize {
     let mut fused = plan.fuse(|| Mlp::init(&device())).unwrap();
     let parts = plan.accumulation as f32;

@@ -105,14 +105,8 @@ fn batch_of_one_that_does_not_fit_can_not_be_split() {
         panic!("{error}");
     };
     let missing = format!("{} more", least - budget);
-    for words in [
-        "can't be split",
-        &missing,
-        "about",
-        "Freeze",
-        "LoRA",
-        "4 bits",
-    ] {
+    let words = ["can't be split", "about", "Freeze", "LoRA", "4 bits"];
+    for words in words.into_iter().chain([&*missing]) {
         assert_says(&error, words);
     }
 }

@@ -53,7 +53,6 @@ fn plan_takes_first_candidate_that_fits() {
     assert!(recomputed_before > 0);
 }
 
-/// Two micro-batches fit in a budget that one does not fit.
 #[test]
 fn plan_takes_largest_micro_batches_that_fit() {
     let _alone = alone();

@@ -69,7 +69,6 @@ hold! {
     plans_of_deep_network_with_dropout_hold: Deep, 0.99, 1.05;
 }
 
-/// Parts of images are large.
 #[test]
 fn plans_of_u_net_hold() {
     let _alone = alone();

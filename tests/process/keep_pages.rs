@@ -11,7 +11,6 @@ const LARGE: usize = 40_000_000;
 /// Bytes of all buffers: at most the size of the heap of a thread.
 const BYTES: usize = 40_000_000;
 
-/// Returns the resident bytes of the process.
 fn resident() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let mut lines = status.lines();

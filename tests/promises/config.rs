@@ -120,7 +120,6 @@ fn config_after_hook_keeps_hook() {
     assert_eq!(fused.last_step().vetoed, 4);
 }
 
-/// States, weights and running statistics return to the device.
 #[test]
 fn config_changed_begins_and_ends_offload() {
     let [_, ndarray] = cpus();

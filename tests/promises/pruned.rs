@@ -98,7 +98,6 @@ fn layer_that_returns_starts_without_state(device: &Device) {
     }
 }
 
-/// A parameter of another shape counts as another parameter.
 fn layer_that_is_cut_down_starts_without_state(device: &Device) {
     let x = Tensor::<2>::random([4, 3], Distribution::Default, device);
     for optimizer in [AdamWConfig::new().init(), ours::AdamWConfig::new().init()] {
@@ -155,7 +154,6 @@ fn removed_layer_with_offloaded_states_leaves_record() {
     }
 }
 
-/// It is added again while states are on the host.
 #[test]
 #[allow(deprecated)] // `ndarray`: Burn 0.22 still ships it.
 fn layer_that_returns_with_offload_starts_without_state() {
@@ -189,7 +187,6 @@ fn layer_that_returns_with_offload_starts_without_state() {
     }
 }
 
-/// An unfinished group in the state ends with the remaining parameters.
 #[test]
 fn group_in_optimizer_state_outlives_removed_layer() {
     let device = &Device::flex().autodiff();

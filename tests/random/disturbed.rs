@@ -8,7 +8,6 @@ use std::time::Duration;
 use crate::common::*;
 use crate::{Last, Model, distance, keep, on_cpu};
 
-/// Sets the flag when dropped.
 struct Done<'a>(&'a AtomicBool);
 
 impl Drop for Done<'_> {
@@ -90,7 +89,6 @@ fn concurrent_trainings_with_dropout_wait(device: &Device) {
     });
 }
 
-/// One training draws in blocks, which are checked, the other outside of blocks in a single pass.
 fn draws_outside_of_blocks_wait_for_blocks(device: &Device) {
     let x = Tensor::<3>::random([4, 5, 3], Distribution::Default, device);
     let start = Barrier::new(2);
@@ -228,7 +226,6 @@ fn model_that_draws_first_without_lock_ends_step(device: &Device) {
     });
 }
 
-/// Blocks and passes that draw nothing are not affected.
 fn model_that_draws_nothing_is_not_disturbed(device: &Device) {
     let initial: Vec<Linear> = (0..4)
         .map(|_| LinearConfig::new(8, 8).init(device))
@@ -257,7 +254,6 @@ fn model_that_draws_nothing_is_not_disturbed(device: &Device) {
     assert_equal_weights(&quiet, &disturbed);
 }
 
-/// Repeats the test of both passes while a thread draws.
 fn disturbed_exact_clipping_repeats_mask_or_ends_step(device: &Device) {
     let max_norm = 1e-3;
     let x = Tensor::random([4, 5, 3], Distribution::Default, device);

@@ -14,7 +14,6 @@ use burn::nn::transformer::{
 
 use crate::common::*;
 
-/// The last gradient.
 type Last = Arc<Mutex<Vec<f32>>>;
 
 fn keep(last: &Last) -> impl GradientHook {

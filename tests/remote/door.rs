@@ -16,7 +16,6 @@ pub struct Door {
 }
 
 impl Door {
-    /// A proxy of `server`.
     pub fn to(server: SocketAddr) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let door = Self {

@@ -37,7 +37,6 @@ impl Server {
         }
     }
 
-    /// Ends its process.
     pub fn kill(&mut self) {
         self.process.kill().unwrap();
         self.process.wait().unwrap();

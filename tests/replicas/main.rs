@@ -22,7 +22,6 @@ use crate::common::*;
 const RATE: f64 = 0.05;
 const SHARDINGS: [Sharding; 2] = [Sharding::State, Sharding::Full];
 
-/// A batch for each rank.
 type Batches = Vec<Tensor<2, Int>>;
 
 /// A model with a tied embedding, layers in blocks, a layer that only some batches use, and a shared weight.
@@ -98,7 +97,6 @@ fn begin() -> (MutexGuard<'static, ()>, &'static Device, Network) {
     (alone(), &DEVICE, Network::init(&DEVICE))
 }
 
-/// Returns replicas of `initial` on several devices.
 fn replicas(initial: &Network, devices: &[Device], config: FusedConfig) -> FusedReplicas<Network> {
     let model = copy(initial, || Network::init(&devices[0]));
     FusedReplicas::new_ok(model, adamw(), devices.to_vec()).with_config_ok(config)
@@ -108,7 +106,6 @@ fn flex(ranks: usize) -> Vec<Device> {
     vec![Device::flex().autodiff(); ranks]
 }
 
-/// Batches of `rows` rows each.
 fn tokens(device: &Device, rows: &[usize]) -> Batches {
     let uniform = Distribution::Uniform(0.0, 9.0);
     let batch = |rows: &usize| Tensor::<2>::random([*rows, 3], uniform, device).int();
@@ -169,7 +166,6 @@ fn stock_step(
     }
 }
 
-/// Trains `model` with Burn alone.
 fn train_stock(mut model: Network, devices: &[Device], steps: &[Batches], stock: Stock) -> Network {
     let mut optimizer = adamw();
     for batches in steps {

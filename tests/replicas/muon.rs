@@ -10,7 +10,6 @@ fn recipe() -> MuonWithAdamWConfig {
     MuonWithAdamWConfig::new(vec!["embedding".into()])
 }
 
-/// Trains with Burn alone.
 fn by_hand() -> ModuleOptimizer {
     let matrices = ParamGroup::from_any_regexes(vec![r"^(layers\.\d|sometimes)\.weight$"]);
     let muon = MuonConfig::new().with_adjust_lr_fn(AdjustLrFn::MatchRmsAdamW);

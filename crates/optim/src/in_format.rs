@@ -9,9 +9,8 @@ use super::rule::{Rule, Set};
 /// A wrapper that stores the bf16 weights of any optimizer in a [`WeightFormat`].
 ///
 /// The optimizer receives the weight and its gradient in f32, and computes in f32, including its states. The new weight
-/// is rounded at random or split, according to the format. During an update the parameter is allocated in f32; the
-/// optimizers of [this crate](super) don't need this buffer. For this, the host reads a weight with a residual from the
-/// device.
+/// is rounded at random or split, according to the format. During an update the parameter is allocated in f32; if it
+/// has a residual, the host reads it from the device. The optimizers of [this crate](super) don't need this buffer.
 ///
 /// ```
 /// use backburn_optim::{InFormat, WeightFormat};

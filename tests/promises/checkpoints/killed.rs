@@ -8,7 +8,6 @@ use rand::{RngExt, SeedableRng};
 
 use super::*;
 
-/// The file operations of a save.
 enum Act {
     Write(PathBuf, Vec<u8>),
     Move(&'static str, &'static str),

@@ -48,14 +48,12 @@ fn step(training: &mut Training) {
     training.step_ok(0.1, |model| model.weight.val().powi_scalar(2).sum());
 }
 
-/// Returns the training after `steps` steps.
 fn after(steps: u64) -> Training {
     let mut training = small();
     (0..steps).for_each(|_| step(&mut training));
     training
 }
 
-/// Saves a training after `steps` steps.
 fn save(folder: &Path, steps: u64) {
     save_as(folder, steps, steps);
 }
@@ -110,7 +108,6 @@ fn files(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     found
 }
 
-/// A folder with these files.
 fn folder_of(files: &BTreeMap<PathBuf, Vec<u8>>) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     for (name, bytes) in files {
@@ -144,7 +141,7 @@ fn assert_refused(folder: &Path) -> CheckpointError {
     let before = contents(&training);
     let refused = Checkpoint::at(folder).load::<f64>(&mut training);
     assert!(contents(&training) == before);
-    // It leaves no files behind.
+    // The failed load has no later effect.
     step(&mut training);
     assert!(contents(&training) == contents(&after(3)));
     refused.expect_err("it was loaded")

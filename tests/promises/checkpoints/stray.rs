@@ -85,7 +85,6 @@ fn relative_path_is_resolved_once() {
     assert_eq!(Checkpoint::at("run"), Checkpoint::at(here.join("run")));
 }
 
-/// A link in place of a folder is followed, and removed without its target.
 #[cfg(unix)]
 #[test]
 fn links_are_followed_and_their_targets_kept() {

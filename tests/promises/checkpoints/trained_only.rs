@@ -134,7 +134,6 @@ fn checkpoint_of_another_model_names_five_parameters() {
     assert_says(&refused, "`layers.3.bias` and 11 more");
 }
 
-/// Files of a checkpoint load into stock Burn, and records of stock Burn into a training.
 #[test]
 fn checkpoint_files_load_into_stock_and_back() {
     let folder = tempfile::tempdir().unwrap();

@@ -17,7 +17,6 @@ pub struct Named {
 /// The state after a record, which Burn loads in the default float type of its default device, f32.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Recorded {
-    /// There is no state.
     Stateless,
     /// f32 tensors for any original type. They don't match gradients of another type.
     InF32,

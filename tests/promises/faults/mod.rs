@@ -32,7 +32,6 @@ fn loss(model: &Mlp, x: &Tensor<2>) -> Tensor<1> {
     model.loss(x.clone())
 }
 
-/// Panics after the forward pass.
 fn panics(model: &Mlp, x: &Tensor<2>) -> Tensor<1> {
     let loss = model.loss(x.clone());
     assert!(x.dims()[0] > 5, "too few");

@@ -70,7 +70,6 @@ fn momentum_moves_small_elements_as_far_as_in_f32_on_average() {
     }
 }
 
-/// A decaying velocity reaches zero as fast as in f32.
 #[test]
 fn momentum_decays_as_in_f32_on_average() {
     let mut gradients = vec![by_part(|part| part); 5];

@@ -194,7 +194,6 @@ fn small_parameters_in_bf16_have_states_in_f32() {
     assert_eq!(estimate.optimizer_state, 2 * 4 * (64 + 8));
 }
 
-/// Without a penalty, nothing multiplies the weight.
 fn infinite_weights_without_penalty_stay_infinite(device: &Device) {
     for states in [StateFormat::Full, StateFormat::Bits8] {
         let config = optim::SgdConfig::new().with_state_format(states);

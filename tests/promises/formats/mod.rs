@@ -101,7 +101,6 @@ fn steps(device: &Device, optimizer: &str, states: StateFormat) -> usize {
     }
 }
 
-/// The element-wise optimizers.
 fn element_wise(
     states: StateFormat,
     weights: WeightFormat,

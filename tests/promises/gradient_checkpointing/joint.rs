@@ -87,7 +87,6 @@ fn block_weight_computed_for_two_layers_gets_both_gradients(device: &Device) {
     });
 }
 
-/// An input that the block does not use receives zeros, as an input without effect in a plain block does.
 fn block_input_without_use_gets_gradient_of_zeros(device: &Device) {
     let loss = |model: &Stack, step: usize, x: Tensor<2>, recompute: bool| {
         let a = model.input.forward(x.clone());

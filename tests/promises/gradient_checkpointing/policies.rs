@@ -5,7 +5,6 @@ use std::sync::{Arc, Mutex};
 
 use super::*;
 
-/// The step ends at the gradient of a parameter in a block.
 fn anomaly_in_recomputed_block_stops_step(device: &Device) {
     let initial = Stack::init(device);
     let before = copy(&initial, || Stack::init(device));

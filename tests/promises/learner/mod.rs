@@ -137,7 +137,6 @@ impl<M> OnPoints for M where
 {
 }
 
-/// The options of a run.
 #[derive(Clone)]
 struct Run {
     epochs: usize,

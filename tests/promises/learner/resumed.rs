@@ -35,7 +35,6 @@ fn counted(epochs: usize) -> (Run, Arc<AtomicUsize>) {
     (run, count)
 }
 
-/// The files of the checkpoint of an epoch.
 fn files_of(folder: &Path, epoch: usize) -> [PathBuf; 3] {
     FILES.map(|name| folder.join(format!("checkpoint/{name}-{epoch}.bpk")))
 }
@@ -101,7 +100,6 @@ fn resume_without_checkpointers_panics() {
 
 const FOLDER: &str = "BACKBURN_LEARNER_OF_A_CHILD";
 
-/// A process that trains until it is killed.
 #[test]
 fn child_trains_and_saves() {
     let Some(folder) = std::env::var_os(FOLDER) else {

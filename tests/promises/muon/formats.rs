@@ -30,7 +30,6 @@ fn muon_split24_stays_near_stock_in_f32() {
     crate::formats::assert_near(&exact.model(), &full);
 }
 
-/// The direction of a momentum in 8 bits is near that of one in f32.
 #[test]
 fn muon_momentum_in_8_bits_stays_near_full() {
     let device = Device::flex();

@@ -380,7 +380,6 @@ fn muon_config_of_burn_loads_and_recipe_keeps_options() {
     assert_eq!(json.matches("Bits4").count(), 2, "{json}");
 }
 
-/// Without names Muon updates all matrices.
 #[test]
 fn muon_without_names_updates_all_matrices() {
     let device = Device::flex().autodiff();

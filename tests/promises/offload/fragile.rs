@@ -19,7 +19,6 @@ fn count(calls: &AtomicUsize) {
     }
 }
 
-/// SGD with a momentum.
 #[derive(Clone)]
 struct Fragile;
 

@@ -5,7 +5,6 @@ use std::sync::{Arc, Barrier};
 use super::blocks::with_inputs;
 use super::*;
 
-/// Returns the reason for which `device` refuses `config`.
 #[track_caller]
 fn refused<M: Module>(fused: FusedOptimizer<M>, config: FusedConfig, device: &Device) -> String {
     let error = fused.with_config_on(config, device);
@@ -66,7 +65,6 @@ fn offload_options_that_contradict_are_refused(device: &Device) {
     );
 }
 
-/// A panic in the closure, in a block's first and second run with inputs on the host, and in a hook.
 fn offloaded_training_after_panic_equals_untouched(device: &Device) {
     let initial = Network::init(device);
     let batches = batches(device);
@@ -143,7 +141,6 @@ fn offloaded_training_stopped_by_hook_uses_no_later_gradient(device: &Device) {
     }
 }
 
-/// In the closure, after the backward pass, a read waits for the update.
 fn offloaded_weight_read_after_backward_is_new_one(device: &Device) {
     let initial = Network::init(device);
     let tokens = batches(device).remove(0);

@@ -160,7 +160,6 @@ fn assert_offload_changes_nothing(
     }
 }
 
-/// Returns the host device of [`config`].
 #[allow(deprecated)] // Burn 0.22 still ships it.
 fn host(device: &Device) -> Device {
     match device.clone().inner() == Device::flex() {

@@ -32,7 +32,6 @@ fn hook_sees_path_id_value_and_gradient_once(device: &Device) {
     }
 }
 
-/// Accumulation, exact clipping, loss scaling and hooks at once, compared with a stock loop.
 fn policies_combined_match_stock(device: &Device) {
     let initial = Network::init(device);
     let batches = batches(device, 8);

@@ -81,7 +81,6 @@ fn infinite(device: &Device) -> Tensor<2> {
     batch.slice_fill([0..5, 0..1], f32::INFINITY)
 }
 
-/// The global norm.
 fn norm<M: Module>(model: &M, gradients: &mut GradientsParams) -> f64 {
     let mut squares = 0.0;
     map_gradients(model, gradients, |_, gradient| {
@@ -91,7 +90,6 @@ fn norm<M: Module>(model: &M, gradients: &mut GradientsParams) -> f64 {
     squares.sqrt()
 }
 
-/// Multiplies every gradient.
 fn scale<M: Module>(model: &M, gradients: &mut GradientsParams, coefficient: f64) {
     map_gradients(model, gradients, |_, gradient| {
         Some(gradient.mul_scalar(coefficient))

@@ -75,7 +75,6 @@ fn stock(model: Stack, xs: &[Tensor<2>]) -> Stack {
     train_stock(model, &mut AdamConfig::new().init(), xs.len(), RATE, loss)
 }
 
-/// Returns a fused training.
 fn fused(model: Stack, config: FusedConfig) -> FusedOptimizer<Stack> {
     FusedOptimizer::new_ok(model, optim::AdamConfig::new().init())
         .with_config_on_ok(config, &Device::flex())

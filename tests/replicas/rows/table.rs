@@ -6,7 +6,6 @@ use burn::tensor::quantization::{Calibration, QuantValue};
 
 use super::*;
 
-/// A way to train.
 pub struct Row {
     pub name: &'static str,
     /// The trained part of the network, and the optimizer.
