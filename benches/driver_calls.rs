@@ -90,7 +90,7 @@ impl Counts {
         let number = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
         let numbers: Vec<u64> = bytes.chunks_exact(8).map(number).collect();
         let streams = numbers.as_chunks().0;
-        assert!(streams.len() > 1, "as many as the stand-in counts");
+        assert!(streams.len() > 1, "the stand-in counts several streams");
         streams.to_vec()
     }
 
@@ -144,10 +144,10 @@ impl Counts {
             };
             let others = |index: usize| others.iter().map(|other| other[index]).sum::<u64>();
             let here = [0, 3, 4, 6, 7].map(|index| computing[index]);
-            let beside = [0, 3, 4, 6].map(others);
+            let others = [0, 3, 4, 6].map(others);
             let numbers = here
                 .into_iter()
-                .chain(beside)
+                .chain(others)
                 .map(|number| number.to_string());
             println!("| {name} | {} |", numbers.collect::<Vec<_>>().join(" | "));
         }

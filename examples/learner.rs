@@ -82,11 +82,11 @@ pub fn main() {
         output: LinearConfig::new(64, 1).init(&device),
     };
     let scheduler = CosineAnnealingLrSchedulerConfig::new(1e-2, 5 * 32).init();
-    let scheduler = scheduler.expect("a rate and a number of steps that can be");
+    let scheduler = scheduler.expect("the rate and the number of steps are valid");
 
     let learner = FusedLearner::new(model, AdamWConfig::new().init(), scheduler); // was Learner::new
     let result = lines::without_a_terminal(training).launch_fused(learner); // was training.launch
     if let Some(error) = result.error {
-        panic!("the training has ended with an error: {error}");
+        panic!("the training ended with an error: {error}");
     }
 }

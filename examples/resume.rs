@@ -47,11 +47,11 @@ pub fn main() -> Result<(), Box<dyn Error>> {
 
     let mut resumed = start(&device)?;
     let mut progress = checkpoint.load(&mut resumed)?;
-    println!("goes on after step {}", progress.step);
+    println!("resumes after step {}", progress.step);
     train(&mut resumed, &mut progress, 200, &device)?;
 
     let [whole, resumed] = [fused, resumed].map(|fused| fused.model().weight.val().into_data());
     assert_eq!(whole, resumed);
-    println!("both end with a weight of {whole}");
+    println!("both trainings end with the weight {whole}");
     Ok(())
 }

@@ -144,7 +144,7 @@ fn fine_tuned(mode: Mode, start: Transformer, text: &[u8], seed: u64) -> Transfo
     train(mode, start, text, FINE_TUNING_STEPS, FINE_TUNING_RATE, seed)
 }
 
-/// Trains fused, computed in f32 whatever the format of the weights.
+/// Trains fused, computed in f32 for any format of the weights.
 fn long(mode: Mode, seed: u64, text: &[u8], device: &Device) -> Transformer {
     device.seed(seed);
     let config = TransformerConfig::new(CONTEXT).with_dim(64).with_depth(1);

@@ -77,7 +77,7 @@ impl Transformer {
         let length = length - 1;
         let logits = self.forward(text.clone().narrow(1, 0, length));
         let next = text.narrow(1, 1, length).reshape([batch * length]);
-        // In f32, whatever the type of the weights: probabilities need it.
+        // In f32 for any type of the weights, because probabilities need this precision.
         let logits = logits.reshape([batch * length, VOCABULARY]);
         CrossEntropyLossConfig::new()
             .init(&logits.device())

@@ -68,7 +68,7 @@ fn main() {
             let [context, tile] = [context, tile].map(|text| text.parse().expect("a number"));
             context::train(context, tile);
         }
-        ["beside", task, variant] => pytorch::train(task, variant),
+        ["worker", task, variant] => pytorch::train(task, variant),
         ["pytorch"] => pytorch::table(),
         ["check"] => check(),
         ["context"] => context::longest(),

@@ -61,11 +61,11 @@ pub fn table() {
         "", "allocated/P", "resident/P", "s a step", "of stock", "loss"
     );
     for variant in VARIANTS {
-        let numbers = printed(&["beside", "numbers", variant.name]);
+        let numbers = printed(&["worker", "numbers", variant.name]);
         print_row(
             variant.name,
             numbers,
-            Turns::start(&["beside", "turns", variant.name]),
+            Turns::start(&["worker", "turns", variant.name]),
         );
     }
     for variant in PYTORCH {
@@ -83,7 +83,7 @@ pub fn table() {
 
 /// Prints the start of a row. The time follows, measured in turn with stock Burn.
 fn print_row(name: &str, [parameters, peak, resident, first, last]: [f64; 5], turns: Turns) {
-    let stock = Turns::start(&["beside", "turns", STOCK.name]);
+    let stock = Turns::start(&["worker", "turns", STOCK.name]);
     let rounds = Rounds::of(vec![turns, stock], ROUNDS);
     println!(
         "{name:<40}{:>12.2}{:>12.2}{:>10.2}{:>10.2}{:>18}",

@@ -228,20 +228,20 @@ impl Kind for UNet {
     fn loss(&self, items: usize) -> Tensor<1> {
         let image = input([items, 1, 32, 32], &self.last.weight.val());
         let run = |conv: &Conv2d, x: Tensor<4>| Gelu::new().forward(conv.forward(x));
-        let mut beside = Vec::new();
+        let mut skips = Vec::new();
         let mut x = image.clone();
         for conv in &self.down {
             x = gradient_checkpointing(conv, x, run);
-            beside.push(x.clone());
+            skips.push(x.clone());
         }
-        beside.pop();
+        skips.pop();
         for conv in &self.up {
             let [_, channels, height, width] = x.dims();
             let larger = x
                 .reshape([items, channels, height, 1, width, 1])
                 .expand([items, channels, height, 2, width, 2])
                 .reshape([items, channels, 2 * height, 2 * width]);
-            let both = Tensor::cat(vec![larger, beside.pop().unwrap()], 1);
+            let both = Tensor::cat(vec![larger, skips.pop().unwrap()], 1);
             x = gradient_checkpointing(conv, both, run);
         }
         (self.last.forward(x) - image).powi_scalar(2).mean()

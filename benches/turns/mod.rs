@@ -119,7 +119,7 @@ pub fn numbers<const N: usize>(arguments: &[&str]) -> [f64; N] {
     let numbers = output.split_whitespace().map(|number| number.parse());
     let numbers: Result<Vec<f64>, _> = numbers.collect();
     let numbers = numbers.unwrap_or_else(|error| panic!("{error} in {output}"));
-    numbers.try_into().expect("as many as are asked for")
+    numbers.try_into().expect("the requested count")
 }
 
 /// The turns of a process, on the side of that process.

@@ -83,7 +83,7 @@ fn compare(options: &Options) -> Result<()> {
         .with_context(|| format!("folder {} can't be written", folder.display()))?;
     let config = options.preset.config();
     if let Some(variant) = options.only {
-        // The same memory in less time, for every variant.
+        // Every variant needs the same memory and less time.
         keep_pages();
         let timeline = run::record(&config, variant, options.steps)?;
         let file = folder.join(variant.name());

@@ -55,11 +55,11 @@ fn of(folder: &Path) -> String {
 pub fn check(folder: &Path, stop: usize) -> Result<()> {
     let checkpoint = Checkpoint::at(folder);
     let checked = checkpoint.check();
-    checked.context("the folder can't be written: name another one with `--save`")?;
+    checked.context("the folder can't be written: pass another folder to `--save`")?;
     let last = checkpoint.steps()?.pop().unwrap_or_default();
     ensure!(
         last <= stop as u64,
-        "{} has {last} steps already: name another folder with `--save`",
+        "{} already has {last} steps: pass another folder to `--save`",
         of(folder)
     );
     Ok(())
@@ -85,7 +85,7 @@ pub fn resume(folder: &Path, trainer: Trainer, training: &Training) -> Result<(T
         .with_context(|| of(folder))?;
     ensure!(
         saved.step < training.steps as u64,
-        "{} has made all of its {} steps",
+        "{} has completed all of its {} steps",
         of(folder),
         saved.step
     );
@@ -106,7 +106,7 @@ impl Training {
             let (saved, asked) = (format!("{saved:?}"), format!("{asked:?}"));
             ensure!(
                 saved == asked,
-                "is of another training: {saved}, and {asked} was requested; set {option}"
+                "is of another training: it has {saved}, but {asked} was requested. Set {option}"
             );
             Ok(())
         };
@@ -119,12 +119,8 @@ impl Training {
         same("`--weights` and `--states`", &self.formats, &asked.formats)?;
         same("`--optimizer`", &self.optimizer, &asked.optimizer)?;
         same("`--ema`", &self.ema, &asked.ema)?;
-        same("`--text`, of so many tokens", &self.tokens, &asked.tokens)?;
-        same(
-            "`--text`, of this checksum",
-            &self.checksum,
-            &asked.checksum,
-        )?;
+        same("`--text` (number of tokens)", &self.tokens, &asked.tokens)?;
+        same("`--text` (checksum)", &self.checksum, &asked.checksum)?;
         same("`--seed`", &self.seed, &asked.seed)?;
         same("`--batch-size`", &self.batch, &asked.batch)?;
         same("`--steps`", &self.steps, &asked.steps)?;

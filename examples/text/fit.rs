@@ -19,7 +19,7 @@ pub fn plan(
     let loss = |model: &LanguageModel, items| model.losses(batch.clone().narrow(0, 0, items)).total;
     let planner = Planner::new(|| config.init(device), optimizer).with_batch(pieces);
     let planner = planner.with_progress(|tried| println!("trying: {tried}"));
-    println!("planning for {budget}: passes over up to {pieces} pieces, none of them trained on");
+    println!("planning for {budget}: dry runs over up to {pieces} pieces");
     let plan = planner.plan(loss, budget)?;
     println!("{plan}");
     Ok(plan)
@@ -32,7 +32,7 @@ pub fn resumed(
 ) -> Result<Option<Plan<AdamWConfig>>> {
     match (saved, budget) {
         (Some(plan), Some(Budget::Bytes(bytes))) if plan.device_bytes > bytes => bail!(
-            "was planned to take {} bytes, but `--fit` allows {bytes}: allow as many, or start a new training",
+            "was planned to take {} bytes, but `--fit` allows {bytes}: pass a larger `--fit`, or start a new training",
             plan.device_bytes
         ),
         (None, Some(_)) => bail!("was trained without a plan: resume it without `--fit`"),

@@ -105,7 +105,7 @@ fn main() -> Result<()> {
         (trainer, schedule.done) = checkpoint::resume(folder, trainer, &training)?;
         ensure!(
             schedule.done < schedule.stop,
-            "the checkpoint in {} has {} steps already: set a later `--stop`",
+            "the checkpoint in {} already has {} steps: set a later `--stop`",
             folder.display(),
             schedule.done
         );
@@ -116,7 +116,7 @@ fn main() -> Result<()> {
         println!("{}", MemoryEstimate::new(&trainer.model(), &optimizer));
     }
     let (first, last) = train::train(&mut trainer, &mut text, schedule, &device, &BYTES)?;
-    println!("loss {first:.3} at first, {last:.3} at last");
+    println!("loss {first:.3} at the start, {last:.3} at the end");
     println!("peak {:.0} MB", BYTES.peak_usage() as f64 / 1e6);
     if let Some(plan) = &training.plan {
         println!("planned {:.0} MB", plan.device_bytes as f64 / 1e6);
@@ -124,7 +124,7 @@ fn main() -> Result<()> {
     if let Some(folder) = &options.save {
         ensure!(
             last.is_finite(),
-            "the training has diverged, and was not saved: try a smaller `--learning-rate`"
+            "the training diverged and was not saved: use a smaller `--learning-rate`"
         );
         checkpoint::save(folder, &trainer, &training, schedule.stop)?;
         println!("saved in {}", folder.display());
@@ -135,7 +135,7 @@ fn main() -> Result<()> {
     let batch = training.plan.map_or(schedule.batch, |plan| plan.batch);
     // At most the number of trained pieces, because a large model is slow.
     let pieces = HeldOut::PIECES.min(schedule.stop * schedule.batch);
-    println!("looking at {pieces} held-out pieces");
+    println!("measuring the loss of {pieces} held-out pieces");
     HeldOut::measure(&model, &text, size, batch, pieces, &device).print();
     let length = SAMPLE.min(20 * schedule.stop);
     let made_up = sample::sample(&model, vocabulary, "\n", length, config.context, &device)?;

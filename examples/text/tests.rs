@@ -300,7 +300,7 @@ fn text_too_short_is_refused() {
     // A tenth of it is shorter than a piece.
     assert_refused(
         new(&"a".repeat(169)),
-        &["169 tokens", "170 are needed", "context 16", "`--context`"],
+        &["169 tokens", "170 are needed", "a piece of 16 + 1", "`--context`"],
     );
     assert!(new(&"a".repeat(170)).is_ok());
     let missing = text::read(Path::new("no/such/file.txt"));
@@ -342,11 +342,11 @@ fn checkpoint_of_another_model_is_refused() {
         (|t| t.checksum += 1, &["`--text`", "checksum"]),
         (
             |t| t.learning_rate = 3e-3,
-            &["0.01, and 0.003", "`--learning-rate`"],
+            &["0.01, but 0.003", "`--learning-rate`"],
         ),
-        (|t| t.seed = 4, &["3, and 4", "`--seed`"]),
-        (|t| t.batch = 4, &["2, and 4", "`--batch-size`"]),
-        (|t| t.steps = 8, &["6, and 8", "`--steps`"]),
+        (|t| t.seed = 4, &["3, but 4", "`--seed`"]),
+        (|t| t.batch = 4, &["2, but 4", "`--batch-size`"]),
+        (|t| t.steps = 8, &["6, but 8", "`--steps`"]),
     ];
     for (change, words) in changes {
         let mut other = training.clone();
@@ -354,7 +354,10 @@ fn checkpoint_of_another_model_is_refused() {
         assert_refused(resume(&saved, &other), words);
     }
     checkpoint::save(&saved, &start(&config), &training, 6).unwrap();
-    assert_refused(resume(&saved, &training), &["has made all of its 6 steps"]);
+    assert_refused(
+        resume(&saved, &training),
+        &["has completed all of its 6 steps"],
+    );
     // The earlier checkpoint is removed: this one and the lock remain.
     assert_eq!(std::fs::read_dir(&saved).unwrap().count(), 2);
     checkpoint::check(&saved, 6).unwrap();

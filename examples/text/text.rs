@@ -62,8 +62,8 @@ impl Text {
         let shorter = held_out.min(tokens.len() - held_out);
         ensure!(
             shorter > context,
-            "the text has {} tokens, and {} are needed, since a tenth of them is held out and a piece of context {context} takes \
-             one more than that: use a longer text, or a smaller `--context`",
+            "the text has {} tokens, but {} are needed, because a tenth is held out and must contain a piece of {context} + 1 \
+             tokens: use a longer text, or a smaller `--context`",
             tokens.len(),
             10 * (context + 1)
         );

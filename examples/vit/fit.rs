@@ -19,7 +19,7 @@ pub fn plan(
 ) -> Result<Plan<AdamWConfig>> {
     ensure!(
         options.optimizer == Optimizer::AdamW,
-        "--fit chooses formats for adamw: leave out --optimizer"
+        "--fit selects formats for adamw: remove --optimizer"
     );
     let device = options.device.device().autodiff();
     let batcher = ImageBatcher {

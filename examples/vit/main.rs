@@ -74,7 +74,7 @@ fn train(mut options: Options) -> Result<()> {
         config = config.with_dropout(dropout);
     } else if options.compare && options.devices.is_some() {
         println!(
-            "without dropout: on several devices stock Burn draws its random numbers in a race"
+            "without dropout, because on several devices the random numbers of stock Burn depend on timing"
         );
         config = config.with_dropout(0.0);
     }

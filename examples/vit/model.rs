@@ -133,7 +133,7 @@ impl Vit {
     pub fn forward(&self, images: Tensor<4>) -> Tensor<2> {
         let [batch, ..] = images.dims();
 
-        // In the float type of the weights, whatever the type of the images.
+        // In the float type of the weights, for any type of the images.
         let dtype = self.patch_embedding.weight.val().dtype();
         let images = images.cast(FloatDType::from(dtype));
         let patches = self.patch_embedding.forward(images);

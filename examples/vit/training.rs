@@ -35,7 +35,7 @@ use crate::options::Options;
 
 impl Vit {
     pub fn classify(&self, batch: Batch) -> ClassificationOutput {
-        // In f32, whatever the type of the weights: probabilities need it.
+        // In f32 for any type of the weights, because probabilities need this precision.
         let output = self.forward(batch.images).cast(FloatDType::F32);
         let loss = CrossEntropyLossConfig::new()
             .init(&output.device())
@@ -188,7 +188,7 @@ pub fn run(
         (Method::Stock, Some(max_norm)) => {
             ensure!(
                 options.devices.is_none(),
-                "Burn's own learner can't clip by the global norm on several devices: leave out --clip-norm"
+                "Burn's own learner can't clip by the global norm on several devices: remove --clip-norm"
             );
             let model = ClippedVit {
                 vit: model,

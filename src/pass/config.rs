@@ -5,9 +5,10 @@ use burn::config::Config;
 /// ```
 /// use backburn::GradientCheckpointingConfig;
 ///
-/// // The last of three blocks keeps its activations, as if it were not recomputed. let some =
-/// GradientCheckpointingConfig::new().with_keep_activations(vec![false, false, true]); // The inputs of blocks are in
-/// host memory until the backward pass. let offloaded = GradientCheckpointingConfig::new().with_offload_inputs(true);
+/// // The last of three blocks keeps its activations, as if it were not recomputed.
+/// let some = GradientCheckpointingConfig::new().with_keep_activations(vec![false, false, true]);
+/// // The inputs of blocks are in host memory until the backward pass.
+/// let offloaded = GradientCheckpointingConfig::new().with_offload_inputs(true);
 /// ```
 ///
 /// Neither option changes the result: each block draws the same random numbers whether it keeps its activations or not.

@@ -40,13 +40,16 @@ static MEASURING: Mutex<()> = Mutex::new(());
 /// use burn::nn::{Linear, LinearConfig};
 /// use burn::tensor::{Device, Tensor};
 ///
-/// #[global_allocator] // Leave this out on a device with its own memory. static ALLOCATOR: RecordingAllocator =
-/// RecordingAllocator::new();
+/// #[global_allocator] // Leave this out on a device with its own memory.
+/// static ALLOCATOR: RecordingAllocator = RecordingAllocator::new();
 ///
-/// let device = Device::flex().autodiff(); let init = || (0..6).map(|_| LinearConfig::new(64,
-/// 64).init(&device)).collect::<Vec<Linear>>(); let loss = |model: &Vec<Linear>, items| { let x =
-/// Tensor::<2>::ones([items, 64], &device); // your batch, with this number of items let block = |linear: &Linear, x|
-/// linear.forward(x).tanh(); model.iter().fold(x, |x, linear| gradient_checkpointing(linear, x, block)).mean() };
+/// let device = Device::flex().autodiff();
+/// let init = || (0..6).map(|_| LinearConfig::new(64, 64).init(&device)).collect::<Vec<Linear>>();
+/// let loss = |model: &Vec<Linear>, items| {
+///     let x = Tensor::<2>::ones([items, 64], &device); // your batch, with this number of items
+///     let block = |linear: &Linear, x| linear.forward(x).tanh();
+///     model.iter().fold(x, |x, linear| gradient_checkpointing(linear, x, block)).mean()
+/// };
 ///
 /// let planner = Planner::new(init, AdamWConfig::new()).with_batch(512);
 /// let plan = planner.plan(loss, 16_000_000)?;

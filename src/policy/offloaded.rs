@@ -80,7 +80,7 @@ impl OffloadedStates {
         self.all.lock().is_empty()
     }
 
-    /// Returns `true` if this state is offloaded. A loaded state stays offloaded whatever its size.
+    /// Returns `true` if this state is offloaded. A loaded state remains offloaded for any size.
     pub(super) fn has(&self, id: ParamId, elements: usize) -> bool {
         elements >= self.from || self.all.lock().contains_key(&id)
     }

@@ -23,7 +23,7 @@ impl Execution {
                 });
             }
             ExecutionStrategy::MultiDevice(devices, _) if devices.is_empty() => {
-                "there are no devices: name one for every rank"
+                "the list of devices is empty: pass one device for each rank"
             }
             ExecutionStrategy::MultiDevice(devices, optimizer) => {
                 let ownership = Some(match optimizer {

@@ -57,10 +57,10 @@ mod glibc {
 
     /// Sets the limits. Returns `true` if glibc accepts them.
     pub(super) fn never_trim() -> bool {
-        // SAFETY: all three parameters exist and take any value; a refused value changes nothing. Each call
-        // writes a single word under the lock of the main arena. Threads that allocate meanwhile see the
-        // old or the new word. Both are valid thresholds, a limit on arenas keeps the existing ones, and a
-        // buffer with its own mapping is marked in its header, whatever the limit.
+        // SAFETY: all three parameters exist and take any value; a refused value changes nothing. Each call writes a
+        // single word under the lock of the main arena. Threads that allocate at the same time read the old or the new
+        // word. Both are valid thresholds, a limit on arenas keeps the existing ones, and a buffer with its own mapping
+        // is marked in its header under any limit.
         unsafe {
             mallopt(M_MMAP_MAX, 0);
             mallopt(M_ARENA_MAX, 1);

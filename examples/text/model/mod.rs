@@ -199,7 +199,7 @@ fn cross_entropy<H: Head>(
 ) -> Tensor<1> {
     match loss {
         Some(loss) => loss.forward(head, hidden, next),
-        // In f32, whatever the type of the weights: probabilities need it.
+        // In f32 for any type of the weights, because probabilities need this precision.
         None => CrossEntropyLossConfig::new()
             .init(&hidden.device())
             .forward(head.logits(hidden).cast(FloatDType::F32), next),

@@ -130,10 +130,11 @@ impl<M: Module> FusedOptimizer<M> {
     /// use backburn::{FusedConfig, FusedOptimizer, Offload, OffloadConfig};
     /// use burn::{nn::LinearConfig, optim::AdamWConfig, tensor::{Device, Tensor}};
     ///
-    /// let device = Device::ndarray(); // in practice a GPU let model = LinearConfig::new(64,
-    /// 64).init(&Device::flex().autodiff()); let config =
-    /// FusedConfig::new().with_offload(Some(OffloadConfig::new(Offload::Updates))); let mut fused =
-    /// FusedOptimizer::new(model, AdamWConfig::new().init())? .with_config_on(config, &device)?;
+    /// let device = Device::ndarray(); // in practice a GPU
+    /// let model = LinearConfig::new(64, 64).init(&Device::flex().autodiff());
+    /// let config = FusedConfig::new().with_offload(Some(OffloadConfig::new(Offload::Updates)));
+    /// let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init())?
+    ///     .with_config_on(config, &device)?;
     ///
     /// let x = Tensor::<2>::ones([8, 64], &device.autodiff());
     /// fused.step(1e-3, |model| model.forward(x).mean())?;

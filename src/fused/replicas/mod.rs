@@ -158,8 +158,8 @@ impl<M: Module + 'static> FusedReplicas<M> {
             .collect()
     }
 
-    /// Returns the devices of the ranks, for their inputs: with autodiff, and the model's gradient checkpointing
-    /// strategy, whatever strategy the given devices had.
+    /// Returns the devices of the ranks, for their inputs: with autodiff, and with the gradient checkpointing strategy
+    /// of the model instead of that of the given devices.
     pub fn devices(&self) -> &[Device] {
         self.core.ranks.named.as_deref().unwrap_or_default()
     }

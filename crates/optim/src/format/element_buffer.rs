@@ -93,7 +93,8 @@ impl<'a> ElementBuffer<'a> {
     pub(crate) fn take(&mut self, groups: usize) -> Self {
         fn first<'a, T>(all: &mut &'a mut [T], length: usize) -> &'a mut [T] {
             let length = length.min(all.len());
-            all.split_off_mut(..length).expect("there are as many")
+            all.split_off_mut(..length)
+                .expect("the buffer is long enough")
         }
         let [floats, words, checksums] = self.encoding.group();
         Self {
@@ -231,7 +232,7 @@ impl Loop for Write<'_, '_> {
                     let high = if format == WeightFormat::Stochastic {
                         split::rounded(numbers, &random)
                     } else {
-                        let (low, checksum) = low.next().expect("there are as many");
+                        let (low, checksum) = low.next().expect("each group has residuals");
                         let (high, group_checksum) = split::split(numbers, &random, low);
                         *checksum = group_checksum;
                         high

@@ -83,13 +83,13 @@ impl Width {
 /// Returns a group as an array of its constant length.
 #[inline(always)]
 pub(super) fn whole<T, const N: usize>(group: &[T]) -> &[T; N] {
-    group.first_chunk().expect("a group has as many")
+    group.first_chunk().expect("a group has this length")
 }
 
 /// Returns a group as a mutable array of its constant length.
 #[inline(always)]
 pub(super) fn whole_mut<T, const N: usize>(group: &mut [T]) -> &mut [T; N] {
-    group.first_chunk_mut().expect("a group has as many")
+    group.first_chunk_mut().expect("a group has this length")
 }
 
 /// Quantization scheme of a state.

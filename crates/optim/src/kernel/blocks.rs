@@ -101,7 +101,7 @@ fn pass<const BUFFERS: usize>(update: &Update, open: &mut [Open], gradient: &Gra
     let all = Range::<BUFFERS> {
         start: 0,
         length,
-        buffers: from_fn(|_| buffers.next().expect("there are as many")),
+        buffers: from_fn(|_| buffers.next().expect("there is one for each operand")),
     };
     let each = |range: Range<'_, BUFFERS>| range.update(update, gradient);
     on_threads(length, all, Range::take, &each);

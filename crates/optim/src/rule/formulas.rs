@@ -39,7 +39,7 @@ impl Moments {
         states[0] = states[0] * N::of(self.beta_1) + gradient * N::of(self.complement_1);
         states[1] = states[1] * N::of(self.beta_2) + square * N::of(self.complement_2);
         if S == 3 {
-            // Before the first step the maximum is negative. Burn takes the first moment whatever it is, NaN included.
+            // Before the first step the maximum is negative. Burn takes any first moment, including NaN.
             states[2] = states[2].if_less(N::of(0.0), states[1], states[2].max(states[1]));
         }
         [states[0], states[S - 1]]
