@@ -300,7 +300,12 @@ fn text_too_short_is_refused() {
     // A tenth of it is shorter than a piece.
     assert_refused(
         new(&"a".repeat(169)),
-        &["169 tokens", "170 are needed", "a piece of 16 + 1", "`--context`"],
+        &[
+            "169 tokens",
+            "170 are needed",
+            "a piece of 16 + 1",
+            "`--context`",
+        ],
     );
     assert!(new(&"a".repeat(170)).is_ok());
     let missing = text::read(Path::new("no/such/file.txt"));
