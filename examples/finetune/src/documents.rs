@@ -55,7 +55,8 @@ fn lines(path: &Path, tokens: &Tokens) -> Result<Vec<Encoded>> {
 
 /// Returns the document of a line of JSON: an object with `text`, or with `messages`.
 fn document(line: &str, tokens: &Tokens) -> Result<Encoded> {
-    let value: Json = serde_json::from_str(line).context("this is no JSON")?;
+    let value: Json =
+        serde_json::from_str(line).context("the line is no JSON: write one object in each line")?;
     if let Some(text) = value["text"].as_str() {
         ensure!(!text.trim().is_empty(), "`text` is empty");
         return tokens.text(text);

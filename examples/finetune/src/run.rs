@@ -4,7 +4,7 @@ use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context, Result, ensure};
 use backburn::optim::AdamWConfig;
-use backburn::{FusedOptimizer, Plan, Planner};
+use backburn::{FusedOptimizer, Plan, PlanError, Planner};
 use burn::module::Module;
 use burn::prelude::*;
 use burn::tensor::DType;
@@ -103,7 +103,13 @@ pub fn run(options: &Options, stop: &AtomicBool, bytes: &PeakAlloc) -> Result<us
             plan.device_bytes as f64 / 1e6
         );
     }
-    write(options, &training.fused, base_dtype)?;
+    if let Err(error) = write(options, &training.fused, base_dtype) {
+        let is_saved = checkpoints.save(&training.fused, &saved, made);
+        is_saved.with_context(|| format!("{error:#}, nor the checkpoint of step {made}"))?;
+        return Err(error.context(
+            "the model is trained, but only its checkpoint is written: the same command goes on",
+        ));
+    }
 
     let prompt = match &options.prompt {
         Some(prompt) => tokens.encode(prompt)?,
@@ -174,7 +180,11 @@ fn plan(
         "planning for {budget}: passes over up to {} rows, none of them trained on",
         options.batch
     );
-    let plan = planner.plan(loss, budget)?;
+    let plan = planner.plan(loss, budget).map_err(|error| match error {
+        PlanError::NothingFits { .. } => anyhow::Error::from(error)
+            .context("raise `--fit`, lower `--length`, or train adapters with `--method qlora4`"),
+        error => error.into(),
+    })?;
     println!("{plan}");
     Ok(Some(plan))
 }

@@ -53,7 +53,7 @@ pub fn dtype(folder: &Path) -> Result<DType> {
     for file in files(folder)? {
         let mut store = SafetensorsStore::from_file(&file);
         let tensors = store.get_all_tensors();
-        let tensors = tensors.with_context(|| file.display().to_string())?;
+        let tensors = tensors.with_context(|| unreadable(&file))?;
         if let Some(tensor) = tensors.values().find(|tensor| tensor.dtype.is_float()) {
             return Ok(tensor.dtype);
         }
@@ -81,7 +81,7 @@ pub fn load(
     let mut missing: Option<BTreeSet<String>> = None;
     for file in files(folder)? {
         let keys = store(file.clone()).keys();
-        let keys = keys.with_context(|| file.display().to_string())?;
+        let keys = keys.with_context(|| unreadable(&file))?;
         let mut unused: BTreeSet<String> = keys.iter().cloned().collect();
         let mut parts: BTreeSet<&str> = keys.iter().map(|key| part(key)).collect();
         if parts.is_empty() {
@@ -126,6 +126,13 @@ pub fn load(
         folder.display()
     );
     Ok(decoder)
+}
+
+fn unreadable(file: &Path) -> String {
+    format!(
+        "{} is incomplete or of another format: download it again",
+        file.display()
+    )
 }
 
 /// Returns the beginning of a name that a layer, or all tensors outside of layers, have in common.

@@ -41,7 +41,7 @@ fn bad_options_are_refused_by_name() {
         ("--accumulate 5", "each micro-batch takes one"),
         ("--targets q_proj,head", "names head"),
         ("--merge", "is for adapters"),
-        ("--fit 1MB", "1000000"),
+        ("--fit 1MB", "raise `--fit`, lower `--length`"),
     ] {
         assert_refused(options, words, |_, folder| text(folder));
     }
@@ -58,7 +58,9 @@ fn bad_data_is_refused_with_file_and_line() {
             "{\"text\": \"yes\"}\n{\"text\": 1}\n",
             "a.jsonl:2: a line is an object",
         ),
-        ("b.jsonl", "\n{text}", "b.jsonl:2: this is no JSON"),
+        ("b.jsonl", "\n{text}", "b.jsonl:2: the line is no JSON"),
+        ("b.json", "[\n{}\n]\n", "b.json:1: the line is no JSON"),
+        ("none.jsonl", "\n\n", "none.jsonl has no text to learn"),
         (
             "c.jsonl",
             without_answer,
@@ -104,12 +106,15 @@ fn bad_model_is_refused_by_field_or_file() {
             text(folder)
         });
     }
-    assert_refused("", "model.safetensors", |model, folder| {
-        let file = model.join("model.safetensors");
-        let bytes = fs::read(&file).unwrap();
-        fs::write(&file, &bytes[..bytes.len() / 2]).unwrap();
-        text(folder)
-    });
+    for length in [0, 2000, 90_000] {
+        let words = "model.safetensors is incomplete or of another format";
+        assert_refused("", words, |model, folder| {
+            let file = model.join("model.safetensors");
+            let bytes = fs::read(&file).unwrap();
+            fs::write(&file, &bytes[..length]).unwrap();
+            text(folder)
+        });
+    }
     let part = "model-00002-of-00002.safetensors";
     assert_refused("", &format!("{part} is missing"), |model, folder| {
         let index = json!({"weight_map": {"lm_head.weight": part}}).to_string();

@@ -13,7 +13,7 @@ use clap::Parser;
 use serde::Deserialize;
 use serde_json::Value;
 
-use command::{BYTES, chats, command, reference, text};
+use command::{BYTES, alone, chats, command, reference, text};
 use finetune::config::DecoderConfig;
 use finetune::options::Options;
 use finetune::run::run;
@@ -103,6 +103,7 @@ fn stop_in_middle_leaves_checkpoint() {
         out.display()
     );
     let options = Options::parse_from(line.split(' '));
+    let _alone = alone();
     // As Ctrl-C sets it.
     assert_eq!(run(&options, &AtomicBool::new(true), &BYTES).unwrap(), 1);
     assert_eq!(run(&options, &AtomicBool::new(false), &BYTES).unwrap(), 5);
@@ -112,6 +113,21 @@ fn stop_in_middle_leaves_checkpoint() {
         copied,
         fs::read(reference("qwen2").join("config.json")).unwrap()
     );
+}
+
+#[test]
+fn unwritable_output_leaves_last_checkpoint() {
+    let folder = tempfile::tempdir().unwrap();
+    let (data, out) = (text(folder.path()), folder.path().join("out"));
+    let model = reference("llama");
+    let train = || command(&model, &data, &out, &["--steps 2"]);
+    let in_the_way = out.join("config.json");
+    fs::create_dir_all(&in_the_way).unwrap();
+    let error = format!("{:#}", train().unwrap_err());
+    assert!(error.contains("the same command goes on"), "{error}");
+    fs::remove_dir(&in_the_way).unwrap();
+    assert_eq!(train().unwrap(), 2);
+    assert!(out.join("model.safetensors").exists());
 }
 
 #[test]

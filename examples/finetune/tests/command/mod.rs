@@ -5,6 +5,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use anyhow::Result;
 use backburn::memory::RecordingAllocator;
@@ -68,6 +69,12 @@ pub fn chats(folder: &Path) -> PathBuf {
     )
 }
 
+/// Waits for the trainings of other tests: Burn's random numbers, from which adapters are drawn, belong to the process.
+pub fn alone() -> MutexGuard<'static, ()> {
+    static RUNNING: Mutex<()> = Mutex::new(());
+    RUNNING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Runs the command with these and small options.
 pub fn command(model: &Path, data: &Path, output: &Path, more: &[&str]) -> Result<usize> {
     let paths = [("--model", model), ("--data", data), ("--output", output)];
@@ -83,5 +90,6 @@ pub fn command(model: &Path, data: &Path, output: &Path, more: &[&str]) -> Resul
             .map(String::from),
     );
     let options = Options::try_parse_from(line)?;
+    let _alone = alone();
     run(&options, &AtomicBool::new(false), &BYTES)
 }
