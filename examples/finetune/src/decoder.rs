@@ -2,6 +2,8 @@
 //!
 //! Fields have the names of [`WeightNames::decoder`](backburn::WeightNames::decoder), which maps those in files of `transformers`.
 
+use std::collections::BTreeMap;
+
 use backburn::{
     LinearCrossEntropyLoss, LinearCrossEntropyLossConfig, LossReduction, gradient_checkpointing,
 };
@@ -16,6 +18,10 @@ use crate::rope::Rope;
 
 /// A target that does not count.
 pub const IGNORED: i64 = -100;
+
+/// Tokens in a chunk of the loss. With fewer, the head is read, and its gradient added, more often; with more, the logits of a chunk
+/// and their gradients are more than the activations of a layer.
+const CHUNK: usize = 128;
 
 /// A language model.
 #[derive(Module, Debug)]
@@ -122,9 +128,12 @@ impl Decoder {
         let [cos, sin] = self.rope.table(length, &device);
         let mut x = self.embedding.forward(tokens);
         let run = |layer: &Layer, (x, cos, sin, masked)| layer.forward(x, [cos, sin], masked);
+        // A block keeps its inputs, so layers with the same window share one mask.
+        let mut masks = BTreeMap::new();
         for (layer, window) in self.layers.iter().zip(&self.windows) {
-            let masked = masked(length, *window, &device);
-            let input = (x, cos.clone(), sin.clone(), masked);
+            let mask = masks.entry(*window);
+            let mask = mask.or_insert_with(|| masked(length, *window, &device));
+            let input = (x, cos.clone(), sin.clone(), mask.clone());
             x = match self.recompute {
                 true => gradient_checkpointing(layer, input, run),
                 false => run(layer, input),
@@ -139,6 +148,7 @@ fn loss() -> LinearCrossEntropyLoss {
     LinearCrossEntropyLossConfig::new()
         .with_reduction(LossReduction::Sum)
         .with_pad_tokens(Some(vec![IGNORED]))
+        .with_chunk_size(CHUNK)
         .init()
 }
 
