@@ -1,5 +1,6 @@
-//! Locks with a fixed order: the lock of a local parameter, then the lock of its master. A thread holds neither while it
-//! calls a hook or waits for another thread. Builds with debug assertions check this.
+//! Locks with a fixed order: the lock of a local parameter, then the lock of its master, then the lock of the optimizer. A
+//! thread holds none of the first two while it calls a hook or waits for a rank. (A step may wait for the prefetch of an
+//! optimizer state, which takes none of these locks.) Between two passes only the caller's thread runs. Builds with debug assertions check this.
 
 use std::cell::Cell;
 

@@ -4,7 +4,7 @@ use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
 
 use crate::parameters::AnyTensor;
-use crate::tap::{GradientSink, PassedGradients, join};
+use crate::tap::{GradientSink, PassedGradients, tap};
 
 /// The return type of a step's forward closure: a loss of any rank, alone or in a pair with any other value.
 ///
@@ -32,7 +32,7 @@ pub trait Loss: sealed::Sealed + Sized {
 /// Calls `work` when the backward pass of `root` has begun and Burn has locked the graph.
 pub(crate) fn on_backward(root: Tensor<1>, work: impl Fn() + Send + Sync + 'static) -> Tensor<1> {
     let anchor = root.clone().into_dispatch();
-    join(root, anchor, Arc::new(BackwardRoot(work)))
+    tap(root, anchor, Arc::new(BackwardRoot(work)))
 }
 
 /// The gradient sink at the root of a graph, whose backward step runs first.

@@ -57,12 +57,12 @@ impl StepSeeds {
 
 /// A repeatable stream of random numbers on some devices.
 #[derive(Clone, Debug)]
-pub(crate) struct Stream {
+pub(crate) struct RandomStream {
     pub(crate) devices: Vec<Device>,
     pub(crate) seed: u64,
 }
 
-impl Stream {
+impl RandomStream {
     /// Creates a stream on `devices`; `seed` returns the seed, given the first device.
     pub(crate) fn new(devices: Vec<Device>, seed: impl FnOnce(&Device) -> u64) -> Self {
         let devices = distinct(devices);

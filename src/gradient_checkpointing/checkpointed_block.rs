@@ -15,7 +15,7 @@ use crate::error::FusedError;
 use crate::observer::StepEvent;
 use crate::parameters::Statistics;
 use crate::pass::{Drawn, FailedIn, Readers, Scope};
-use crate::random::Stream;
+use crate::random::RandomStream;
 use crate::tap::{collect_graph, lift};
 use crate::weights::{OwnLeaf, own_leaf, with_frozen, with_own_leaves};
 
@@ -49,7 +49,7 @@ pub(super) struct FirstRun {
     /// Seed of the nested blocks.
     seed: u64,
     /// The random numbers that the run drew.
-    random: Option<Stream>,
+    random: Option<RandomStream>,
     /// Hashes of the outputs, if the run may have drawn and reading the outputs does not wait for a device.
     fingerprint: Option<Fingerprint>,
     /// The running statistics of the block before it.
@@ -174,7 +174,7 @@ where
 
         let (inside, reads) = scope.recompute(first.seed);
         let run = || {
-            random.iter().for_each(Stream::start);
+            random.iter().for_each(RandomStream::start);
             let output = forward(&recorded, input);
             if let Some(mut random) = random.clone() {
                 random.advance(2);

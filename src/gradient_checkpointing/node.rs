@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 
 use crate::device::to_device;
 use crate::pass::{FailedIn, Pass};
-use crate::tap::{GradientSink, PassedGradients, join, lift};
+use crate::tap::{GradientSink, PassedGradients, lift, tap};
 use crate::weights::{TrackedTensor, Unused};
 
 /// A function that recomputes a block and runs its backward pass. Its arguments are the gradients of the outputs, `None` for an
@@ -67,12 +67,12 @@ impl CheckpointNode {
         };
         if tracked.is_empty() {
             let leaf = end.clone().require_grad();
-            return join(end, leaf.into_dispatch(), link(0, None));
+            return tap(end, leaf.into_dispatch(), link(0, None));
         }
         let links = tracked.into_iter().enumerate().rev();
         links.fold(end, |next, (index, tracked)| {
             let link = link(index, tracked.unused);
-            join(to_device(next, &tracked.device), tracked.tensor, link)
+            tap(to_device(next, &tracked.device), tracked.tensor, link)
         })
     }
 

@@ -11,7 +11,7 @@ use super::node::CheckpointNode;
 use crate::device::to_device;
 use crate::observer::StepEvent;
 use crate::pass::Pass;
-use crate::tap::{GradientSink, PassedGradients, join, lift};
+use crate::tap::{GradientSink, PassedGradients, lift, tap};
 
 /// Specs of the float tensors that a block returns.
 #[derive(Debug, Default)]
@@ -63,7 +63,7 @@ pub(super) fn tap_outputs<Y: Activations>(
             signal: Mutex::new(Some(anchor.clone().inner())),
         };
         let untracked = lift(tensor.inner(), strategy);
-        join(untracked, anchor.into_dispatch(), Arc::new(output))
+        tap(untracked, anchor.into_dispatch(), Arc::new(output))
     })
 }
 
@@ -106,7 +106,7 @@ pub(super) fn backward_root<Y: Activations>(
                 index,
             };
             let anchor = tensor.clone().into_dispatch();
-            let root = join(
+            let root = tap(
                 lift(value, strategy).require_grad(),
                 anchor,
                 Arc::new(given),

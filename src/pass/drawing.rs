@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use super::{Pass, Scope};
 use crate::device::is_cubecl;
 use crate::error::FusedError;
-use crate::random::{GENERATORS, RngLock, Stream, system_seed};
+use crate::random::{GENERATORS, RandomStream, RngLock, system_seed};
 
 /// Where a model draws random numbers, as far as observed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -82,7 +82,7 @@ impl Observations {
 pub(super) struct Forward {
     _lock: RngLock,
     /// The numbers since the last seed; `None` if the seed is unknown.
-    numbers: Option<Stream>,
+    numbers: Option<RandomStream>,
 }
 
 impl Pass {
@@ -105,15 +105,15 @@ impl Pass {
     }
 
     /// Takes the lock for the forward pass on `devices`, which begins with `numbers`, if the pass has its own numbers
-    /// or may draw. The numbers are launched on the `late` devices before the lock is released.
+    /// or may draw. The numbers are launched on the `asynchronous` devices before the lock is released.
     ///
     /// If another pass holds the lock, the program's numbers are out of order anyway. So this pass is seeded, to
     /// observe whether it draws. A model that draws nothing waits only once.
     pub(crate) fn begin_forward(
         &self,
-        numbers: Option<Stream>,
+        numbers: Option<RandomStream>,
         devices: &[Device],
-        late: &[Device],
+        asynchronous: &[Device],
     ) -> Result<(), FusedError> {
         let observations = &self.blocks.observations;
         observations
@@ -122,19 +122,19 @@ impl Pass {
         let draws = *observations.draws.lock();
         let (lock, numbers) = match (numbers, draws) {
             (None, Draws::Never) => return Ok(()),
-            (None, Draws::OutsideOfBlocks) => match GENERATORS.take(self, late, false)? {
+            (None, Draws::OutsideOfBlocks) => match GENERATORS.take(self, asynchronous, false)? {
                 Some(lock) => (Some(lock), None),
                 None => {
-                    let lock = GENERATORS.take(self, late, true)?;
+                    let lock = GENERATORS.take(self, asynchronous, true)?;
                     observations.seeded.store(true, Ordering::Relaxed);
                     let seed = |device: &Device| self.blocks.seeds.next(device);
-                    (lock, Some(Stream::new(devices.to_vec(), seed)))
+                    (lock, Some(RandomStream::new(devices.to_vec(), seed)))
                 }
             },
-            (numbers, _) => (self.lock_generators(late)?, numbers),
+            (numbers, _) => (self.lock_generators(asynchronous)?, numbers),
         };
         if let Some(lock) = lock {
-            numbers.iter().for_each(Stream::start);
+            numbers.iter().for_each(RandomStream::start);
             *self.forward.lock() = Some(Forward {
                 _lock: lock,
                 numbers,
@@ -164,7 +164,7 @@ impl Pass {
 
     /// Ends the numbers that the forward pass draws outside of blocks. Later numbers do not depend on these numbers, or
     /// on the check for draws.
-    fn end_numbers(&self, mut numbers: Stream) {
+    fn end_numbers(&self, mut numbers: RandomStream) {
         if self.blocks.observations.draws() != Draws::Always {
             self.has_drawn(&numbers);
         }
@@ -172,7 +172,7 @@ impl Pass {
     }
 
     /// Continues the forward pass with `numbers`.
-    fn continue_with(&self, numbers: Stream) {
+    fn continue_with(&self, numbers: RandomStream) {
         if let Some(forward) = &mut *self.forward.lock() {
             forward.numbers = Some(numbers);
         }
@@ -180,7 +180,7 @@ impl Pass {
 
     /// Returns `true` if numbers were drawn from `numbers` since its start, and replaces the numbers that follow. The
     /// check would wait for a CubeCL device, so after the first pass such a device is assumed to draw as before.
-    fn has_drawn(&self, numbers: &Stream) -> bool {
+    fn has_drawn(&self, numbers: &RandomStream) -> bool {
         let observations = &self.blocks.observations;
         if observations.knows_draws() && numbers.devices.iter().any(is_cubecl) {
             return observations.may_draw();
@@ -196,7 +196,7 @@ impl Pass {
 /// The random numbers that the first run of a block drew.
 pub(crate) enum Drawn {
     Nothing,
-    Numbers(Stream),
+    Numbers(RandomStream),
     /// Another pass held the generators.
     Unknown,
 }
@@ -204,7 +204,7 @@ pub(crate) enum Drawn {
 /// The first run of a block, with its own random numbers.
 pub(crate) struct RandomRun {
     pass: Arc<Pass>,
-    pub(crate) numbers: Stream,
+    pub(crate) numbers: RandomStream,
     /// `None` if the run must not change the generators.
     lock: Option<BlockLock>,
 }
@@ -229,7 +229,7 @@ impl Scope {
         {
             pass.end_numbers(numbers);
         }
-        let numbers = Stream::new(devices, |device| match &lock {
+        let numbers = RandomStream::new(devices, |device| match &lock {
             Some(_) => self.next_seed(device),
             None => system_seed(),
         });
@@ -250,7 +250,7 @@ impl Scope {
     /// # Errors
     ///
     /// If another pass holds the lock for too long.
-    pub(crate) fn repeat_random(&self, numbers: &Stream) -> Result<BlockLock, FusedError> {
+    pub(crate) fn repeat_random(&self, numbers: &RandomStream) -> Result<BlockLock, FusedError> {
         let lock = GENERATORS.take(&*self.pass, &numbers.devices, true)?;
         self.among_threads(lock.expect("it is waited for"))
     }

@@ -25,7 +25,7 @@ use crate::memory;
 use crate::observer::{MemoryObserver, Observers};
 use crate::offload::{ActivationOffload, TransferWorkers};
 use crate::policy::{GradientPipeline, Update};
-use crate::random::{Seeds, StepSeeds, Stream, mix, of_rank};
+use crate::random::{RandomStream, Seeds, StepSeeds, mix, of_rank};
 use crate::replica::Membership;
 use crate::tap::Clocks;
 
@@ -54,9 +54,9 @@ pub(crate) struct Pass {
     /// Each running hook holds a clone.
     hooks: Arc<()>,
     /// The random numbers of both passes, if this is one of two passes of a step.
-    pub(crate) twice: Option<Stream>,
+    pub(crate) repeated_numbers: Option<RandomStream>,
     /// The rank and its group, if there are several ranks.
-    pub(crate) among: Option<Membership>,
+    pub(crate) membership: Option<Membership>,
     /// The gradients of the ordinary leaves, from the backward pass until they are applied.
     pub(crate) leaf_gradients: Mutex<GradientsParams>,
     /// The lock of the random generators while the forward pass holds it.
@@ -150,10 +150,10 @@ impl Pass {
 
 /// The order for a pass, for every rank.
 #[derive(Clone)]
-pub(crate) struct Order {
+pub(crate) struct PassSettings {
     pub(crate) pipeline: GradientPipeline,
     /// The random numbers of both passes, if it is one of two.
-    pub(crate) twice: Option<Stream>,
+    pub(crate) repeated_numbers: Option<RandomStream>,
     pub(crate) observers: Observers,
     pub(crate) checkpointing: Arc<GradientCheckpointingConfig>,
 }
@@ -161,7 +161,7 @@ pub(crate) struct Order {
 /// State that the parameters of a model share on one rank while it is attached.
 pub(crate) struct Session {
     /// The rank and its group, if there are several ranks.
-    among: Option<Membership>,
+    membership: Option<Membership>,
     /// The pass in flight.
     pub(crate) pass: Mutex<Option<Arc<Pass>>>,
     /// The optimizer. Only the core changes it between two passes, because the core must then restore its extra state.
@@ -176,18 +176,18 @@ impl Session {
         Self::of(None, Arc::new(Mutex::new(update)), Arc::default())
     }
 
-    /// Creates the session of a replica, with the same optimizer. `among` is its membership in a group.
-    pub(crate) fn of_replica(&self, among: Option<Membership>) -> Self {
-        Self::of(among, self.update.clone(), self.observations.clone())
+    /// Creates the session of a replica, with the same optimizer. `membership` is its membership in a group.
+    pub(crate) fn of_replica(&self, membership: Option<Membership>) -> Self {
+        Self::of(membership, self.update.clone(), self.observations.clone())
     }
 
     fn of(
-        among: Option<Membership>,
+        membership: Option<Membership>,
         update: Arc<Mutex<Update>>,
         observations: Arc<Observations>,
     ) -> Self {
         Self {
-            among,
+            membership,
             pass: Mutex::new(None),
             update,
             clocks: Mutex::default(),
@@ -199,17 +199,17 @@ impl Session {
     /// Begins the pass of a rank. It ends when the returned guard is dropped, also by a panic.
     pub(crate) fn begin(
         self: &Arc<Self>,
-        order: &Order,
+        settings: &PassSettings,
         closure: Closure,
         prefetcher: Option<Arc<dyn BlockPrefetch>>,
         transfers: Option<Arc<TransferWorkers>>,
     ) -> PassGuard {
-        let Order {
+        let PassSettings {
             pipeline,
-            twice,
+            repeated_numbers,
             mut observers,
             checkpointing,
-        } = order.clone();
+        } = settings.clone();
         let stage = match closure {
             Closure::Loss => Stage::Forward,
             Closure::Backward | Closure::Nothing => Stage::Backward,
@@ -219,8 +219,8 @@ impl Session {
             observers.0.push(Arc::new(MemoryObserver::default()));
         }
         let observers = (!observers.0.is_empty()).then(|| Arc::new(observers));
-        let rank = self.among.as_ref().map_or(0, |member| member.rank);
-        let seed = twice
+        let rank = self.membership.as_ref().map_or(0, |member| member.rank);
+        let seed = repeated_numbers
             .as_ref()
             .map(|numbers| of_rank(mix(numbers.seed, 0), rank));
         let blocks = Blocks {
@@ -243,8 +243,8 @@ impl Session {
             closure,
             scaled: scales.then(AtomicBool::default),
             hooks: Arc::default(),
-            twice,
-            among: self.among.clone(),
+            repeated_numbers,
+            membership: self.membership.clone(),
             leaf_gradients: Mutex::default(),
             forward: Mutex::default(),
             blocks,

@@ -70,7 +70,7 @@ impl From<Caught> for Failure {
 
 impl Failure {
     /// Returns the error, or resumes the panic.
-    pub(crate) fn go_on<R>(self) -> Result<R, FusedError> {
+    pub(crate) fn into_result<R>(self) -> Result<R, FusedError> {
         match self {
             Self::Error(error) => Err(error),
             Self::Panic(panic) => panic.resume(),

@@ -168,7 +168,7 @@ where
 
 /// Taps `value`: its complete gradient is delivered to `sink`. Autodiff must track `value` or `anchor`. Both receive
 /// the gradients that the sink returns.
-pub(crate) fn join<const D: usize>(
+pub(crate) fn tap<const D: usize>(
     value: Tensor<D>,
     anchor: DispatchTensor,
     sink: Arc<dyn GradientSink>,

@@ -66,7 +66,7 @@ impl ValueExtractor<'_> {
     ) -> LocalParam {
         let attach = self.attach;
         let (context, device) = (attach.context, value.device());
-        let is_leaf = entry.role == Role::Retained;
+        let is_retained = entry.role == Role::Retained;
         let compute_device = context.compute_device(&device);
         let compute_device = one_of(
             &mut self.devices,
@@ -76,7 +76,7 @@ impl ValueExtractor<'_> {
         let master = match attach.replica_of {
             Some(replica_of) => replica_of.get(id).master.clone(),
             None => {
-                let location = match is_leaf {
+                let location = match is_retained {
                     true => context.leaf_location(id, &device),
                     false => context.location(id, entry.elements(), value.dtype(), &device),
                 };
@@ -90,7 +90,7 @@ impl ValueExtractor<'_> {
         };
         let session = attach.session.clone();
         let mut local_param = LocalParam::new(master, session, context.clone(), compute_device);
-        local_param.is_leaf = is_leaf;
+        local_param.is_retained = is_retained;
         local_param.offloaded_base = attach.adapters.get(&id).cloned();
         local_param
     }
@@ -157,7 +157,7 @@ impl Reparameterizer for HandleAttacher<'_> {
         let path = local_param.master.path.clone();
         let param = param
             .save_mapper(move |_placeholder| {
-                let value = local_param.leaf(Value::Current, ExportLocation::Ordinary);
+                let value = local_param.exported(Value::Current, ExportLocation::Ordinary);
                 saved.on_save(value.of_rank())
             })
             .load_mapper(move |_loaded| {

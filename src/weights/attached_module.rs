@@ -62,14 +62,14 @@ impl<M: Module> AttachedModule<M> {
         let module = match context.device() {
             None => module,
             Some(device) => {
-                // Masters place the values of these.
+                // Masters place these values.
                 let released = |id| inventory.role(id) == Some(Role::Released);
-                let is_pinned = |id| released(id) || frozen.contains_key(&id);
+                let stays = |id| released(id) || frozen.contains_key(&id);
                 let module = match replica_of {
                     None => frozen::on_host(module, &frozen, &context),
                     Some(other) => frozen::shared(module, &frozen, &other.skeleton),
                 };
-                move_except(module, is_pinned, &device.clone().autodiff())
+                move_except(module, stays, &device.clone().autodiff())
             }
         };
         let adapted = frozen.iter().filter(|(_, has_adapter)| **has_adapter);
@@ -166,7 +166,7 @@ impl<M: Module> AttachedModule<M> {
         map_params(
             skeleton,
             |param| self.local_params.has(param.id()),
-            |id, _placeholder| self.local_params.get(id).leaf(value, place),
+            |id, _placeholder| self.local_params.get(id).exported(value, place),
         )
     }
 

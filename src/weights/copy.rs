@@ -7,7 +7,7 @@
 //! | [`OnDemand`](Residency::OnDemand) | with a read; from the host for a block, before it | with the graph that has read it, or with the run of the block |
 //! | [`Gathered`](Residency::Gathered) | with a read | with the graph that has read it |
 //!
-//! If a parameter on the host is read outside of a block, the graph of the whole pass holds its copy. The copy is
+//! If a parameter on the host is read outside of a recomputed block, the graph of the whole pass holds its copy. The copy is
 //! therefore [pinned](LocalParam::pin).
 
 use std::sync::Arc;
@@ -51,12 +51,12 @@ impl LocalParam {
             Some(copy) => copy.value,
             None => self.fetch_value().unwrap_or_else(|error| panic!("{error}")),
         };
-        let is_pinned = match residency {
+        let keeps_copy = match residency {
             Residency::Aliased | Residency::Gathered => false,
             Residency::Cached => true,
             Residency::OnDemand => cache_until == CacheUntil::BlockEnd,
         };
-        if is_pinned {
+        if keeps_copy {
             state.copy = Some(ComputeCopy::of(value.clone(), version));
         }
         value
@@ -101,7 +101,7 @@ impl LocalParam {
 
     /// Drops a copy that was fetched for a read.
     pub(super) fn drop_fetched(&self) {
-        // If another thread holds the lock, that thread drops the copy.
+        // If another thread holds the lock, it uses or replaces the copy.
         if self.residency() != Residency::Cached
             && let Some(mut state) = self.state.try_lock()
         {
@@ -111,8 +111,9 @@ impl LocalParam {
 
     /// Replaces a cached copy after an update.
     pub(super) fn update_cached_copy(&self) -> Result<(), FusedError> {
-        let cache_until = self.residency() == Residency::Cached && self.state.lock().copy.is_some();
-        if cache_until {
+        let has_cached_copy =
+            self.residency() == Residency::Cached && self.state.lock().copy.is_some();
+        if has_cached_copy {
             self.fetch_copy()
         } else {
             Ok(())
@@ -121,9 +122,10 @@ impl LocalParam {
 
     /// Replaces a cached copy at the end of the pass.
     pub(super) fn refresh_copy(&self) {
-        let is_kept_by_all_ranks =
+        // With a copy on every rank, a lost owner loses no weight.
+        let survives_owner =
             self.residency() == Residency::Cached && !self.master.storage.location.is_host;
-        let refreshed = match is_kept_by_all_ranks {
+        let refreshed = match survives_owner {
             true => self.fetch_copy(),
             false => self.update_cached_copy(),
         };
@@ -133,8 +135,9 @@ impl LocalParam {
         }
     }
 
-    /// Fetches an offloaded value on the prefetch thread, so that all copies come from one stream and its memory.
-    pub(super) fn request_prefetch(self: &Arc<Self>, graph: Option<&Arc<Graph>>) {
+    /// Fetches an offloaded value on the prefetch thread and waits for it. The copies of blocks thus come from one stream
+    /// and its memory.
+    pub(super) fn fetch_on_worker(self: &Arc<Self>, graph: Option<&Arc<Graph>>) {
         if let Some(engine) = &self.context.engine
             && self.is_fetched_from_host()
             && self.lacks_copy(graph)
@@ -153,7 +156,7 @@ impl LocalParam {
         self.pin_copy();
         if !self.is_fetched_on_read() {
             log::warn!(
-                "parameter `{}` is read outside of a block under gradient checkpointing, so its weights stay on \
+                "parameter `{}` is read outside of a recomputed block under gradient checkpointing, so its weights stay on \
                  the device. Its optimizer state is on the host",
                 self.master.path
             );

@@ -32,7 +32,7 @@ impl LocalParam {
     /// # Panics
     ///
     /// Panics if the value can't be fetched.
-    pub(super) fn leaf(&self, value: Value, place: ExportLocation) -> AnyTensor {
+    pub(super) fn exported(&self, value: Value, place: ExportLocation) -> AnyTensor {
         let Self { device, dtype, .. } = self;
         let master = &self.master;
         let transfer = |device, dtype| {

@@ -34,9 +34,9 @@ pub(crate) struct LocalParam {
     /// `true` if the value is offloaded to the host.
     pub(super) is_offloaded: bool,
     /// The rank and its group, if there are several ranks.
-    pub(super) among: Option<Membership>,
+    pub(super) membership: Option<Membership>,
     /// `true` if the parameter is an ordinary leaf of the module.
-    pub(super) is_leaf: bool,
+    pub(super) is_retained: bool,
     /// The path of the offloaded frozen parameter that this one adapts.
     pub(super) offloaded_base: Option<Arc<str>>,
     /// The stand-in for an applied gradient, after the first read in a step that runs its own backward pass.
@@ -95,9 +95,9 @@ impl LocalParam {
             dtype: context.compute_dtype(master.dtype),
             assigned: context.residency(master.id, &master.storage.location, master.dtype, &device),
             is_offloaded: master.storage.location.is_host,
-            among: context.membership().cloned(),
+            membership: context.membership().cloned(),
             is_pinned: AtomicBool::new(false),
-            is_leaf: false,
+            is_retained: false,
             offloaded_base: None,
             applied: OnceLock::new(),
             state: leveled(Level::LocalParam, state),
@@ -153,7 +153,7 @@ impl LocalParam {
     /// Returns the bytes of weights that the rank holds between two passes.
     pub(super) fn stored_bytes(&self) -> usize {
         let is_here = self.owns() && !self.is_offloaded;
-        let export_in_place = if is_here { self.master.bytes() } else { 0 };
+        let stored = if is_here { self.master.bytes() } else { 0 };
         let replicates = self.context.replicates(self.master.id);
         let copy = match self.residency() {
             Residency::Cached => self.bytes(),
@@ -165,7 +165,7 @@ impl LocalParam {
             }
             _ => 0,
         };
-        export_in_place + copy
+        stored + copy
     }
 
     /// Tracks the bytes of the value, if it is gathered from its owner for every read.

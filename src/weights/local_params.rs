@@ -24,8 +24,8 @@ pub(crate) struct LocalParams {
 
 impl LocalParams {
     pub(super) fn add(&mut self, local_param: Arc<LocalParam>) {
-        let (id, is_leaf) = (local_param.master.id, local_param.is_leaf);
-        self.leaves.extend(is_leaf.then_some(id));
+        let (id, is_retained) = (local_param.master.id, local_param.is_retained);
+        self.leaves.extend(is_retained.then_some(id));
         self.indices.insert(id, self.all.len());
         self.all.push(local_param);
     }
@@ -60,7 +60,7 @@ impl LocalParams {
     /// Returns `true` if the parameter is trained and is not an ordinary leaf.
     pub(super) fn has_released(&self, id: ParamId) -> bool {
         self.find(id)
-            .is_some_and(|local_param| !local_param.is_leaf)
+            .is_some_and(|local_param| !local_param.is_retained)
     }
 
     /// Returns the parameters that are fetched whenever they are read.
@@ -81,7 +81,7 @@ impl LocalParams {
 
     /// Returns the bytes of weights that the rank holds between two passes, without those on all ranks.
     pub(crate) fn stored_bytes(&self) -> usize {
-        let released = self.iter().filter(|local_param| !local_param.is_leaf);
+        let released = self.iter().filter(|local_param| !local_param.is_retained);
         released.map(|local_param| local_param.stored_bytes()).sum()
     }
 
@@ -104,7 +104,11 @@ impl LocalParams {
 
     /// Reports the gradients that the backward pass has not reported, in module order.
     pub(crate) fn report_remaining(&self, pass: &Arc<Pass>) {
-        for local_param in self.all.iter().filter(|local_param| !local_param.is_leaf) {
+        for local_param in self
+            .all
+            .iter()
+            .filter(|local_param| !local_param.is_retained)
+        {
             let is_done = matches!(local_param.state.lock().stage, GradientState::Done { .. });
             if !is_done {
                 local_param.report_remaining(pass);
@@ -121,7 +125,7 @@ impl LocalParams {
     /// Returns the path of the first parameter whose gradient in `gradients` was edited, although the backward pass has released
     /// it.
     pub(crate) fn edited_in(&self, gradients: &GradientsParams) -> Option<&str> {
-        let mut released = self.iter().filter(|local_param| !local_param.is_leaf);
+        let mut released = self.iter().filter(|local_param| !local_param.is_retained);
         let found = released.find(|local_param| local_param.is_edited_in(gradients));
         found.map(|local_param| &*local_param.master.path)
     }

@@ -4,6 +4,15 @@
 //! placeholder in the module. A read of the parameter calls the *local parameter* of the rank. Exporting puts the
 //! values into an ordinary module. The [`RankContext`](crate::placement::RankContext) decides where values are stored
 //! and how a rank computes with them.
+//!
+//! # A parameter in a pass
+//!
+//! 1. [`Handle::apply`](read::Handle) redirects a read of the module's parameter to `LocalParam::read`, which taps the
+//!    value that `resident_value` returns.
+//! 2. The tap passes the gradient of each use to [`TapSink::receive`](tap_sink::TapSink). When none is pending,
+//!    `LocalParam` reports the sum to the master.
+//! 3. When all ranks have reported, `MasterParam::apply_gradients` sums them, calls hooks and steps the value.
+//! 4. At the end of the pass, `LocalParams::end` updates or drops the compute copies.
 
 mod applied;
 mod attach;

@@ -8,7 +8,7 @@ use burn::tensor::{
 
 #[cfg(any(feature = "flex", feature = "ndarray"))]
 use super::unreadable::Nothing;
-use crate::tap::{GradientSink, PassedGradients, join, lift};
+use crate::tap::{GradientSink, PassedGradients, lift, tap};
 
 /// Returns the message for a read of the placeholder of the parameter at `path`.
 fn around(path: &str) -> String {
@@ -81,7 +81,7 @@ pub(super) fn placeholder<const D: usize>(
         return placeholder;
     }
     let trap = Trap { path: path.clone() };
-    join(placeholder, below(), Arc::new(trap))
+    tap(placeholder, below(), Arc::new(trap))
 }
 
 struct Trap {

@@ -16,7 +16,7 @@ use crate::observer::StepEvent;
 use crate::parameters::{AnyTensor, Parameter};
 use crate::pass::{Closure, Graph, Pass, PendingGradient, ReadMode, Readers, Scope, Stage};
 use crate::placement::Residency;
-use crate::tap::{join, lift, node};
+use crate::tap::{lift, node, tap};
 
 /// A reparameterization that redirects every read of a parameter to its local parameter. It has no parameters of its
 /// own, and does not move with the module.
@@ -136,7 +136,7 @@ impl LocalParam {
             let pass = self.session.pass.lock().clone();
             pass.is_some_and(|pass| pass.pipeline.gradient_use.steps())
         };
-        if state.is_done() && self.among.is_some() && may_change() {
+        if state.is_done() && self.membership.is_some() && may_change() {
             panic!(
                 "the value of parameter `{}` was read after its gradient was sent to the other ranks, which \
                  may be updating it now: read it before the backward pass, or after the step",
@@ -214,17 +214,17 @@ impl LocalParam {
                     refuse_outside_of_a_block(base);
                 }
                 if self.is_offloaded {
-                    self.request_prefetch(Some(&graph));
+                    self.fetch_on_worker(Some(&graph));
                 }
                 self.tapped(&pass, &graph)
             }
             ReadMode::Unrecorded(readers) => {
                 if self.is_offloaded {
-                    self.request_prefetch(None);
+                    self.fetch_on_worker(None);
                 }
                 self.note_reader(&mut self.state.lock(), &readers);
-                let gathered = self.among.as_ref().map(|it| self.count_gathered(it));
-                drop(gathered);
+                // Counts the gathered value in the peak.
+                drop(self.membership.as_ref().map(|it| self.count_gathered(it)));
                 // A recurrent layer reads its parameters once per time step.
                 pass.blocks.collect_graph(&self.device);
                 self.constant_of(self.plain(CacheUntil::BlockEnd))
@@ -250,15 +250,15 @@ impl LocalParam {
 
     /// Returns the read mode on a thread that has no scope of this pass, or one of another pass.
     fn place_elsewhere(&self, pass: &Arc<Pass>, other: Option<Scope>) -> ReadMode {
-        if let (Some(scope), Some(member)) = (&other, &self.among)
-            && let Some(among) = &scope.pass.among
-            && Arc::ptr_eq(&among.group, &member.group)
-            && among.rank != member.rank
+        if let (Some(scope), Some(member)) = (&other, &self.membership)
+            && let Some(membership) = &scope.pass.membership
+            && Arc::ptr_eq(&membership.group, &member.group)
+            && membership.rank != member.rank
         {
             panic!(
                 "parameter `{}` of rank {} was read on the thread of rank {}: use the model of the rank in a closure, \
                  and the arguments of `call` in a hook",
-                self.master.path, member.rank, among.rank
+                self.master.path, member.rank, membership.rank
             );
         }
         if pass.is_in_hook() {
@@ -329,15 +329,18 @@ impl LocalParam {
         };
         let tick = self.clock.lock().tick(read);
         let runs_backward = pass.closure == Closure::Backward && Arc::ptr_eq(graph, &pass.graph);
-        let arrival = TapSink {
+        let sink = TapSink {
             applied: runs_backward.then(|| self.applied()).flatten(),
             local_param: self.clone(),
             pass: pass.clone(),
             pending_gradient,
-            _gathered: self.among.as_ref().and_then(|it| self.count_gathered(it)),
+            _gathered: self
+                .membership
+                .as_ref()
+                .and_then(|it| self.count_gathered(it)),
         };
         let leaf = lift(value.0, self.master.strategy).require_grad();
-        let tapped = AnyTensor::from(join(leaf, tick, Arc::new(arrival)));
+        let tapped = AnyTensor::from(tap(leaf, tick, Arc::new(sink)));
         expecting.tapped = Some((graph.clone(), tapped.clone()));
         tapped
     }

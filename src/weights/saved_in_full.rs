@@ -20,7 +20,7 @@ impl ModuleMapper for SavedInFull<'_> {
             return param;
         };
         let stored = local_param
-            .leaf(self.value, ExportLocation::Stored)
+            .exported(self.value, ExportLocation::Stored)
             .of_rank::<D>()
             .inner();
         let (_, _, mapper) = param.clone().consume();

@@ -117,7 +117,7 @@ impl LocalParam {
                 });
             }
         }
-        if let Some(member) = &self.among {
+        if let Some(member) = &self.membership {
             self.wait_for_others(pass, member);
         }
     }
@@ -127,7 +127,7 @@ impl LocalParam {
         self.state.lock().stage = GradientState::Done { received: true };
         if pass.admits() {
             self.report_gradient(pass, Some(gradient));
-            if let Some(member) = &self.among {
+            if let Some(member) = &self.membership {
                 self.wait_for_others(pass, member);
             }
         }
@@ -187,7 +187,7 @@ impl LocalParam {
             }
         }
         // The compute copy is the master's value, so the gradient is already there.
-        if self.among.is_none() && self.assigned == Residency::Aliased {
+        if self.membership.is_none() && self.assigned == Residency::Aliased {
             return master.apply_gradients(pass, gradient.into_iter().collect());
         }
         if let Err(error) = self.reduce(pass, gradient) {
@@ -198,7 +198,7 @@ impl LocalParam {
     /// Sends the gradient of this rank, or its absence, to the master.
     fn reduce(&self, pass: &Arc<Pass>, gradient: Option<AnyTensor>) -> Result<(), FusedError> {
         let master = &self.master;
-        let ranks = self.among.as_ref();
+        let ranks = self.membership.as_ref();
         if gradient.is_none() && ranks.is_some() {
             if !pass.admits() {
                 return Ok(());

@@ -12,17 +12,16 @@ use crate::tap::lift;
 /// Returns `true` if `module`, or a part of it, is attached and not for inference.
 pub(crate) fn is_in_training<M: Module>(module: &M) -> bool {
     let parameters = list(module);
-    let mut export_in_place = parameters.iter().filter(|parameter| is_attached(parameter));
-    export_in_place.any(|parameter| parameter.param.value().is_autodiff())
+    let mut attached = parameters.iter().filter(|parameter| is_attached(parameter));
+    attached.any(|parameter| parameter.param.value().is_autodiff())
 }
 
 /// Returns the tracked values of the attached `module` that no master holds, each with its index among the float
 /// parameters: ordinary leaves, and tensors that the user's code has set in place of a parameter.
 pub(crate) fn tracked_outside_of_masters<M: Module>(module: &M) -> Vec<(usize, TrackedTensor)> {
     let parameters = list(module).into_iter().enumerate();
-    let tracked_outside_of_masters = parameters.filter(|(_, parameter)| !carries_handle(parameter));
-    let values =
-        tracked_outside_of_masters.map(|(place, parameter)| (place, parameter.param.value()));
+    let without_master = parameters.filter(|(_, parameter)| !carries_handle(parameter));
+    let values = without_master.map(|(place, parameter)| (place, parameter.param.value()));
     let tracked = values.filter(|(_, value)| value.is_tracked());
     let found = tracked.map(|(place, value)| {
         let what =

@@ -222,7 +222,7 @@ impl<M: Module> Core<M> {
 
     /// Returns `true` if the devices read lazily: a transferred tensor may show later in-place writes.
     pub(crate) fn is_read_late(&self) -> bool {
-        self.ranks.read_late
+        self.ranks.reports_errors_late
     }
 
     /// Returns a record of the model, or only of its trained parameters, each at its location. Tensors on a CubeCL

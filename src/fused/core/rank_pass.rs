@@ -15,7 +15,7 @@ use crate::offload::TransferWorkers;
 use crate::parameters::list;
 use crate::pass::{Closure, FailedIn, Failure, Pass, Scope, Stage};
 use crate::placement::RankContext;
-use crate::random::Stream;
+use crate::random::RandomStream;
 use crate::replica::Membership;
 use crate::weights::{AttachedModule, LocalParams};
 
@@ -38,9 +38,9 @@ pub(in crate::fused) struct RankPass {
     /// The compute devices.
     pub(super) devices: Vec<Device>,
     /// `true` if a device reports that it has not computed a tensor.
-    pub(super) read_late: bool,
+    pub(super) reports_errors_late: bool,
     /// The compute devices, if they compute asynchronously.
-    pub(super) late: Vec<Device>,
+    pub(super) asynchronous: Vec<Device>,
 }
 
 impl RankPass {
@@ -48,12 +48,12 @@ impl RankPass {
     /// `numbers`, if it has its own.
     pub(in crate::fused) fn run<R>(
         &self,
-        numbers: Option<Stream>,
+        numbers: Option<RandomStream>,
         work: impl FnOnce() -> Result<(R, GradientsParams), FusedError>,
     ) -> Result<R, FusedError> {
         let in_flight = self.context.transfers.as_ref().map(|all| InFlight(all));
         self.pass
-            .begin_forward(numbers, &self.devices, &self.late)?;
+            .begin_forward(numbers, &self.devices, &self.asynchronous)?;
         let _scope = Scope::enter_step(&self.pass);
         let (output, gradients) = work()?;
         if !gradients.is_empty()
@@ -116,21 +116,23 @@ impl RankPass {
     /// Runs the forward pass, which returns the loss, and the backward pass.
     pub(in crate::fused) fn forward_backward<M: Module, L: Loss>(
         &self,
-        numbers: Option<Stream>,
+        numbers: Option<RandomStream>,
         model: &M,
         forward: impl FnOnce(&M) -> L,
     ) -> Result<L, FusedError> {
         self.run(numbers, || {
             let loss = forward(model);
             // A backward pass inside the closure has failed in a block, and the closure has continued.
-            self.pass.take_failure().map_or(Ok(()), Failure::go_on)?;
+            self.pass
+                .take_failure()
+                .map_or(Ok(()), Failure::into_result)?;
             let mut gradients = GradientsParams::new();
             let loss = loss.replaced(|loss| {
                 if !loss.is_tracked() {
                     return Err(self.why_untracked(model));
                 }
                 let detached = loss.clone().0.detach();
-                if self.read_late {
+                if self.reports_errors_late {
                     check_async_errors(&detached.clone().inner())
                         .map_err(|reason| FusedError::LossNotComputed { reason })?;
                 }
@@ -146,8 +148,8 @@ impl RankPass {
                 if let Some(observers) = &self.pass.observers {
                     observers.emit(StepEvent::Backward);
                 }
-                if let Some(among) = &self.pass.among {
-                    let Membership { group, rank } = among.clone();
+                if let Some(membership) = &self.pass.membership {
+                    let Membership { group, rank } = membership.clone();
                     group.flow.request_backward(rank);
                     root = on_backward(root, move || group.flow.begin_backward(rank));
                 }

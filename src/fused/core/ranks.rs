@@ -28,7 +28,7 @@ pub(in crate::fused) struct Ranks<M> {
     /// The compute devices.
     pub(in crate::fused) devices: Vec<Device>,
     /// `true` if these devices read lazily: a transferred tensor may show later in-place writes.
-    pub(in crate::fused) read_late: bool,
+    pub(in crate::fused) reports_errors_late: bool,
     /// `true` if one of these is remote.
     pub(in crate::fused) remote: bool,
     /// The group, if there are several ranks.
@@ -120,7 +120,7 @@ impl<M: Module> Ranks<M> {
             deferred: Mutex::default(),
             attached_modules,
             named,
-            read_late: devices.iter().any(is_cubecl),
+            reports_errors_late: devices.iter().any(is_cubecl),
             remote: devices.iter().any(is_remote),
             devices,
             group,

@@ -11,7 +11,7 @@ use crate::device::{AsyncErrors, caught, check_connected};
 use crate::error::FusedError;
 use crate::memory::Category;
 use crate::observer::{Observers, StepEvent};
-use crate::pass::{Closure, FailedIn, Order, PassGuard};
+use crate::pass::{Closure, FailedIn, PassGuard, PassSettings};
 use crate::policy::GradientUse;
 use crate::replica::Group;
 use crate::report::StepReport;
@@ -19,14 +19,18 @@ use crate::weights::{AttachedModule, MasterParam, ParameterReport};
 
 impl<M: Module> Ranks<M> {
     /// Begins a pass; `closures` has the kind of closure of each rank.
-    pub(super) fn begin(&mut self, order: &Order, closures: &[Closure]) -> PassTransaction<'_, M> {
-        let late = self.read_late || self.remote;
+    pub(super) fn begin(
+        &mut self,
+        settings: &PassSettings,
+        closures: &[Closure],
+    ) -> RunningPass<'_, M> {
+        let asynchronous = self.reports_errors_late || self.remote;
         let begin = |(attached, closure): (&AttachedModule<M>, &Closure)| {
             let transfers = attached.context.transfers.as_ref();
-            let transfers = transfers.filter(|_| order.checkpointing.offload_inputs);
+            let transfers = transfers.filter(|_| settings.checkpointing.offload_inputs);
             let prefetcher = attached.fetches_blocks.then(|| attached.prefetcher());
             let session = &attached.session;
-            let running = session.begin(order, *closure, prefetcher, transfers.cloned());
+            let running = session.begin(settings, *closure, prefetcher, transfers.cloned());
             let devices = match &attached.context.member {
                 Some(member) => vec![member.device().clone()],
                 None => self.devices.clone(),
@@ -35,15 +39,19 @@ impl<M: Module> Ranks<M> {
                 pass: running.pass.clone(),
                 local_params: attached.local_params.clone(),
                 context: attached.context.clone(),
-                late: if late { devices.clone() } else { Vec::new() },
+                asynchronous: if asynchronous {
+                    devices.clone()
+                } else {
+                    Vec::new()
+                },
                 devices,
-                read_late: self.read_late,
+                reports_errors_late: self.reports_errors_late,
             };
             (running, rank)
         };
         let begun = self.attached_modules.iter().zip(closures).map(begin);
         let (running, ranks) = begun.unzip();
-        let transaction = PassTransaction {
+        let transaction = RunningPass {
             ranks,
             attached_modules: &mut self.attached_modules,
             running,
@@ -76,27 +84,28 @@ impl<M: Module> Ranks<M> {
     }
 }
 
-/// A pass in flight. It commits on all ranks or on none: a drop rolls back accumulated gradients, except sums that
-/// were overwritten, which are lost. (Gradients in the optimizer state stay.)
-pub(super) struct PassTransaction<'a, M: Module> {
+/// A pass in flight. Weights and optimizer states are final as soon as their gradient is applied, also if the pass
+/// fails later. Accumulated sums and running statistics end together on all ranks: a commit keeps them, and a drop
+/// rolls them back, except for sums that were overwritten, which are lost.
+pub(super) struct RunningPass<'a, M: Module> {
     pub(super) attached_modules: &'a mut [AttachedModule<M>],
     pub(super) ranks: Vec<RankPass>,
     running: Vec<PassGuard>,
     group: Option<&'a Group>,
 }
 
-impl<M: Module> PassTransaction<'_, M> {
+impl<M: Module> RunningPass<'_, M> {
     /// Returns the failure of the pass, if there is one; of several ranks, that of the first to fail.
     pub(super) fn check(&self) -> Result<(), FusedError> {
         let failures = self.ranks.iter().enumerate();
         let failures = failures.filter_map(|(rank, RankPass { pass, .. })| {
-            Some((rank, pass.twice.is_some(), pass.take_failure()?))
+            Some((rank, pass.repeated_numbers.is_some(), pass.take_failure()?))
         });
         let first = self.group.and_then(|group| group.flow.failed());
         let first = failures.min_by_key(|(rank, ..)| (Some(*rank) != first, *rank));
         match (first, self.group) {
             (None, _) => Ok(()),
-            (Some((.., failure)), None) => failure.go_on(),
+            (Some((.., failure)), None) => failure.into_result(),
             (Some((rank, repeated, failure)), Some(group)) => {
                 Err(failure.on_rank(rank, group.device(rank), repeated))
             }
@@ -164,7 +173,7 @@ impl<M: Module> PassTransaction<'_, M> {
     }
 }
 
-impl<M: Module> Drop for PassTransaction<'_, M> {
+impl<M: Module> Drop for RunningPass<'_, M> {
     fn drop(&mut self) {
         self.end(false);
         let observers = self.ranks[0].pass.observers.clone();

@@ -12,9 +12,9 @@ use crate::error::FusedError;
 use crate::fused::policies::StepSchedule;
 use crate::memory;
 use crate::parameters::ModelKey;
-use crate::pass::{Closure, Failure, Order};
+use crate::pass::{Closure, Failure, PassSettings};
 use crate::policy::{GradientPipeline, GradientUse, Norm};
-use crate::random::Stream;
+use crate::random::RandomStream;
 use crate::report::StepReport;
 
 impl<M: Module> Core<M> {
@@ -59,7 +59,7 @@ impl<M: Module> Core<M> {
             // Some gradients have been applied.
             self.drop_accumulated();
         }
-        failure.go_on()
+        failure.into_result()
     }
 
     /// Steps with the accumulated gradients alone.
@@ -126,7 +126,7 @@ impl<M: Module> Core<M> {
         let lost = self.ranks.local_params().lost_accumulated();
         let lost = lost.map(str::to_string);
         let Some(path) = lost else {
-            return ended.or_else(Failure::go_on);
+            return ended.or_else(Failure::into_result);
         };
         self.drop_accumulated();
         let reason = ended.map_or_else(|failure| failure.message(), |_| String::new());
@@ -172,14 +172,14 @@ impl<M: Module> Core<M> {
     pub(super) fn pass<R>(
         &mut self,
         pipeline: GradientPipeline,
-        twice: Option<Stream>,
+        repeated_numbers: Option<RandomStream>,
         executor: &mut Executor<M, R>,
     ) -> Result<R, FusedError> {
         self.reports.last = StepReport::default();
         let (closure, gradient_use) = (executor.closures[0], pipeline.gradient_use);
-        let order = Order {
+        let settings = PassSettings {
             pipeline,
-            twice,
+            repeated_numbers,
             observers: self.policies.observers.clone(),
             checkpointing: Arc::new(self.policies.config.gradient_checkpointing.clone()),
         };
@@ -187,7 +187,7 @@ impl<M: Module> Core<M> {
             true => Vec::new(),
             false => self.ranks.guard_statistics(),
         };
-        let mut transaction = self.ranks.begin(&order, executor.closures);
+        let mut transaction = self.ranks.begin(&settings, executor.closures);
         // Forward and backward on every rank, for a loss in `RankPass::forward_backward`.
         let output = (executor.run)(&transaction.ranks, transaction.attached_modules)?;
         transaction.check()?;
@@ -202,7 +202,7 @@ impl<M: Module> Core<M> {
         if self.ranks.remote {
             self.ranks.check_connected()?;
         }
-        if self.ranks.read_late && gradient_use.steps() {
+        if self.ranks.reports_errors_late && gradient_use.steps() {
             self.ranks.check_async_errors()?;
         }
         if closure == Closure::Loss && !self.reports.has_gradient {

@@ -7,7 +7,7 @@ use super::rank_pass::Executor;
 use crate::device::is_cubecl;
 use crate::error::FusedError;
 use crate::policy::{GradientPipeline, GradientUse, Norm};
-use crate::random::{GENERATORS, Stream, system_seed};
+use crate::random::{GENERATORS, RandomStream, system_seed};
 
 impl<M: Module> Core<M> {
     /// Runs a pass that measures all gradients, then a pass that applies them.
@@ -16,17 +16,17 @@ impl<M: Module> Core<M> {
         let observations = session.observations.clone();
         let devices = self.ranks.devices.clone();
         let reads = !devices.iter().any(is_cubecl);
-        let twice = {
+        let numbers = {
             let lock = GENERATORS.take(&*session, &devices, observations.may_draw())?;
             // Without the lock, a draw of another pass would lack a seed.
-            Stream::new(devices, |device| match &lock {
+            RandomStream::new(devices, |device| match &lock {
                 Some(_) => session.seeds.next(device),
                 None => system_seed(),
             })
         };
         let pipeline = self.policies.pipeline(GradientUse::Measure, None);
         observations.take_unlocked();
-        let output = self.pass(pipeline.clone(), Some(twice.clone()), executor)?;
+        let output = self.pass(pipeline.clone(), Some(numbers.clone()), executor)?;
         let Some((norm, coefficient)) = self.norm_to_use(&pipeline)? else {
             return Ok(output);
         };
@@ -35,7 +35,7 @@ impl<M: Module> Core<M> {
         if reads && (observations.may_draw() || observations.take_unlocked()) {
             pipeline = pipeline.comparing(norm);
         }
-        let output = self.pass(pipeline.clone(), Some(twice), executor);
+        let output = self.pass(pipeline.clone(), Some(numbers), executor);
         if let Err(FusedError::RandomNumbers { .. }) = output {
             // A model that has drawn without the lock waits for the lock in later steps.
             observations.has_drawn();

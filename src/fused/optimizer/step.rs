@@ -161,7 +161,7 @@ impl<M: Module> FusedOptimizer<M> {
             closures: &[Closure::Backward],
             run: &mut |ranks, modules| {
                 let (rank, model) = (&ranks[0], &modules[0].module);
-                rank.run(rank.pass.twice.clone(), || train(model))
+                rank.run(rank.pass.repeated_numbers.clone(), || train(model))
             },
         };
         self.core.step(learning_rate, &mut executor)
@@ -199,7 +199,7 @@ impl<M: Module> FusedOptimizer<M> {
             closures: &[Closure::Loss],
             run: &mut |ranks, modules| {
                 let (rank, model) = (&ranks[0], &modules[0].module);
-                rank.forward_backward(rank.pass.twice.clone(), model, &mut forward)
+                rank.forward_backward(rank.pass.repeated_numbers.clone(), model, &mut forward)
             },
         };
         self.core.step(learning_rate, &mut executor)

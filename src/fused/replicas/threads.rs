@@ -10,14 +10,14 @@ use crate::device::{caught, check_connected, flush};
 use crate::error::FusedError;
 use crate::fused::core::RankPass;
 use crate::pass::{FailedIn, Scope};
-use crate::random::{RngLock, Stream};
+use crate::random::{RandomStream, RngLock};
 use crate::replica::{Group, Membership};
 use crate::weights::AttachedModule;
 use crate::worker::Worker;
 
 /// The forward and backward pass of a rank, with its random numbers, if it has its own, and its batch.
 pub(super) type Work<M, B, R> =
-    Arc<dyn Fn(&M, &RankPass, Option<Stream>, B) -> Result<R, FusedError> + Send + Sync>;
+    Arc<dyn Fn(&M, &RankPass, Option<RandomStream>, B) -> Result<R, FusedError> + Send + Sync>;
 
 /// One thread per rank, for the whole training: CubeCL keeps a stream for each thread.
 pub(super) struct RankThreads(Vec<Worker>);
@@ -125,7 +125,7 @@ fn run_rank<R>(part: &RankPass, work: impl FnOnce() -> Result<R, FusedError>) ->
 
 /// Returns the stream from which the numbers of all ranks in a pass are derived; `None` if this model draws nothing and
 /// another training holds the lock of the generators.
-fn numbers(first: &RankPass, group: &Arc<Group>) -> Result<Option<Stream>, FusedError> {
+fn numbers(first: &RankPass, group: &Arc<Group>) -> Result<Option<RandomStream>, FusedError> {
     let observations = &first.pass.blocks.observations;
     let holds = |outer: Scope| outer.pass.holds_generators();
     if observations.may_draw() && Scope::current().is_some_and(holds) {
@@ -140,8 +140,8 @@ fn numbers(first: &RankPass, group: &Arc<Group>) -> Result<Option<Stream>, Fused
     };
     let devices = group.devices().to_vec();
     let numbers = || {
-        Stream::new(devices, |device| match &first.pass.twice {
-            Some(twice) => twice.seed,
+        RandomStream::new(devices, |device| match &first.pass.repeated_numbers {
+            Some(repeated) => repeated.seed,
             None => first.pass.blocks.seeds.next(device),
         })
     };
