@@ -79,8 +79,8 @@ pub enum FusedError {
 
     /// A device returns wrong results.
     #[error(
-        "{device} returns wrong results in {dtype}: {found}. If a kernel did not compile, the device's \
-    thread has printed the reason. Use another float type, or another device"
+        "{device} returns wrong results in {dtype}: {found}. If a kernel did not compile, the output of the program \
+        contains the reason (the device's thread prints it). Use another float type, or another device"
     )]
     WrongResults {
         /// The float type.
@@ -117,8 +117,8 @@ pub enum FusedError {
 
     /// A kernel that computes the new value of a parameter failed.
     #[error(
-        "the device did not compute the new value of parameter `{path}`: {reason}. The parameter is lost if it was \
-        updated in this step: resume from the last checkpoint"
+        "the device did not compute the new value of parameter `{path}`: {reason}. If the parameter was updated in this \
+        step, its value is lost: resume from the last checkpoint"
     )]
     NotComputed {
         /// Path of the first parameter found.
@@ -216,19 +216,18 @@ pub enum FusedError {
 
     /// The policies run the forward pass twice, but the closure is `FnOnce`.
     #[error(
-        "exact clipping and `Overflow::SkipStep` run the closure twice, but `step` takes an `FnOnce`: call \
-        `step_repeatable`. To run the closure once, use `GlobalNormClippingConfig::ExactInBuffer`, which buffers the \
-        gradients, or `GlobalNormClippingConfig::Lagged`, with `Overflow::SkipParameter`"
+        "exact clipping and `Overflow::SkipStep` run the closure twice, but the closure of `step` can run only once: use \
+        `step_repeatable`. Or choose options that run it once: for clipping `GlobalNormClippingConfig::ExactInBuffer`, \
+        which buffers the gradients, or `GlobalNormClippingConfig::Lagged`; for overflow `Overflow::SkipParameter`"
     )]
     RunsTwice,
 
     /// Two runs that must draw equal random numbers drew different ones: another thread used Burn's generator, which all
     /// threads of the process share.
     #[error(
-        "{place} had another result than the first. The likely cause is random numbers: another thread used Burn's \
-    generators, which all threads share, or the closure has its own generator or took another branch. {unmoved}. \
-    Draw the noise of a batch in the closure of the step, or in the batcher from a separate generator (the crate \
-    `rand`). A closure must compute the same result from its inputs in each run"
+        "{place} gave another result than the first. Another thread used Burn's random generators, which all threads \
+        share, or the closure is not deterministic (it has its own generator, or took another branch). {unmoved}. Draw \
+        noise inside the closure of the step, or in the batcher from a separate generator (the crate `rand`)"
     )]
     RandomNumbers {
         /// The pass or block whose results differ.
@@ -317,8 +316,8 @@ pub enum FusedError {
     /// pass updates. A `TrainStep` may also have removed it.
     #[error(
         "the training step edited or removed the gradient of parameter `{path}`, which the backward pass has already applied: \
-    don't edit `TrainOutput::grads`; change gradients in a hook (`with_hook`), \
-    which receives each before it is applied"
+        don't edit the gradients that the step returns (`GradientsParams`, `TrainOutput::grads`); change gradients in a \
+        hook (`with_hook`), which receives each before it is applied"
     )]
     GradientReturned {
         /// Path of the parameter; the first of the module if there are several.
@@ -336,7 +335,7 @@ pub enum FusedError {
         path: String,
     },
 
-    /// A hook stopped the step with its own reason.
+    /// A hook of the user stopped the step with its own reason.
     #[error("a hook stopped the step at parameter `{path}`: {reason}")]
     StoppedByHook {
         /// Path of the parameter.
@@ -402,7 +401,7 @@ pub enum FusedError {
     },
 
     /// One of several ranks failed in a step, which ended the step on all ranks.
-    #[error("rank {rank} ({device}): {error}")]
+    #[error("rank {rank} ({device}) failed, which ended the step on all ranks: {error}")]
     Rank {
         /// The rank, counted from 0.
         rank: usize,

@@ -43,8 +43,9 @@ pub enum CheckpointError {
 
     /// The saved model, or the trained parameters that were saved, do not fit the model in training.
     #[error(
-        "the parameters in {file} are not those of the model in training: {reason}. Create the model with the structure, the types, the \
-        adapters and the frozen parameters that it was saved with; `Checkpoint::model` reads it for another model",
+        "the parameters in {file} do not fit the model in training: {reason}. Create the model as it was when the checkpoint was \
+        saved (the same structure, types, adapters and frozen parameters). To load them into another model, use \
+        `Checkpoint::model`",
         file = file.display()
     )]
     Model {

@@ -25,8 +25,8 @@ pub enum MemoryError {
 
     /// CubeCL has already read its configuration. It reads it once.
     #[error(
-        "the memory pools are already configured: call `match_pool_sizes` before the first use of a \
-         device, and configure CubeCL in one place"
+        "the memory pools are already configured: call `match_pool_sizes` before any device is \
+         used, and don't configure CubeCL elsewhere, too"
     )]
     AlreadyConfigured,
 

@@ -11,5 +11,5 @@ fn match_pool_sizes_works_once_before_first_use() {
     assert_eq!(used, 4.0);
     let error = match_pool_sizes().unwrap_err();
     assert!(matches!(error, MemoryError::AlreadyConfigured));
-    assert!(error.to_string().contains("before the first use"));
+    assert!(error.to_string().contains("before any device is used"));
 }
