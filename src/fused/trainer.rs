@@ -121,8 +121,8 @@ macro_rules! trainer {
                 self.core.model()
             }
 
-            /// Returns the current model for inference, without autodiff, as [`Module::valid`](burn::module::Module::valid) of
-            /// [`model`](Self::model). Later steps do not change its running statistics.
+            /// Returns the current model for inference, without autodiff, like [`Module::valid`](burn::module::Module::valid)
+            /// on the model that [`model`](Self::model) returns. Later steps do not change its running statistics.
             ///
             /// It computes as the training does: on its device, and in [`compute_dtype`](crate::FusedConfig::compute_dtype). Its record holds the
             /// weights as they are stored, in full precision.
@@ -150,7 +150,7 @@ macro_rules! trainer {
             }
 
             /// Returns the optimizer state as a Burn record with the current values. All devices share one record.
-            /// (Burn's own record reads CubeCL devices lazily and could contain later in-place writes.)
+            /// (Burn's own record reads CubeCL devices later, so it could contain values of later steps.)
             ///
             /// # Panics
             ///

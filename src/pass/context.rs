@@ -44,11 +44,10 @@ impl StepContext {
     }
 }
 
-/// Multiplies a loss by the loss scale, in code that runs the backward pass itself under loss scaling: the
-/// `TrainStep::step` of a model trained by `FusedLearner`, or a closure given to
-/// [`FusedOptimizer::step_with_backward`](crate::FusedOptimizer::step_with_backward). Everywhere else it returns
-/// `loss`, because the step itself scales the loss of a closure given to
-/// [`FusedOptimizer::step`](crate::FusedOptimizer::step).
+/// Multiplies a loss by the loss scale. Call it in code that runs the backward pass itself: the `TrainStep::step` of a model
+/// in a `FusedLearner`, or the closure of
+/// [`FusedOptimizer::step_with_backward`](crate::FusedOptimizer::step_with_backward). In
+/// [`FusedOptimizer::step`](crate::FusedOptimizer::step) the scaling is automatic, and this returns the loss unchanged.
 ///
 /// On another thread than that of the closure it needs the [`StepContext`](crate::StepContext).
 ///

@@ -47,7 +47,7 @@ struct Found {
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct GradientStatistic {
-    /// The root of the sum of the squares of all elements.
+    /// The L2 norm of the gradient.
     pub norm: f64,
     /// The mean of all elements.
     pub mean: f64,

@@ -9,13 +9,13 @@ use crate::weights::{AttachedModule, Role};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RankBytes {
-    /// Bytes of the parameters that the rank owns. An optimizer state as large as the parameters has this share on the
-    /// rank.
+    /// Bytes of the parameters that the rank owns. Optimizer states as large as the parameters take the same number of
+    /// bytes.
     pub owned: usize,
     /// Bytes of the weights that the rank holds between steps.
     pub between_steps: usize,
-    /// The peak of the bytes in the last pass: `between_steps`, the weights that were gathered, and the gradients that
-    /// had arrived. A gradient counts on the rank where it arrives, and then on the owner until it is applied.
+    /// The most bytes held in the last pass: `between_steps`, gathered weights, and gradients. A gradient counts for the
+    /// rank that computes it, then for the owner until it is applied.
     pub peak: usize,
 }
 

@@ -158,8 +158,8 @@ impl<M: Module + 'static> FusedReplicas<M> {
             .collect()
     }
 
-    /// Returns the devices of the ranks, for their inputs: with autodiff, and with the gradient checkpointing strategy
-    /// of the model instead of that of the given devices.
+    /// Returns the devices of the ranks, to create batches on. They have autodiff and the gradient checkpointing strategy
+    /// of the model, even if the devices given to `new` had not.
     pub fn devices(&self) -> &[Device] {
         self.core.ranks.named.as_deref().unwrap_or_default()
     }
