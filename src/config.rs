@@ -63,8 +63,8 @@ pub struct FusedConfig {
     /// (on the host, or on the device of its owner), updated after each step of the parameter, and saved in the
     /// optimizer's record.
     pub averaging: Option<WeightAveragingConfig>,
-    /// Selection of the [checkpointed blocks](crate::gradient_checkpointing()) to recompute, and storage of their inputs. By
-    /// default all blocks are recomputed, and inputs stay on their device.
+    /// The [checkpointed blocks](crate::gradient_checkpointing()) that are recomputed, and the location of their inputs until
+    /// then. By default all blocks are recomputed, and inputs stay on their device.
     #[config(default = "GradientCheckpointingConfig::new()")]
     pub gradient_checkpointing: GradientCheckpointingConfig,
     /// Offload to host memory of the optimizer states, of the updates, or also of the weights of blocks.

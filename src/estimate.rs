@@ -37,8 +37,9 @@ pub struct MemoryEstimate {
     /// Bytes on the device between two steps. For [`Offload::Weights`](crate::Offload::Weights) it assumes that all
     /// larger parameters are read in blocks of one size. Parameters that are read outside of blocks add to it.
     pub device: usize,
-    /// Maximum bytes in transfer to or from the host in a step, in addition to `device`: the largest gradient twice, or a gradient and
-    /// three states. Under [`Offload::Weights`](crate::Offload::Weights) the weights of two blocks add to it.
+    /// The most bytes that are in transfer to or from the host at once, in addition to `device`: two gradients of the largest
+    /// parameter, or one gradient and three states. With [`Offload::Weights`](crate::Offload::Weights), plus the weights of
+    /// two blocks.
     pub transfer: usize,
     /// Bytes in host memory, if parts of the training are [offloaded](FusedConfig::offload).
     pub host: usize,

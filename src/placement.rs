@@ -10,7 +10,7 @@
 //! | offloaded weights | host | the model's | on demand, in a block | any |
 //! | `Sharding::State` (ZeRO 1 and 2) | the owner's device | the model's | cached | any |
 //! | `Sharding::Full` (ZeRO 3) | the owner's device | the model's | gathered | any |
-//! | both, with offload (ZeRO-Infinity) | host, or the owner's device | the model's | as above | any |
+//! | `State` or `Full`, with offload (ZeRO-Infinity) | host, or the owner's device | the model's | as above | any |
 //! | offloaded frozen weights | host | the model's | on demand, in a block | same |
 
 mod policy;
@@ -35,9 +35,9 @@ pub(crate) struct RankContext {
     policy: PlacementPolicy,
     /// The offload engine, if anything is offloaded.
     pub(crate) engine: Option<Arc<OffloadEngine>>,
-    /// The rank and its group, if there are several ranks.
+    /// The rank and its group in a training of replicas, also in a group of one.
     pub(crate) member: Option<Membership>,
-    /// Background workers for transfers, if anything is transferred.
+    /// Background workers for transfers, if anything is transferred: the engine's, if there is one.
     pub(crate) transfers: Option<Arc<TransferWorkers>>,
 }
 
@@ -96,7 +96,7 @@ impl RankContext {
         }
     }
 
-    /// Returns the context for one of several ranks.
+    /// Returns the context for one rank of a group.
     pub(crate) fn of_rank(self, member: Membership) -> Self {
         Self {
             member: Some(member),
@@ -171,7 +171,7 @@ impl RankContext {
         }
     }
 
-    /// Returns the location of an ordinary leaf, which is never offloaded.
+    /// Returns the location of a parameter that stays an ordinary leaf. It is never offloaded.
     pub(crate) fn leaf_location(&self, id: ParamId, device: &Device) -> ParamLocation {
         let device = match &self.member {
             Some(member) => member.group.device(member.group.owner(id)).clone(),
@@ -215,7 +215,7 @@ impl RankContext {
         }
     }
 
-    /// Returns `true` if copies are fetched and dropped with the runs of blocks.
+    /// Returns `true` if copies are fetched and dropped with the runs of blocks: those of offloaded weights, and casts.
     pub(crate) fn fetches_blocks(&self) -> bool {
         self.policy.compute_dtype.is_some() || self.engine_of_blocks().is_some()
     }

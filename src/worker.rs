@@ -18,18 +18,18 @@ struct QueuedJob {
     job: Job,
 }
 
-/// A background thread that runs jobs (transfers and updates) one after the other. On CubeCL devices the thread has its own
-/// stream.
+/// A background thread that runs jobs (transfers, updates, or the part of a rank in a step) one after the other. On CubeCL
+/// devices the thread has its own stream.
 #[derive(Debug)]
 pub(crate) struct Worker {
     jobs: Sender<QueuedJob>,
-    in_flight: Arc<InFlight>,
+    unfinished: Arc<Unfinished>,
     thread: ThreadId,
 }
 
 /// Unfinished jobs of a worker, with a condition variable for their completion.
 #[derive(Debug, Default)]
-struct InFlight {
+struct Unfinished {
     load: Mutex<Load>,
     less: Condvar,
 }
@@ -43,8 +43,8 @@ struct Load {
 impl Worker {
     pub(crate) fn new(name: &str) -> std::io::Result<Self> {
         let (jobs, queue) = channel::<QueuedJob>();
-        let in_flight = Arc::<InFlight>::default();
-        let done = in_flight.clone();
+        let unfinished = Arc::<Unfinished>::default();
+        let done = unfinished.clone();
         let handle = thread::Builder::new()
             .name(name.to_string())
             .spawn(move || {
@@ -61,7 +61,7 @@ impl Worker {
                     #[cfg(test)]
                     crate::schedule::point();
                     let _finished = Finished {
-                        in_flight: &done,
+                        unfinished: &done,
                         bytes,
                     };
                     // Jobs report their own panics, and the worker must survive them.
@@ -72,7 +72,7 @@ impl Worker {
             })?;
         Ok(Self {
             jobs,
-            in_flight,
+            unfinished,
             thread: handle.thread().id(),
         })
     }
@@ -80,9 +80,9 @@ impl Worker {
     /// Submits a job that transfers `bytes`. Blocks until at most `limit` bytes are in flight, or no other job is.
     pub(crate) fn submit(&self, bytes: usize, limit: usize, job: impl FnOnce() + Send + 'static) {
         lock::check_none_held("a job is given to a thread");
-        let mut load = self.in_flight.load.lock();
+        let mut load = self.unfinished.load.lock();
         while load.jobs > 0 && load.bytes + bytes > limit {
-            self.in_flight.less.wait(&mut load);
+            self.unfinished.less.wait(&mut load);
         }
         let queued = self.jobs.send(QueuedJob {
             bytes,
@@ -101,9 +101,9 @@ impl Worker {
             return;
         }
         lock::check_none_held("a thread is waited for");
-        let mut load = self.in_flight.load.lock();
+        let mut load = self.unfinished.load.lock();
         while load.jobs > 0 {
-            self.in_flight.less.wait(&mut load);
+            self.unfinished.less.wait(&mut load);
         }
     }
 }
@@ -120,16 +120,16 @@ fn leave_pool() -> Option<ThreadPool> {
 
 /// A guard that counts a job as finished when dropped.
 struct Finished<'a> {
-    in_flight: &'a InFlight,
+    unfinished: &'a Unfinished,
     bytes: usize,
 }
 
 impl Drop for Finished<'_> {
     fn drop(&mut self) {
-        let mut load = self.in_flight.load.lock();
+        let mut load = self.unfinished.load.lock();
         load.jobs -= 1;
         load.bytes -= self.bytes;
-        self.in_flight.less.notify_all();
+        self.unfinished.less.notify_all();
     }
 }
 

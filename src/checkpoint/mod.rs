@@ -94,7 +94,7 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Creates the checkpoint of `folder`. The folder need not exist yet. A relative path is resolved now.
+    /// Returns the checkpoint in `folder`, which need not exist yet. A relative path is made absolute at once.
     pub fn at(folder: impl Into<PathBuf>) -> Self {
         let folder = folder.into();
         Self {
@@ -148,7 +148,7 @@ impl Checkpoint {
         Ok(folder::complete(&self.folder)?.into_keys().collect())
     }
 
-    /// Creates the folder, and returns an error if it is not writable. Call this before a long training.
+    /// Creates the folder if needed, and returns an error if files can't be written to it. Call this before a long training.
     ///
     /// # Errors
     ///

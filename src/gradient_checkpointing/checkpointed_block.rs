@@ -184,13 +184,13 @@ where
         let output = {
             let _statistics = first.statistics.put_until_dropped(&block);
             let _scope = inside.clone().enter();
-            let place = || {
+            let context = || {
                 format!(
                     "the second run of the recomputed block {name} (its parameters and those of earlier \
                     blocks are unchanged)"
                 )
             };
-            with_panic_context(run, place)
+            with_panic_context(run, context)
         };
         let outputs_differ = |first| first != Fingerprint::of(&output);
         let outputs_differ = first.fingerprint.is_some_and(outputs_differ);
@@ -233,10 +233,13 @@ pub(super) fn block_name<B>(readers: &Readers) -> String {
     }
 }
 
-/// Runs `work`. The message of a panic is prefixed with `place`.
-pub(super) fn with_panic_context<R>(work: impl FnOnce() -> R, place: impl FnOnce() -> String) -> R {
+/// Runs `work`. The message of a panic is prefixed with `context`.
+pub(super) fn with_panic_context<R>(
+    work: impl FnOnce() -> R,
+    context: impl FnOnce() -> String,
+) -> R {
     catch(work).unwrap_or_else(|panic| match panic.text() {
-        Some(message) => panic!("{} panicked: {message}", place()),
+        Some(message) => panic!("{} panicked: {message}", context()),
         None => panic.resume(),
     })
 }

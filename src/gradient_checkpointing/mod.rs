@@ -252,7 +252,7 @@ where
         let input = detached
             .clone()
             .map_floats(&mut |tensor| lift(tensor, strategy));
-        let place = || {
+        let context = || {
             let name = block_name::<B>(&readers);
             format!("the first run of the recomputed block {name}")
         };
@@ -264,7 +264,7 @@ where
         scope
             .pass
             .blocks
-            .first_run(|| with_panic_context(run, place))
+            .first_run(|| with_panic_context(run, context))
     };
     if let Some(device) = &on {
         scope.pass.blocks.collect_graph(device);

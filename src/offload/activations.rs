@@ -93,12 +93,12 @@ impl ActivationOffload {
         let before = {
             let mut order = self.order.lock();
             order.retain(|other| other.strong_count() > 0);
-            let place = order
+            let index = order
                 .iter()
                 .position(|it| it.as_ptr() == Arc::as_ptr(&saved));
-            let place = place.expect("they were saved in this pass, and are taken once");
-            order.remove(place);
-            order[..place].last().and_then(Weak::upgrade)
+            let index = index.expect("they were saved in this pass, and are taken once");
+            order.remove(index);
+            order[..index].last().and_then(Weak::upgrade)
         };
         #[cfg(test)]
         PREFETCHED.with_borrow_mut(|all| {

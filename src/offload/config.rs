@@ -16,7 +16,8 @@ pub enum Offload {
     /// parameters, and the new weights are transferred to the device, which has a copy to compute with.
     Updates,
     /// Also the weights of blocks: they are fetched when their [block](crate::gradient_checkpointing()) runs and when it is
-    /// recomputed, and dropped afterwards. A weight that is read outside of a block stays on the device, as with `Updates`.
+    /// recomputed, and dropped afterwards. A weight that is read outside of a recomputed block stays on the device, as with
+    /// `Updates`.
     /// Frozen weights are offloaded in all blocks; one with an adapter must be read in a block.
     Weights(OffloadedBlocks),
 }

@@ -1,4 +1,6 @@
-//! Offload of optimizer states, updates, weights and activations to host memory.
+//! Offload of optimizer states, updates, weights and activations to host memory: config, threads, and activations.
+//!
+//! States are transferred in `policy`, weights and frozen parameters in `weights`.
 //!
 //! # Memory
 //!

@@ -8,7 +8,8 @@ use crate::worker::Worker;
 /// Background workers for transfers between a device and the host.
 #[derive(Debug)]
 pub(crate) struct TransferWorkers {
-    /// Worker for gradients and the steps of their parameters on the host, for evicted states and offloaded activations.
+    /// Worker that runs updates in the order of their gradients: the transfer of the gradient, the step, and the transfer of
+    /// a cached copy back to the device. It also evicts states and offloads activations.
     pub(crate) to_host: Worker,
     /// Worker that fetches offloaded tensors before they are read.
     pub(crate) to_device: Worker,

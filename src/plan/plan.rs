@@ -53,7 +53,7 @@ pub struct Plan<O> {
     pub optimizer: O,
     /// Float type of the weights; `None` for the type of the model.
     pub weights: Option<FloatDType>,
-    /// Number of items in a micro-batch.
+    /// Number of items in one micro-batch (not in the whole step).
     pub batch: usize,
     /// Number of micro-batches in a step. Their gradients are summed, so divide a mean loss by their number.
     pub accumulation: usize,
@@ -65,7 +65,7 @@ pub struct Plan<O> {
     pub host_bytes: usize,
     /// The model of the plan.
     pub model: ModelKey,
-    /// The smallest candidate of each set of techniques, and the selected one.
+    /// The candidate with the least memory for each set of techniques, and the selected candidate.
     pub candidates: Vec<Candidate>,
     /// Index of the selected candidate.
     pub taken: usize,
@@ -126,8 +126,8 @@ impl<O> Display for Plan<O> {
             "budget {:.2} MB, {items} items in a step; peaks are about:",
             mega(self.budget)
         )?;
-        for (place, candidate) in self.candidates.iter().enumerate() {
-            let is_taken = place == self.taken;
+        for (index, candidate) in self.candidates.iter().enumerate() {
+            let is_taken = index == self.taken;
             let missing = candidate.device_bytes.saturating_sub(self.budget);
             write!(f, "{} {candidate}", if is_taken { '>' } else { ' ' })?;
             match missing {

@@ -262,7 +262,7 @@ where
         for formats in search.formats(storage) {
             profile.measure_states(&self.optimizer, formats)?;
         }
-        let place = search.profiles.len();
+        let index = search.profiles.len();
         search.profiles.push(profile);
         let mut probe = Probe {
             fused: &mut fused,
@@ -276,10 +276,10 @@ where
             exceeded_limit: false,
             progress: self.progress,
         };
-        search.profiles[place].measure_first(&mut probe, self.batch)?;
+        search.profiles[index].measure_first(&mut probe, self.batch)?;
         while let Some(choice) = search.best() {
             let (items, kept) = (choice.items, choice.kept);
-            let profile = &mut search.profiles[place];
+            let profile = &mut search.profiles[index];
             match kept {
                 None => profile.measure(&mut probe, profile.next(items))?,
                 Some(kept) if !kept.is_proved => profile.prove(&mut probe, items, &kept)?,

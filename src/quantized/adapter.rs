@@ -17,7 +17,7 @@ pub struct QuantizedAdapter {
     pub a: Param<Tensor<2>>,
     /// The factor with shape `[rank, d_out]` (trainable).
     pub b: Param<Tensor<2>>,
-    /// The factor of their product, `alpha / rank`.
+    /// The factor by which the product `a @ b` is multiplied: `alpha / rank`.
     pub scale: f64,
     values: QuantizedValues,
 }

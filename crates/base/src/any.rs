@@ -26,8 +26,8 @@ impl AnyTensor {
         Tensor::from_dispatch(self.0.into_dispatch())
     }
 
-    /// Moves `value` (without autodiff) to the device of this tensor. If this tensor is under autodiff, the result is a
-    /// constant.
+    /// Returns `value` (without autodiff), moved to the device of this tensor. If this tensor is under autodiff, the result
+    /// is a constant under autodiff.
     pub fn replaced_by(&self, value: Tensor<1>) -> Self {
         let value = copy_to_device(value, &self.device().inner());
         match self.gradient_checkpointing_strategy() {

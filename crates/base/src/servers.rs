@@ -68,7 +68,8 @@ fn in_time<R: Send + 'static>(
     })
 }
 
-/// Waits until the server of `device`, which has no autodiff, has run all operations.
+/// Waits until the server of `device` has run all operations. Returns an error after a time limit. The device must have no
+/// autodiff.
 pub fn sync_with_timeout(device: &Device) -> Result<(), String> {
     let asked = device.clone();
     let answer = in_time(device, move || {

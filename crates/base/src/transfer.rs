@@ -7,8 +7,8 @@ use burn::tensor::{DType, Device, FloatDType, GradientCheckpointingStrategy, Ten
 use crate::caught::caught;
 use crate::{copy_to_device, host, is_remote, read_with_timeout};
 
-/// Transfers `tensor`, without autodiff, to `device` and `dtype`, or returns the error of a device. All weights and gradients
-/// move between storage and computation by this function.
+/// Moves `tensor`, without autodiff, to `device` and casts it to `dtype`. Returns the error if a device fails. All weights
+/// and gradients move between storage and computation by this function.
 pub fn transferred<const D: usize>(
     tensor: Tensor<D>,
     device: &Device,

@@ -27,7 +27,7 @@ pub struct PeakMemoryMetric {
 }
 
 impl PeakMemoryMetric {
-    /// Creates the metric for the memory of the process, from now on.
+    /// Creates the metric for the memory of the process. It counts from this call.
     pub fn new() -> Self {
         process::take_peak();
         Self {

@@ -24,7 +24,7 @@ pub struct Call {
     pub more_micro_batches_follow: bool,
     /// Set if the call only asks whether the optimizer supports such a parameter.
     pub asked_for: Option<Asked>,
-    /// Set if the optimizer may keep weights or states in a format.
+    /// Set if the optimizer may store weights or states in fewer bits.
     pub may_have_formats: bool,
     /// Handle to the parameter, before or after the step. `None` while a step writes in place.
     pub parameter: Option<AnyTensor>,

@@ -3,7 +3,8 @@ use std::fmt::Debug;
 use super::format::SquareRootCode;
 use super::rule::{Rule, Step};
 
-/// An optimizer that updates each element of a parameter independently: the states of an element, and the formula.
+/// An optimizer that updates each element of a parameter independently of the others. An implementation gives the states
+/// of an element and the formula.
 ///
 /// [`ElementWiseOptimizer`](super::ElementWiseOptimizer) turns it into a Burn optimizer: [an
 /// example](super#your-own-optimizer).

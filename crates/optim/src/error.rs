@@ -1,6 +1,6 @@
 use backburn_base::debug_prints_message;
 
-/// An error of a config, or of a record of an optimizer.
+/// An error in the config of an optimizer or in an optimizer record.
 ///
 /// `Debug` prints the same message.
 #[derive(Clone, PartialEq, thiserror::Error)]

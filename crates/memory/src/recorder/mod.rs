@@ -18,7 +18,7 @@ pub use recording::{
     enter_update, is_recording, leave_recomputation, note_gradient, report_use,
 };
 
-/// Returns the bytes in use in the pools of `device`, if it reports them, or else in the process.
+/// Returns the bytes in use on `device`; if the device does not report them, those of the process.
 ///
 /// # Errors
 ///
@@ -147,7 +147,7 @@ impl MemoryRecorder {
         Ok((self.finish()?, stretch))
     }
 
-    /// Ends the recording.
+    /// Ends the recording and returns its timeline.
     ///
     /// # Errors
     ///

@@ -2,7 +2,7 @@ use std::fmt::{Display, Formatter};
 
 use serde::{Deserialize, Serialize};
 
-/// Phase of a training at a moment of a [`MemoryTimeline`](super::MemoryTimeline).
+/// The activity of the training at a point in time of a [`MemoryTimeline`](super::MemoryTimeline).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Phase {
@@ -37,7 +37,7 @@ impl Display for Phase {
     }
 }
 
-/// Start of a phase.
+/// The moment at which a phase starts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Mark {
     /// Seconds since the start of the recording.

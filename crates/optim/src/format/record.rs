@@ -163,7 +163,7 @@ impl<const D: usize> PackedState<D> {
     }
 }
 
-/// Returns the residual in a recorded state, if it has one, on `device`.
+/// Returns the residual of the weight (its low bits) that the state contains, on `device`; `None` if it has none.
 pub fn recorded_residual(state: &RecordedState, device: &Device) -> Option<Residual> {
     let name = format!("{FORMAT}.{LOW_BITS}");
     state.tensors.iter().find_map(|tensor| {

@@ -12,7 +12,7 @@ thread_local! {
     static LOAD_ON: RefCell<Option<Device>> = const { RefCell::new(None) };
 }
 
-/// Runs `save` with optimizer states recorded in their quantized format instead of in f32.
+/// Runs `save`. Inside, records keep quantized optimizer states quantized, instead of converting them to f32.
 ///
 /// Stock Burn can't read such a record and silently starts with fresh states. [This crate](crate) resumes
 /// from both kinds bit for bit.

@@ -34,8 +34,8 @@ pub trait UpdateRule<const S: usize>: Clone + Debug + Send + Sync + 'static {
     fn update<N: Number>(&self, parameter: N, gradient: N, states: [N; S]) -> (N, [N; S]);
 }
 
-/// A step of a parameter, or the effect of a micro-batch's gradient on its states. An [`ElementWise`](crate::ElementWise)
-/// optimizer makes its rule from it.
+/// The input from which an [`ElementWise`](crate::ElementWise) optimizer builds its rule: a step of a parameter, or the
+/// gradient of a micro-batch that changes only the states.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Step {
