@@ -3,8 +3,8 @@ use std::sync::Arc;
 use burn::backend::DispatchTensor;
 use burn::tensor::Tensor;
 
-use crate::parameters::AnyTensor;
 use crate::tap::{GradientSink, PassedGradients, tap};
+use backburn_base::AnyTensor;
 
 /// The return type of a step's forward closure: a loss of any rank, alone or in a pair with any other value.
 ///

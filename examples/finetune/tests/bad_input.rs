@@ -60,7 +60,7 @@ fn bad_data_is_refused_with_file_and_line() {
         ),
         ("b.jsonl", "\n{text}", "b.jsonl:2: the line is no JSON"),
         ("b.json", "[\n{}\n]\n", "b.json:1: the line is no JSON"),
-        ("none.jsonl", "\n\n", "none.jsonl has no text to learn"),
+        ("none.jsonl", "\n\n", "none.jsonl contains no text"),
         (
             "c.jsonl",
             without_answer,
