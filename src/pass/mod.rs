@@ -55,7 +55,7 @@ pub(crate) struct Pass {
     hooks: Arc<()>,
     /// The random numbers of both passes, if this is one of two passes of a step.
     pub(crate) repeated_numbers: Option<RandomStream>,
-    /// The rank and its group, if there are several ranks.
+    /// The rank and its group, also for a group of one.
     pub(crate) membership: Option<Membership>,
     /// The gradients of the ordinary leaves, from the backward pass until they are applied.
     pub(crate) leaf_gradients: Mutex<GradientsParams>,
@@ -148,7 +148,7 @@ impl Pass {
     }
 }
 
-/// The order for a pass, for every rank.
+/// The settings of a pass, the same on each rank.
 #[derive(Clone)]
 pub(crate) struct PassSettings {
     pub(crate) pipeline: GradientPipeline,

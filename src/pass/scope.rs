@@ -24,8 +24,8 @@ pub(crate) enum ReadMode {
     Recorded(Arc<Graph>),
     /// A constant: a block runs without recording, and its reads are collected.
     Unrecorded(Arc<Readers>),
-    /// Not allowed: a hook runs for the parameter at this path, and the graph is locked.
-    Hook(Arc<str>),
+    /// Not allowed: a hook runs for the parameter at this path, or on another thread, and the graph is locked.
+    Hook(Option<Arc<str>>),
 }
 
 thread_local! {
@@ -111,7 +111,7 @@ impl Scope {
     pub(crate) fn hook(pass: &Arc<Pass>, path: &str) -> Self {
         Self {
             pass: pass.clone(),
-            place: ReadMode::Hook(path.into()),
+            place: ReadMode::Hook(Some(path.into())),
             seeds: None,
             recomputed_reads: None,
         }

@@ -71,6 +71,11 @@ impl AppliedGradient {
         (self.node, self.gradient.clone().0.into_dispatch())
     }
 
+    /// Marks the stand-in as unregistered until the next pass.
+    pub(super) fn end_pass(&self) {
+        self.is_registered.store(false, Ordering::Relaxed);
+    }
+
     /// Returns `true` if `gradient` is surely another tensor.
     fn is_replaced_by<const D: usize>(&self, gradient: &Tensor<D>) -> bool {
         Identity::of(gradient) != Identity::of(&*self.gradient)
@@ -103,13 +108,6 @@ impl LocalParam {
     pub(super) fn registered(&self) -> Option<&AppliedGradient> {
         let applied = self.applied.get().and_then(Option::as_deref);
         applied.filter(|applied| applied.is_registered.load(Ordering::Relaxed))
-    }
-
-    /// Ends the pass for the stand-in.
-    pub(super) fn unregister(&self) {
-        if let Some(applied) = self.registered() {
-            applied.is_registered.store(false, Ordering::Relaxed);
-        }
     }
 
     /// Returns `true` if `gradients` has a gradient of the parameter that the backward pass has not left there.

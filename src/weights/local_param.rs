@@ -33,7 +33,7 @@ pub(crate) struct LocalParam {
     is_pinned: AtomicBool,
     /// `true` if the value is offloaded to the host.
     pub(super) is_offloaded: bool,
-    /// The rank and its group, if there are several ranks.
+    /// The rank and its group, also for a group of one.
     pub(super) membership: Option<Membership>,
     /// `true` if the parameter is an ordinary leaf of the module.
     pub(super) is_retained: bool,

@@ -135,7 +135,9 @@ impl LocalParams {
     pub(crate) fn end(&self, committed: bool) -> Vec<(ParamId, ParameterReport)> {
         let end = |local_param: &Arc<LocalParam>| {
             let shares = local_param.assigned == Residency::Aliased;
-            local_param.unregister();
+            if let Some(Some(applied)) = local_param.applied.get() {
+                applied.end_pass();
+            }
             if !shares {
                 local_param.drop_fetched();
             }

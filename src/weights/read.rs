@@ -79,7 +79,7 @@ impl Module for Handle {
 }
 
 /// The name of the reparameterization that fetches a parameter whenever it is read.
-pub(super) const FETCH_HANDLE: &str = "backburn_way";
+pub(super) const FETCH_HANDLE: &str = "backburn_fetch";
 
 /// Returns `true` if a master holds the value of the parameter.
 pub(super) fn is_attached(parameter: &Parameter) -> bool {
@@ -230,11 +230,11 @@ impl LocalParam {
                 self.constant_of(self.plain(CacheUntil::BlockEnd))
             }
             ReadMode::Hook(called_for) => panic!(
-                "parameter `{}` was read in a hook (called for parameter `{called_for}`), where the \
-                 autodiff graph of the model is locked: a hook receives the value of its own \
-                 parameter. For other parameters keep the result of `FusedOptimizer::model()` from before the step, or \
+                "parameter `{}` was read in a hook{}, where the autodiff graph of the model is locked: a hook receives \
+                 the value of its own parameter. For other parameters keep the result of `FusedOptimizer::model()` from before the step, or \
                  read `valid()` of the model",
-                self.master.path
+                self.master.path,
+                called_for.map_or(String::new(), |path| format!(" for parameter `{path}`"))
             ),
         }
     }
@@ -262,7 +262,7 @@ impl LocalParam {
             );
         }
         if pass.is_in_hook() {
-            return ReadMode::Hook("another".into());
+            return ReadMode::Hook(None);
         }
         if pass.blocks.is_running() {
             panic!(

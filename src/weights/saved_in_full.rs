@@ -32,13 +32,15 @@ impl ModuleMapper for SavedInFull<'_> {
     }
 }
 
-/// Returns `true` if `value` is `stored`, cast to another type.
+/// Returns `true` if `value` is `stored`, cast to another type. NaN equals NaN here.
 fn is_cast<const D: usize>(value: &Tensor<D>, stored: &Tensor<D>) -> bool {
     value.shape() == stored.shape() && {
         let cast = stored
             .clone()
             .to_device(&value.device())
             .cast(value.dtype());
-        value.clone().equal(cast).all().into_scalar::<bool>()
+        let are_nan = value.clone().is_nan().bool_and(cast.clone().is_nan());
+        let are_equal = value.clone().equal(cast).bool_or(are_nan);
+        are_equal.all().into_scalar::<bool>()
     }
 }

@@ -182,3 +182,19 @@ fn valid_in_compute_dtype_is_saved_in_full_precision() {
         }
     }
 }
+
+#[test]
+fn valid_with_nan_is_saved_in_storage_type() {
+    let way = WAYS[0];
+    let mut initial = Stack::init(way.rests);
+    let weight = initial.layers[0].weight.clone();
+    initial.layers[0].weight = weight.map(|weight| {
+        let first = weight.clone().slice([0..1, 0..1]).inner() * f32::NAN;
+        let weight = weight.inner().slice_assign([0..1, 0..1], first);
+        Tensor::from_inner(weight).require_grad()
+    });
+    let config = FusedConfig::new().with_compute_dtype(Some(way.computes));
+    let valid = way.fused(&initial).with_config_ok(config).valid();
+    let saved = Stack::init(way.rests).load_record(valid.into_record());
+    assert_eq!(saved.layers[0].weight.val().dtype(), DType::F32);
+}

@@ -31,7 +31,7 @@ pub(in crate::fused) struct Ranks<M> {
     pub(in crate::fused) reports_errors_late: bool,
     /// `true` if one of these is remote.
     pub(in crate::fused) remote: bool,
-    /// The group, if there are several ranks.
+    /// The group of replicas, also of one.
     pub(in crate::fused) group: Option<Arc<Group>>,
     /// The running statistics. Every rank has its own.
     pub(in crate::fused) statistics: HashSet<ParamId>,
