@@ -43,7 +43,7 @@ impl<F: Fn() + Send + Sync> GradientSink for BackwardRoot<F> {
         (self.0)();
         PassedGradients {
             value: Some(gradient),
-            anchor: None,
+            ..PassedGradients::default()
         }
     }
 }

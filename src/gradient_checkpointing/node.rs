@@ -107,6 +107,7 @@ impl GradientSink for Link {
         PassedGradients {
             value: Some(signal),
             anchor: self.gradient(),
+            ..PassedGradients::default()
         }
     }
 }

@@ -79,8 +79,8 @@ impl GradientSink for OutputSink {
     fn receive(&self, gradient: DispatchTensor) -> PassedGradients {
         self.node.set_output_gradient(self.index, gradient);
         PassedGradients {
-            value: None,
             anchor: self.signal.lock().take().map(Tensor::into_dispatch),
+            ..PassedGradients::default()
         }
     }
 }
@@ -136,8 +136,8 @@ impl GradientSink for OutputGradient {
             observers.emit(StepEvent::BlockBackward { index });
         }
         PassedGradients {
-            value: None,
             anchor: self.gradient.lock().take(),
+            ..PassedGradients::default()
         }
     }
 }

@@ -35,24 +35,21 @@ pub(crate) use graph_gc::{GraphGc, collect_graph_if_due};
 /// The receiver of the complete gradient of a tapped value.
 pub(crate) trait GradientSink: Send + Sync {
     /// Receives the gradient, once per backward pass, when every use of the tapped value has contributed. Returns the gradients
-    /// for the parents of the tap.
+    /// that the backward pass continues with.
     ///
     /// The autodiff graph is locked during the call: the sink must not touch a tensor of it.
     fn receive(&self, gradient: DispatchTensor) -> PassedGradients;
-
-    /// Returns the tensor that the backward pass leaves as the gradient of a node, on the backend of the tap.
-    fn stand_in(&self) -> Option<(NodeId, DispatchTensor)> {
-        None
-    }
 }
 
-/// Gradients that a sink passes on to the parents of its tap. A parent without one gets no gradient.
+/// Gradients that a sink passes on, to the parents of its tap or to another node. A parent without one gets no gradient.
 #[derive(Debug, Default)]
 pub(crate) struct PassedGradients {
     /// Gradient of the value, if the value is tracked.
     pub(crate) value: Option<DispatchTensor>,
     /// Gradient of the anchor.
     pub(crate) anchor: Option<DispatchTensor>,
+    /// Another node, and the tensor that the backward pass leaves as its gradient, on the backend of the tap.
+    pub(crate) other: Option<(NodeId, DispatchTensor)>,
 }
 
 /// The state of a tap between the forward and the backward pass.
@@ -140,13 +137,17 @@ where
         let gradient = gradients.consume::<B>(&ops.node);
         let Delivery(sink) = ops.state;
         let gradient = DispatchTensor::from_backend(BackendTensor::Float(gradient));
-        let PassedGradients { value, anchor } = sink.receive(gradient);
+        let PassedGradients {
+            value,
+            anchor,
+            other,
+        } = sink.receive(gradient);
         for (parent, gradient) in ops.parents.into_iter().zip([value, anchor]) {
             if let (Some(parent), Some(gradient)) = (parent, gradient) {
                 gradients.register::<B>(parent.id, primitive(gradient));
             }
         }
-        if let Some((node, gradient)) = sink.stand_in() {
+        if let Some((node, gradient)) = other {
             gradients.register::<B>(node, primitive(gradient));
         }
     }

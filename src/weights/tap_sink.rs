@@ -6,7 +6,6 @@
 use std::sync::Arc;
 
 use burn::backend::DispatchTensor;
-use burn::backend::autodiff::NodeId;
 use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
 
@@ -63,11 +62,10 @@ impl GradientSink for TapSink {
             let gradient = gradient.into();
             self.local_param.add_gradient(&self.pass, gradient, admits)
         });
-        PassedGradients::default()
-    }
-
-    fn stand_in(&self) -> Option<(NodeId, DispatchTensor)> {
-        self.applied.as_ref().map(|applied| applied.register())
+        PassedGradients {
+            other: self.applied.as_ref().map(|applied| applied.register()),
+            ..PassedGradients::default()
+        }
     }
 }
 

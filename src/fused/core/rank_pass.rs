@@ -156,7 +156,9 @@ impl RankPass {
                 let mut all = root.backward();
                 drop(root);
                 let leaves = &self.local_params.leaves;
-                gradients = GradientsParams::from_params(&mut all, model, leaves);
+                if !leaves.is_empty() {
+                    gradients = GradientsParams::from_params(&mut all, model, leaves);
+                }
                 Ok(detached.into())
             })?;
             Ok((loss, gradients))

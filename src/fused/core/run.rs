@@ -1,7 +1,6 @@
 //! One pass of all ranks, from its beginning to its end.
 
 use std::collections::HashSet;
-use std::sync::Arc;
 
 use burn::module::{Module, ParamId};
 
@@ -10,7 +9,7 @@ use super::ranks::Ranks;
 use crate::device::{AsyncErrors, caught, check_connected};
 use crate::error::FusedError;
 use crate::memory::Category;
-use crate::observer::{Observers, StepEvent};
+use crate::observer::StepEvent;
 use crate::pass::{Closure, FailedIn, PassGuard, PassSettings};
 use crate::policy::GradientUse;
 use crate::replica::Group;
@@ -150,7 +149,9 @@ impl<M: Module> RunningPass<'_, M> {
         ));
         // Nothing is left to roll back.
         std::mem::forget(self);
-        emit_end(observers);
+        if let Some(observers) = observers {
+            observers.emit(StepEvent::End);
+        }
         reports
     }
 
@@ -176,17 +177,13 @@ impl<M: Module> RunningPass<'_, M> {
 impl<M: Module> Drop for RunningPass<'_, M> {
     fn drop(&mut self) {
         self.end(false);
-        let observers = self.ranks[0].pass.observers.clone();
+        let Some(observers) = self.ranks[0].pass.observers.clone() else {
+            return;
+        };
         // The step may have panicked, and a second panic aborts the process.
-        if let Err(panic) = caught(|| emit_end(observers)) {
+        if let Err(panic) = caught(|| observers.emit(StepEvent::End)) {
             log::warn!("an observer panicked at the end of a failed step: {panic}");
         }
-    }
-}
-
-fn emit_end(observers: Option<Arc<Observers>>) {
-    if let Some(observers) = observers {
-        observers.emit(StepEvent::End);
     }
 }
 
