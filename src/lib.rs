@@ -65,6 +65,7 @@
 //! | `cast`, `load_store` | casts a model, or loads a file in the type of training |
 //! | `weights` | master and local parameters; attaches to a module, exports an ordinary one |
 //! | `pass` | shared state of one forward and backward pass |
+//! | `shared_optimizer` | the optimizer that all ranks share, one parameter at a time, and its offloaded states |
 //! | `policy` | policies for complete gradients |
 //! | `placement` | location and storage type of each parameter, residency of its compute copy |
 //! | `replica` | owners of parameters, and flow control between several devices |
@@ -119,6 +120,7 @@ mod replica;
 mod report;
 #[cfg(test)]
 mod schedule;
+mod shared_optimizer;
 mod squares;
 mod tap;
 #[cfg(feature = "train")]

@@ -216,7 +216,7 @@ impl RankContext {
     }
 
     /// Returns `true` if copies are fetched and dropped with the runs of blocks: those of offloaded weights, and casts.
-    pub(crate) fn fetches_blocks(&self) -> bool {
+    pub(crate) fn has_block_copies(&self) -> bool {
         self.policy.compute_dtype.is_some() || self.engine_of_blocks().is_some()
     }
 

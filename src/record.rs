@@ -10,14 +10,14 @@ use burn::optim::{ModuleOptimizer, OptimizerRecord, SgdConfig};
 use burn::store::ModuleRecord;
 use burn::tensor::{Bytes, Shape};
 
-use crate::device::caught;
+use crate::device::catch_message;
 use crate::error::FusedError;
 use crate::optimizer_record::{
     RANK, RecordedState, compact_records, expected, is_of_elements, load_in_own_memory, read,
     stock_can_ignore, to_bytes, unreadable, write,
 };
 use crate::parameters::{Parameter, list};
-use crate::policy::{AverageExtraState, EXTRA_STATE_ID, average_id, is_average};
+use crate::shared_optimizer::{AverageExtraState, EXTRA_STATE_ID, average_id, is_average};
 
 use sample::Sample;
 
@@ -191,7 +191,7 @@ fn check_averages(
         };
         check_fits(&average, path, &param.shape(), None)?;
         let record = OptimizerRecord::from_bytes(write([average])?).map_err(unreadable)?;
-        let loaded = caught(|| keeper.clone().load_record(record));
+        let loaded = catch_message(|| keeper.clone().load_record(record));
         let loaded = loaded.map_err(|reason| damaged(path, reason))?;
         let [_, loaded] = states(to_bytes(loaded.to_record())?)?;
         if loaded.is_empty() {
@@ -214,7 +214,7 @@ fn check_loads(state: RecordedState, empty: &ModuleOptimizer) -> Result<(), Fuse
     let path = state.path.clone().unwrap_or(state.id.clone());
     let record = OptimizerRecord::from_bytes(write([state])?).map_err(unreadable)?;
     // Optimizers don't validate tensors and may panic on a damaged record.
-    let loaded = caught(|| empty.clone().load_record(record));
+    let loaded = catch_message(|| empty.clone().load_record(record));
     let loaded = loaded.map_err(|reason| unreadable(format!("the state of `{path}`: {reason}")))?;
     let loaded = if is_compact {
         compact_records(|| loaded.to_record())

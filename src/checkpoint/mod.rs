@@ -15,7 +15,7 @@ use burn::tensor::Bytes;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::device::caught;
+use crate::device::catch_message;
 use crate::error::FusedError;
 use crate::fused::{FusedOptimizer, FusedReplicas, ResumeError, Trainer};
 pub use error::CheckpointError;
@@ -343,5 +343,5 @@ fn warn(removed: Result<(), CheckpointError>) {
 
 /// Runs `work`, which reads from the devices of the training, and converts a panic to an error.
 fn read<R>(work: impl FnOnce() -> R) -> Result<R, CheckpointError> {
-    caught(work).map_err(|reason| CheckpointError::Devices { reason })
+    catch_message(work).map_err(|reason| CheckpointError::Devices { reason })
 }

@@ -6,7 +6,7 @@ use burn::tensor::{Device, Tensor};
 use burn_cubecl::tensor::CubeTensor;
 use parking_lot::Mutex;
 
-use super::caught;
+use super::catch_message;
 use super::is_cubecl;
 use crate::error::FusedError;
 
@@ -71,7 +71,7 @@ impl DeviceTensors {
             reason,
         };
         // Launches the operations that `fusion` has queued. (A flush could wait for the device.)
-        let handed_over = caught(|| self.device.memory_pool_usage());
+        let handed_over = catch_message(|| self.device.memory_pool_usage());
         let launched = std::mem::take(&mut *self.launched.0.lock());
         let is_missing = |place: &usize| launched.iter().all(|(launched, _)| launched != place);
         if let Some(place) = (0..self.paths.len()).find(is_missing) {

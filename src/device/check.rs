@@ -5,7 +5,7 @@ use burn::tensor::{DType, Device, DeviceType, FloatDType};
 use parking_lot::Mutex;
 
 use super::self_test;
-use super::{caught, is_cubecl, is_remote, sync_with_timeout};
+use super::{catch_message, is_cubecl, is_remote, sync_with_timeout};
 use crate::error::FusedError;
 
 /// The devices and types that have passed: kernels are compiled once per process.
@@ -54,7 +54,7 @@ pub(crate) fn check(device: &Device, dtype: DType) -> Result<(), FusedError> {
         return Ok(());
     }
     if !is_trusted() {
-        let tried = caught(|| self_test::run(device, dtype.into())).flatten();
+        let tried = catch_message(|| self_test::run(device, dtype.into())).flatten();
         tried.map_err(|found| FusedError::WrongResults {
             dtype: format!("{dtype:?}"),
             device: format!("{device:?}"),
@@ -100,7 +100,7 @@ fn is_there(device: &Device) -> Result<(), FusedError> {
         device: format!("{device:?}"),
         reason,
     };
-    if let Some(found) = caught(|| listed(device)).map_err(not_there)?
+    if let Some(found) = catch_message(|| listed(device)).map_err(not_there)?
         && !found.contains(device)
     {
         return Err(not_there(match found.len() {
@@ -111,7 +111,7 @@ fn is_there(device: &Device) -> Result<(), FusedError> {
     if is_remote(device) {
         sync_with_timeout(device).map_err(not_there)?;
     }
-    caught(|| device.supports_dtype(DType::F32)).map_err(not_there)?;
+    catch_message(|| device.supports_dtype(DType::F32)).map_err(not_there)?;
     #[cfg(feature = "cuda")]
     if let Some(fault) = super::driver::fault(device)
         && !is_trusted()

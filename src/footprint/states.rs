@@ -11,7 +11,7 @@ use crate::error::FusedError;
 use crate::memory;
 use crate::optimizer_record::{compact_records, read, to_bytes};
 use crate::parameters::{AnyTensor, list, with_rank};
-use crate::policy::Update;
+use crate::shared_optimizer::SharedOptimizer;
 use crate::weights::Entry;
 
 /// Minimum number of elements of a slice.
@@ -129,22 +129,22 @@ fn step_slices(optimizer: &ModuleOptimizer, parameter: &Entry) -> Result<SliceBy
 /// Returns the bytes that the process holds for one state in addition to its tensors; 0 if they are not counted.
 fn overhead(optimizer: &ModuleOptimizer, device: &Device) -> usize {
     const PARAMETERS: usize = 64;
-    let mut update = Update::new(optimizer.clone(), None);
+    let mut optimizer = SharedOptimizer::new(optimizer.clone(), None);
     let zeros = || AnyTensor::from(Tensor::<2>::zeros([8, 8], device));
     let (_, growth) = memory::growth_of(device, || {
         for _ in 0..PARAMETERS {
             // An unsupported parameter is reported by `step`.
-            drop(update.step("", ParamId::new(), zeros(), zeros(), false));
+            drop(optimizer.step("", ParamId::new(), zeros(), zeros(), false));
         }
     });
     growth.map_or(0, |growth| {
-        growth.left.saturating_sub(recorded(&update)) / PARAMETERS
+        growth.left.saturating_sub(recorded(&optimizer)) / PARAMETERS
     })
 }
 
 /// Returns the bytes of the tensors of all states, in their own format.
-fn recorded(update: &Update) -> usize {
-    let record = compact_records(|| to_bytes(update.to_record()));
+fn recorded(optimizer: &SharedOptimizer) -> usize {
+    let record = compact_records(|| to_bytes(optimizer.to_record()));
     let states = record.and_then(read).expect("Burn reads its own record");
     let tensors = states.values().flat_map(|state| &state.tensors);
     tensors.map(|tensor| tensor.byte_len()).sum()
@@ -163,7 +163,7 @@ fn step(
         dtype,
         ..
     } = parameter;
-    let mut update = Update::new(optimizer.clone(), None);
+    let mut optimizer = SharedOptimizer::new(optimizer.clone(), None);
     let options = || (device, *dtype);
     let zeros = || -> AnyTensor {
         with_rank!(shape.len(), D => Tensor::<D>::zeros(shape.to_vec(), options()).into())
@@ -172,15 +172,15 @@ fn step(
         path: path.to_string(),
         reason: panic.message().to_string(),
     };
-    let stepped = update.step(path, *id, zeros(), zeros(), false);
+    let stepped = optimizer.step(path, *id, zeros(), zeros(), false);
     stepped.result.map_err(unfit)?;
     let (value, gradient) = (stepped.value.unwrap_or_else(zeros), zeros());
-    let step = || update.step(path, *id, value, gradient, false);
+    let step = || optimizer.step(path, *id, value, gradient, false);
     let (stepped, growth) = memory::growth_of(device, step);
     stepped.result.map_err(unfit)?;
     drop(stepped.value);
     Ok(SliceBytes {
-        state: recorded(&update),
+        state: recorded(&optimizer),
         update: growth.map(|growth| growth.peak),
     })
 }

@@ -4,7 +4,7 @@ use burn::module::{Module, ParamId};
 use burn::tensor::Shape;
 
 use crate::parameters::list;
-use crate::policy::Update;
+use crate::shared_optimizer::SharedOptimizer;
 use crate::weights::Role;
 use backburn_base::weight_of_quantized_values;
 
@@ -26,7 +26,7 @@ impl ParameterList {
     pub(crate) fn of<M: Module>(
         model: &M,
         role: impl Fn(ParamId) -> Option<Role>,
-        update: Option<&Update>,
+        optimizer: Option<&SharedOptimizer>,
     ) -> Self {
         let parameters = list(model).into_iter();
         // Quantized values do not count as parameters in addition to their weights.
@@ -34,8 +34,9 @@ impl ParameterList {
         let listed = |it: crate::parameters::Parameter| {
             let (id, shape) = (it.param.id(), it.param.shape());
             let role = role(id).unwrap_or(Role::Frozen);
-            let asked = update.filter(|_| role != Role::Frozen);
-            let state = asked.map(|update| update.state_names(id, &it.path, shape.num_dims()));
+            let asked = optimizer.filter(|_| role != Role::Frozen);
+            let state =
+                asked.map(|optimizer| optimizer.state_names(id, &it.path, shape.num_dims()));
             Listed {
                 path: it.path,
                 shape,

@@ -5,9 +5,10 @@ use crate::error::FusedError;
 use crate::observer::Observers;
 use crate::optim::{AccumulateInState, ElementWiseOptimizer};
 use crate::policy::{
-    Accumulation, AverageExtraState, GlobalNormClippingConfig, GradientPipeline, GradientUse,
-    Hooks, LossScale, Overflow, PolicyState,
+    Accumulation, GlobalNormClippingConfig, GradientPipeline, GradientUse, Hooks, LossScale,
+    Overflow, PolicyState,
 };
+use crate::shared_optimizer::AverageExtraState;
 
 /// The gradient policies of a training: the config, the hooks and the adaptive state.
 #[derive(Clone, Debug, Default)]

@@ -14,7 +14,7 @@ use crate::device::is_cubecl;
 use crate::error::FusedError;
 use crate::observer::StepEvent;
 use crate::parameters::Statistics;
-use crate::pass::{Drawn, FailedIn, Readers, Scope};
+use crate::pass::{BlockReads, Drawn, FailedIn, Scope};
 use crate::random::RandomStream;
 use crate::tap::{collect_graph, lift};
 use crate::weights::{OwnLeaf, own_leaf, with_frozen, with_own_leaves};
@@ -26,7 +26,7 @@ pub(super) struct CheckpointedBlock<B, X, F> {
     pub(super) call: BlockCall<B, X, F>,
     pub(super) first: FirstRun,
     /// The parameters that the first run read.
-    pub(super) readers: Arc<Readers>,
+    pub(super) block_reads: Arc<BlockReads>,
     /// Index of the block in the pass; `None` for a nested block.
     pub(super) index: Option<usize>,
 }
@@ -116,9 +116,9 @@ where
             pass.blocks.enter(index);
         }
         let (strategy, index) = (self.first.outputs.strategy, self.index);
-        let readers = self.readers.clone();
+        let block_reads = self.block_reads.clone();
         let recorded = self.record();
-        readers.resolve();
+        block_reads.resolve();
         let Recomputation { output, leaves } = match recorded {
             Ok(recorded) => recorded,
             Err(error) => {
@@ -144,7 +144,7 @@ where
             scope,
             call,
             first,
-            readers,
+            block_reads,
             ..
         } = self;
         let (block, tracked, forward) = (call.block, call.tracked, call.forward);
@@ -194,7 +194,7 @@ where
         };
         let outputs_differ = |first| first != Fingerprint::of(&output);
         let outputs_differ = first.fingerprint.is_some_and(outputs_differ);
-        let first_reads = readers.reads();
+        let first_reads = block_reads.reads();
         let differing_read = first_reads.first_beyond(&reads).map(|path| (path, false));
         let differing_read =
             differing_read.or_else(|| Some((reads.first_beyond(first_reads)?, true)));
@@ -225,11 +225,11 @@ where
 }
 
 /// Returns the name of a block for messages: its type, and the path of the parameters that it read.
-pub(super) fn block_name<B>(readers: &Readers) -> String {
-    let place = readers.reads().place();
-    match place.is_empty() {
+pub(super) fn block_name<B>(block_reads: &BlockReads) -> String {
+    let module = block_reads.reads().common_module();
+    match module.is_empty() {
         true => format!("`{}`", type_name::<B>()),
-        false => format!("`{place}` (`{}`)", type_name::<B>()),
+        false => format!("`{module}` (`{}`)", type_name::<B>()),
     }
 }
 

@@ -243,7 +243,7 @@ where
         tracked.push(is_tracked.then(|| TrackedTensor::new(tensor.clone(), what)));
         tensor.inner()
     });
-    let (inside, readers) = scope.unrecorded(random.numbers.seed);
+    let (inside, block_reads) = scope.unrecorded(random.numbers.seed);
     // Both runs start with these running statistics.
     let statistics = StatisticsGuard::new(&block).commit();
     let (seed, on) = (random.numbers.seed, random.numbers.devices.first().cloned());
@@ -253,7 +253,7 @@ where
             .clone()
             .map_floats(&mut |tensor| lift(tensor, strategy));
         let context = || {
-            let name = block_name::<B>(&readers);
+            let name = block_name::<B>(&block_reads);
             format!("the first run of the recomputed block {name}")
         };
         let run = || {
@@ -270,12 +270,12 @@ where
         scope.pass.blocks.collect_graph(device);
     }
     if let Some(index) = index {
-        scope.pass.blocks.leave_first_run(index, &readers);
+        scope.pass.blocks.leave_first_run(index, &block_reads);
     }
     if !scope.records() {
         return output;
     }
-    let name = block_name::<B>(&readers);
+    let name = block_name::<B>(&block_reads);
     let specs = OutputSpecs::of(&output);
     assert!(
         !specs.tracked,
@@ -287,7 +287,7 @@ where
     let Some(device) = specs.device.clone() else {
         return output;
     };
-    if readers.reads().is_empty() && tracked.is_empty() {
+    if block_reads.reads().is_empty() && tracked.is_empty() {
         // No gradient is needed.
         return output;
     }
@@ -304,7 +304,7 @@ where
         },
         first: FirstRun::of(&output, specs, seed, drawn, statistics),
         scope,
-        readers,
+        block_reads,
         index,
     };
     let recompute = Box::new(|gradients, signal| checkpointed.run(gradients, signal));

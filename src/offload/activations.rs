@@ -16,7 +16,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::capacity::check_host_memory;
 use super::workers::TransferWorkers;
-use crate::device::{caught, flush, of_data, read};
+use crate::device::{catch_message, flush, of_data, read};
 
 /// The option that enables it, for messages.
 const OPTION: &str = "GradientCheckpointingConfig::offload_inputs";
@@ -155,7 +155,8 @@ impl OffloadedTensors {
         let devices: Vec<_> = tensors.iter().map(Tensor::device).collect();
         // Waits for the device. The lock is released, so that another thread may take the tensors in the meantime.
         let room = check_host_memory(self.bytes, OPTION);
-        let data = room.and_then(|()| caught(|| tensors.into_iter().map(read).collect::<Vec<_>>()));
+        let data =
+            room.and_then(|()| catch_message(|| tensors.into_iter().map(read).collect::<Vec<_>>()));
         let mut state = self.state.lock();
         if let TransferState::Offloading(_) = *state {
             *state = match data {
@@ -182,7 +183,7 @@ impl OffloadedTensors {
     fn fetch(&self, data: Vec<(TensorData, Device)>) {
         let devices: Vec<_> = data.iter().map(|(_, device)| device.clone()).collect();
         let data = data.into_iter();
-        let fetched = caught(|| data.map(|(data, device)| of_data(data, &device)).collect());
+        let fetched = catch_message(|| data.map(|(data, device)| of_data(data, &device)).collect());
         devices.iter().for_each(flush);
         *self.state.lock() = fetched.map_or_else(TransferState::Failed, TransferState::OnDevice);
         self.is_fetched.notify_all();

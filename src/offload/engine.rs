@@ -64,7 +64,7 @@ impl OffloadEngine {
 
     /// Queues the transfer of a gradient of this size to its master, and the step of the parameter: on the host, or on the
     /// device if the parameter is stored there. Blocks while too many bytes are in flight.
-    pub(crate) fn step_on_host(&self, bytes: usize, step: impl FnOnce() + Send + 'static) {
+    pub(crate) fn queue_update(&self, bytes: usize, step: impl FnOnce() + Send + 'static) {
         let limit = self.transfers.limit.gradients();
         let job = self.with_flush(step);
         self.transfers.to_host.submit(bytes, limit, job);

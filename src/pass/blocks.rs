@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use super::block_order::{BlockOrder, BlockPrefetch};
 use super::config::GradientCheckpointingConfig;
 use super::drawing::Observations;
-use super::reads::Readers;
+use super::reads::BlockReads;
 use crate::offload::{ActivationOffload, OffloadEngine};
 use crate::random::{self, Seeds, StepSeeds, mix};
 use crate::tap::GraphGc;
@@ -66,8 +66,8 @@ impl Blocks {
     }
 
     /// Records the end of the first run of an outermost block.
-    pub(crate) fn leave_first_run(&self, block: usize, readers: &Readers) {
-        let reads = readers.reads().ids();
+    pub(crate) fn leave_first_run(&self, block: usize, block_reads: &BlockReads) {
+        let reads = block_reads.reads().ids();
         if let Some(prefetcher) = &self.prefetcher {
             prefetcher.end_first_run(&reads);
         }

@@ -24,9 +24,10 @@ use crate::lock;
 use crate::memory;
 use crate::observer::{MemoryObserver, Observers};
 use crate::offload::{ActivationOffload, TransferWorkers};
-use crate::policy::{GradientPipeline, Update};
+use crate::policy::GradientPipeline;
 use crate::random::{RandomStream, Seeds, StepSeeds, mix, of_rank};
 use crate::replica::Membership;
+use crate::shared_optimizer::SharedOptimizer;
 use crate::tap::Clocks;
 
 pub(crate) use block_order::{BlockOrder, BlockPrefetch};
@@ -35,10 +36,10 @@ pub use config::GradientCheckpointingConfig;
 pub use context::{StepContext, scale_loss};
 pub(crate) use drawing::{Drawn, RandomRun};
 use drawing::{Draws, Forward, Observations};
-pub(crate) use reads::{Graph, PendingCount, PendingGradient, Readers, Reads};
+pub(crate) use reads::{BlockReads, Graph, PendingCount, PendingGradient, Reads};
 pub(crate) use scope::{ReadMode, Scope};
 use stage::Failed;
-pub(crate) use stage::{Closure, FailedIn, Failure, Stage};
+pub(crate) use stage::{ClosureKind, FailedIn, Failure, Stage};
 
 /// A pass, from the closure that computes the loss to the last gradient.
 #[derive(Debug)]
@@ -48,7 +49,7 @@ pub(crate) struct Pass {
     pub(crate) graph: Arc<Graph>,
     /// The stage of the pass.
     pub(crate) stage: Mutex<Stage>,
-    pub(crate) closure: Closure,
+    pub(crate) closure: ClosureKind,
     /// `true` after the loss was scaled; `None` if the closure need not scale it.
     scaled: Option<AtomicBool>,
     /// Each running hook holds a clone.
@@ -93,7 +94,7 @@ impl Pass {
     /// immediately.
     pub(crate) fn guarded<R: Default>(&self, part: FailedIn, work: impl FnOnce() -> R) -> R {
         let in_backward = part == FailedIn::Backward;
-        if in_backward && self.closure == Closure::Backward {
+        if in_backward && self.closure == ClosureKind::Backward {
             return work();
         }
         catch(work).unwrap_or_else(|panic| {
@@ -165,31 +166,35 @@ pub(crate) struct Session {
     /// The pass in flight.
     pub(crate) pass: Mutex<Option<Arc<Pass>>>,
     /// The optimizer. Only the core changes it between two passes, because the core must then restore its extra state.
-    pub(crate) update: Arc<Mutex<Update>>,
+    pub(crate) optimizer: Arc<Mutex<SharedOptimizer>>,
     pub(crate) clocks: Mutex<Clocks>,
     pub(crate) seeds: Arc<StepSeeds>,
     pub(crate) observations: Arc<Observations>,
 }
 
 impl Session {
-    pub(crate) fn new(update: Update) -> Self {
-        Self::of(None, Arc::new(Mutex::new(update)), Arc::default())
+    pub(crate) fn new(optimizer: SharedOptimizer) -> Self {
+        Self::of(None, Arc::new(Mutex::new(optimizer)), Arc::default())
     }
 
     /// Creates the session of a replica, with the same optimizer. `membership` is its membership in a group.
     pub(crate) fn of_replica(&self, membership: Option<Membership>) -> Self {
-        Self::of(membership, self.update.clone(), self.observations.clone())
+        Self::of(
+            membership,
+            self.optimizer.clone(),
+            self.observations.clone(),
+        )
     }
 
     fn of(
         membership: Option<Membership>,
-        update: Arc<Mutex<Update>>,
+        optimizer: Arc<Mutex<SharedOptimizer>>,
         observations: Arc<Observations>,
     ) -> Self {
         Self {
             membership,
             pass: Mutex::new(None),
-            update,
+            optimizer,
             clocks: Mutex::default(),
             seeds: Arc::default(),
             observations,
@@ -200,7 +205,7 @@ impl Session {
     pub(crate) fn begin(
         self: &Arc<Self>,
         settings: &PassSettings,
-        closure: Closure,
+        closure: ClosureKind,
         prefetcher: Option<Arc<dyn BlockPrefetch>>,
         transfers: Option<Arc<TransferWorkers>>,
     ) -> PassGuard {
@@ -211,10 +216,10 @@ impl Session {
             checkpointing,
         } = settings.clone();
         let stage = match closure {
-            Closure::Loss => Stage::Forward,
-            Closure::Backward | Closure::Nothing => Stage::Backward,
+            ClosureKind::Loss => Stage::Forward,
+            ClosureKind::Backward | ClosureKind::Nothing => Stage::Backward,
         };
-        let scales = closure == Closure::Backward && pipeline.scale.is_some();
+        let scales = closure == ClosureKind::Backward && pipeline.scale.is_some();
         if memory::is_recording() {
             observers.0.push(Arc::new(MemoryObserver::default()));
         }
@@ -251,7 +256,7 @@ impl Session {
             observers,
         });
         *self.pass.lock() = Some(pass.clone());
-        if let Some(offloaded) = &mut self.update.lock().offloaded {
+        if let Some(offloaded) = &mut self.optimizer.lock().offloaded {
             offloaded.between_passes();
         }
         let session = self.clone();
@@ -281,7 +286,7 @@ impl Drop for PassGuard {
     fn drop(&mut self) {
         *self.pass.forward.lock() = None;
         let blocks = &self.pass.blocks;
-        if self.has_succeeded && self.pass.closure != Closure::Nothing {
+        if self.has_succeeded && self.pass.closure != ClosureKind::Nothing {
             let mut draws = blocks.observations.draws.lock();
             let was_seeded = blocks.observations.seeded.load(Ordering::Relaxed);
             *draws = match (was_seeded, *draws) {
@@ -300,7 +305,7 @@ impl Drop for PassGuard {
         // A clone of the model or another thread may still hold the pass, and must see that it is over.
         *self.pass.stage.lock() = Stage::Over;
         *self.session.pass.lock() = None;
-        if let Some(offloaded) = &mut self.session.update.lock().offloaded {
+        if let Some(offloaded) = &mut self.session.optimizer.lock().offloaded {
             offloaded.between_passes();
         }
     }

@@ -24,16 +24,16 @@ pub(crate) struct Graph {
 /// The parameters that a block has read without recording, with a pending gradient for each until the block is
 /// recomputed.
 #[derive(Debug, Default)]
-pub(crate) struct Readers {
+pub(crate) struct BlockReads {
     reads: Reads,
-    debts: Mutex<Vec<PendingCount>>,
+    pending: Mutex<Vec<PendingCount>>,
 }
 
-impl Readers {
+impl BlockReads {
     /// Adds a parameter, unless it was added before.
     pub(crate) fn add(&self, id: ParamId, path: &Arc<str>, pending_count: &PendingCount) {
         if self.reads.add(id, path) {
-            self.debts.lock().push(pending_count.clone());
+            self.pending.lock().push(pending_count.clone());
         }
     }
 
@@ -43,7 +43,7 @@ impl Readers {
 
     /// Resolves the pending gradients of the block after its recomputation, which leaves those of its taps.
     pub(crate) fn resolve(&self) {
-        self.debts.lock().clear();
+        self.pending.lock().clear();
     }
 }
 
@@ -86,11 +86,11 @@ impl Reads {
     }
 
     /// Returns the path of the innermost module that contains all of the parameters.
-    pub(crate) fn place(&self) -> String {
+    pub(crate) fn common_module(&self) -> String {
         let found = self.0.lock();
         let mut paths = found.in_order.iter().map(|(_, path)| path.to_string());
-        let place = paths.next().unwrap_or_default();
-        paths.fold(place, |place, path| common(&place, &path))
+        let module = paths.next().unwrap_or_default();
+        paths.fold(module, |module, path| common(&module, &path))
     }
 }
 

@@ -3,14 +3,14 @@ use std::sync::Arc;
 
 use burn::tensor::Device;
 
-use super::{Graph, Pass, Readers, Reads};
+use super::{BlockReads, Graph, Pass, Reads};
 use crate::random::Seeds;
 
 /// The position of a thread in a pass: in the step itself, in a run of a block, or in a hook.
 #[derive(Clone, Debug)]
 pub(crate) struct Scope {
     pub(crate) pass: Arc<Pass>,
-    pub(crate) place: ReadMode,
+    pub(crate) mode: ReadMode,
     /// Seeds of the blocks nested in the current one, in both of its runs.
     seeds: Option<Arc<Seeds>>,
     /// The parameters that the innermost recomputation has read, including its nested blocks.
@@ -23,7 +23,7 @@ pub(crate) enum ReadMode {
     /// Tapped in this graph.
     Recorded(Arc<Graph>),
     /// A constant: a block runs without recording, and its reads are collected.
-    Unrecorded(Arc<Readers>),
+    Unrecorded(Arc<BlockReads>),
     /// Not allowed: a hook runs for the parameter at this path, or on another thread, and the graph is locked.
     Hook(Option<Arc<str>>),
 }
@@ -61,7 +61,7 @@ impl Scope {
     #[must_use]
     pub(crate) fn enter_step(pass: &Arc<Pass>) -> ScopeGuard {
         let scope = Self {
-            place: ReadMode::Recorded(pass.graph.clone()),
+            mode: ReadMode::Recorded(pass.graph.clone()),
             pass: pass.clone(),
             seeds: None,
             recomputed_reads: None,
@@ -72,20 +72,20 @@ impl Scope {
     }
 
     /// Returns the scope of a block whose operations are not recorded, and the reads of it and its nested blocks.
-    pub(crate) fn unrecorded(&self, seed: u64) -> (Self, Arc<Readers>) {
-        let readers = match &self.place {
-            ReadMode::Unrecorded(readers) => readers.clone(),
+    pub(crate) fn unrecorded(&self, seed: u64) -> (Self, Arc<BlockReads>) {
+        let block_reads = match &self.mode {
+            ReadMode::Unrecorded(block_reads) => block_reads.clone(),
             _ => Arc::default(),
         };
         (
-            self.block(ReadMode::Unrecorded(readers.clone()), seed),
-            readers,
+            self.block(ReadMode::Unrecorded(block_reads.clone()), seed),
+            block_reads,
         )
     }
 
     /// Returns the scope of a block whose operations are recorded in the current graph.
     pub(crate) fn kept(&self, seed: u64) -> Self {
-        self.block(self.place.clone(), seed)
+        self.block(self.mode.clone(), seed)
     }
 
     /// Returns the scope of a recomputation, with its own graph, and its reads.
@@ -98,10 +98,10 @@ impl Scope {
         (scope, reads)
     }
 
-    fn block(&self, place: ReadMode, seed: u64) -> Self {
+    fn block(&self, mode: ReadMode, seed: u64) -> Self {
         Self {
             pass: self.pass.clone(),
-            place,
+            mode,
             seeds: Some(Arc::new(Seeds::from(seed))),
             recomputed_reads: self.recomputed_reads.clone(),
         }
@@ -111,7 +111,7 @@ impl Scope {
     pub(crate) fn hook(pass: &Arc<Pass>, path: &str) -> Self {
         Self {
             pass: pass.clone(),
-            place: ReadMode::Hook(Some(path.into())),
+            mode: ReadMode::Hook(Some(path.into())),
             seeds: None,
             recomputed_reads: None,
         }
@@ -119,7 +119,7 @@ impl Scope {
 
     /// Resolves the pending gradients of this scope: no backward pass will reach its graph.
     pub(crate) fn abandon(&self) {
-        if let ReadMode::Recorded(graph) = &self.place {
+        if let ReadMode::Recorded(graph) = &self.mode {
             for tap in &*graph.taps.lock() {
                 tap.lock().take();
             }
@@ -132,7 +132,7 @@ impl Scope {
 
     /// Returns `true` if operations are recorded.
     pub(crate) fn records(&self) -> bool {
-        matches!(self.place, ReadMode::Recorded(_))
+        matches!(self.mode, ReadMode::Recorded(_))
     }
 
     /// Returns the seed of the next block in this scope, which computes on `device`.

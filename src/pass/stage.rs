@@ -7,7 +7,7 @@ use crate::error::FusedError;
 
 /// The kind of closure that a pass runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Closure {
+pub(crate) enum ClosureKind {
     /// It returns a loss.
     Loss,
     /// It runs the backward pass itself, and scales the loss for it.

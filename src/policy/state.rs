@@ -51,7 +51,7 @@ impl PolicyState {
     }
 
     /// Restores `loaded`. A record from before the first step has no norm.
-    pub(super) fn restore(&self, loaded: &Self) {
+    pub(crate) fn restore(&self, loaded: &Self) {
         let loaded = *loaded.0.lock();
         let mut state = self.0.lock();
         state.loss_scale = loaded.loss_scale.or(state.loss_scale);

@@ -10,7 +10,7 @@ use crate::device::host;
 use crate::optim::call::Call;
 use crate::optimizer_record::{RecordedState, compact_records, to_bytes};
 use crate::parameters::{AnyTensor, Parameter, with_rank};
-use crate::policy::step_one;
+use crate::shared_optimizer::step_one;
 
 /// A state of one parameter after a step of its optimizer, created lazily in host memory.
 pub(super) struct Sample<'a> {

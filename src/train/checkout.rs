@@ -5,7 +5,7 @@ use super::engine::Engine;
 use super::model::FusedModel;
 use super::snapshot::snapshot;
 use super::swap_slot::no_optimizer;
-use crate::device::caught;
+use crate::device::catch_message;
 use crate::error::FusedError;
 
 /// A checkout of a learner's model and optimizer by a fused optimizer.
@@ -73,7 +73,7 @@ impl<'a, M: LearnerModel> Checkout<'a, M> {
     ///
     /// If the model can't be exported, because a device with parameters is lost. The learner then has a model without weights.
     pub(super) fn end(mut self) -> Result<(), String> {
-        let checked_in = caught(|| self.check_in());
+        let checked_in = catch_message(|| self.check_in());
         self.is_checked_out = false;
         checked_in
     }
@@ -90,7 +90,7 @@ impl<M: LearnerModel> Drop for Checkout<'_, M> {
     fn drop(&mut self) {
         // A second panic would end the process.
         if self.is_checked_out
-            && let Err(reason) = caught(|| self.check_in())
+            && let Err(reason) = catch_message(|| self.check_in())
         {
             log::error!(
                 "the model could not be returned to the learner after a panic in training: {reason}"

@@ -30,7 +30,7 @@ pub(crate) struct AttachedModule<M> {
     pub(crate) local_params: Arc<LocalParams>,
     pub(crate) context: Arc<RankContext>,
     /// `true` if copies are fetched and dropped with the runs of blocks.
-    pub(crate) fetches_blocks: bool,
+    pub(crate) has_block_copies: bool,
     /// The offloaded frozen parameters; `true` if one has an adapter.
     frozen: HashMap<ParamId, bool>,
     /// Block order of the last pass with blocks.
@@ -56,7 +56,7 @@ impl<M: Module> AttachedModule<M> {
         let inventory = Inventory::take(&module, &context)?;
         check_offload_fits(inventory.offloaded_bytes)?;
         if replica_of.is_none() {
-            inventory.check_stepped(&session.update.lock(), &context)?;
+            inventory.check_stepped(&session.optimizer.lock(), &context)?;
         }
         let frozen = frozen::offloaded(&module, &inventory, &context);
         let module = match context.device() {
@@ -100,7 +100,7 @@ impl<M: Module> AttachedModule<M> {
             inventory,
             session: session.clone(),
             local_params: Arc::new(local_params),
-            fetches_blocks: context.fetches_blocks(),
+            has_block_copies: context.has_block_copies(),
             context,
             frozen,
             block_order: None,
@@ -162,11 +162,11 @@ impl<M: Module> AttachedModule<M> {
     }
 
     /// Returns the skeleton filled with parameter values.
-    fn filled(&self, skeleton: M, value: Value, place: ExportLocation) -> M {
+    fn filled(&self, skeleton: M, value: Value, location: ExportLocation) -> M {
         map_params(
             skeleton,
             |param| self.local_params.has(param.id()),
-            |id, _placeholder| self.local_params.get(id).exported(value, place),
+            |id, _placeholder| self.local_params.get(id).exported(value, location),
         )
     }
 

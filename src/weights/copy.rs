@@ -21,11 +21,11 @@ use crate::placement::Residency;
 
 /// The lifetime of a copy that is fetched for a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum CacheUntil {
+pub(super) enum CopyLifetime {
     /// Dropped with the graph that has read it.
-    GraphDropped,
+    Graph,
     /// Kept for further reads in the same run of a block.
-    BlockEnd,
+    BlockRun,
 }
 
 impl LocalParam {
@@ -39,7 +39,7 @@ impl LocalParam {
     /// # Panics
     ///
     /// Panics if the value can't be fetched to the device.
-    pub(super) fn resident_value(&self, state: &mut State, cache_until: CacheUntil) -> AnyTensor {
+    pub(super) fn resident_value(&self, state: &mut State, lifetime: CopyLifetime) -> AnyTensor {
         if self.assigned == Residency::Aliased {
             return self.master.value();
         }
@@ -54,7 +54,7 @@ impl LocalParam {
         let keeps_copy = match residency {
             Residency::Aliased | Residency::Gathered => false,
             Residency::Cached => true,
-            Residency::OnDemand => cache_until == CacheUntil::BlockEnd,
+            Residency::OnDemand => lifetime == CopyLifetime::BlockRun,
         };
         if keeps_copy {
             state.copy = Some(ComputeCopy::of(value.clone(), version));

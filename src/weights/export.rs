@@ -2,7 +2,7 @@
 
 use burn::tensor::Device;
 
-use super::copy::CacheUntil;
+use super::copy::CopyLifetime;
 use super::local_param::LocalParam;
 use super::master_param::missing_message;
 use crate::parameters::AnyTensor;
@@ -32,20 +32,20 @@ impl LocalParam {
     /// # Panics
     ///
     /// Panics if the value can't be fetched.
-    pub(super) fn exported(&self, value: Value, place: ExportLocation) -> AnyTensor {
+    pub(super) fn exported(&self, value: Value, location: ExportLocation) -> AnyTensor {
         let Self { device, dtype, .. } = self;
         let master = &self.master;
         let transfer = |device, dtype| {
             let transfer = self.transfer(master.averaged(), device, dtype);
             transfer.map_err(|error| error.to_string())
         };
-        let found = match (value, place) {
+        let found = match (value, location) {
             (Value::Current, ExportLocation::Ordinary) => self.stored_on(self.export_device()),
             (Value::Averaged, ExportLocation::Ordinary) => {
                 transfer(self.export_device(), master.dtype)
             }
             (Value::Current, ExportLocation::Computing) if !self.is_fetched_on_read() => {
-                Ok(self.plain(CacheUntil::GraphDropped))
+                Ok(self.plain(CopyLifetime::Graph))
             }
             (Value::Averaged, ExportLocation::Computing) if !self.is_fetched_on_read() => {
                 transfer(device, *dtype)

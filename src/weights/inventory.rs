@@ -11,10 +11,10 @@ use crate::error::FusedError;
 use crate::offload::OffloadEngine;
 use crate::parameters::{Parameter, list};
 use crate::placement::RankContext;
-use crate::policy::Update;
 use crate::quantized::is_placeholder;
 use crate::random::GENERATORS;
 use crate::replica::Size;
+use crate::shared_optimizer::SharedOptimizer;
 use crate::tap;
 use backburn_base::weight_of_quantized_values;
 
@@ -109,7 +109,7 @@ impl Inventory {
     /// Returns an error if `update` can't step a trainable parameter at its location.
     pub(super) fn check_stepped(
         &self,
-        update: &Update,
+        optimizer: &SharedOptimizer,
         context: &RankContext,
     ) -> Result<(), FusedError> {
         let mut trained: Vec<_> = self.entries.values().filter(|it| it.is_trained()).collect();
@@ -117,7 +117,7 @@ impl Inventory {
         for entry in trained {
             let (id, path, rank) = (entry.id, &entry.path, entry.shape.num_dims());
             let (device, elements) = (entry.stepped_on(context), entry.elements());
-            let unsupported = update.unsupported(&device, id, path, rank, entry.dtype, elements);
+            let unsupported = optimizer.unsupported(&device, id, path, rank, entry.dtype, elements);
             if let Some(reason) = unsupported {
                 let path = path.to_string();
                 return Err(FusedError::UnsupportedParameter { path, reason });

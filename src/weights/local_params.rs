@@ -117,9 +117,9 @@ impl LocalParams {
     }
 
     /// Reports the gradients of the ordinary leaves, in module order.
-    pub(crate) fn deliver(&self, pass: &Arc<Pass>, mut gradients: GradientsParams) {
+    pub(crate) fn report_retained(&self, pass: &Arc<Pass>, mut gradients: GradientsParams) {
         let leaves = self.leaves.iter().map(|id| self.get(*id));
-        leaves.for_each(|local_param| local_param.deliver(pass, &mut gradients));
+        leaves.for_each(|local_param| local_param.report_retained(pass, &mut gradients));
     }
 
     /// Returns the path of the first parameter whose gradient in `gradients` was edited, although the backward pass has released

@@ -16,7 +16,8 @@ use crate::optim::{Average, WeightAveragingConfig};
 use crate::parameters::{AnyTensor, with_rank};
 use crate::pass::Session;
 use crate::placement::{ParamLocation, RankContext};
-use crate::policy::{self, AverageExtraState};
+use crate::policy;
+use crate::shared_optimizer::AverageExtraState;
 
 /// The authoritative copy of a parameter.
 #[derive(Debug)]

@@ -30,6 +30,7 @@ mod master_param;
 mod placeholder;
 mod prefetcher;
 mod read;
+mod reduce;
 mod saved_in_full;
 mod tap_sink;
 mod tracked;

@@ -6,7 +6,7 @@ use burn::backend::autodiff::NodeId;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Reparameterization};
 use burn::tensor::{Device, Tensor};
 
-use super::copy::CacheUntil;
+use super::copy::CopyLifetime;
 use super::frozen::refuse_outside_of_a_block;
 use super::gradient_state::{Expecting, GradientState};
 use super::local_param::{LocalParam, State};
@@ -14,7 +14,7 @@ use super::placeholder::Identity;
 use super::tap_sink::TapSink;
 use crate::observer::StepEvent;
 use crate::parameters::{AnyTensor, Parameter};
-use crate::pass::{Closure, Graph, Pass, PendingGradient, ReadMode, Readers, Scope, Stage};
+use crate::pass::{BlockReads, ClosureKind, Graph, Pass, PendingGradient, ReadMode, Scope, Stage};
 use crate::placement::Residency;
 use crate::tap::{lift, node, tap};
 
@@ -125,7 +125,7 @@ impl Reparameterization for Handle {
 
 impl LocalParam {
     /// Returns the current value without autodiff, in the compute type.
-    pub(super) fn plain(&self, cache_until: CacheUntil) -> AnyTensor {
+    pub(super) fn plain(&self, lifetime: CopyLifetime) -> AnyTensor {
         let is_done = self.state.lock().is_done();
         if let (true, Some(engine)) = (is_done, &self.context.engine) {
             // The result must not depend on the progress of an update.
@@ -143,7 +143,7 @@ impl LocalParam {
                 self.master.path
             );
         }
-        self.resident_value(&mut state, cache_until)
+        self.resident_value(&mut state, lifetime)
     }
 
     /// Returns the plain value, for code that does not train the parameter. A block reads the value again in its
@@ -157,7 +157,7 @@ impl LocalParam {
             pass.is_some_and(|pass| Arc::ptr_eq(&pass, &scope.pass))
         };
         let Some(scope) = Scope::current().filter(in_pass) else {
-            return self.plain(CacheUntil::GraphDropped);
+            return self.plain(CopyLifetime::Graph);
         };
         if let Some(observers) = &scope.pass.observers {
             observers.emit(StepEvent::Read {
@@ -169,15 +169,15 @@ impl LocalParam {
         if let Some(reads) = scope.recomputed_reads.as_ref().filter(|_| !is_done) {
             reads.add(self.master.id, &self.master.path);
         }
-        let ReadMode::Unrecorded(readers) = &scope.place else {
+        let ReadMode::Unrecorded(block_reads) = &scope.mode else {
             drop(state);
-            return self.plain(CacheUntil::GraphDropped);
+            return self.plain(CopyLifetime::Graph);
         };
         if !is_done {
-            self.note_reader(&mut state, readers);
+            self.note_block_read(&mut state, block_reads);
         }
         drop(state);
-        self.plain(CacheUntil::BlockEnd)
+        self.plain(CopyLifetime::BlockRun)
     }
 
     /// Returns the value for the current pass: with its gradient tapped, or as a constant where operations are not
@@ -199,16 +199,16 @@ impl LocalParam {
                 path: &self.master.path,
             });
         }
-        let place = match Scope::current() {
+        let mode = match Scope::current() {
             Some(scope) if Arc::ptr_eq(&scope.pass, &pass) => {
                 if let Some(reads) = &scope.recomputed_reads {
                     reads.add(self.master.id, &self.master.path);
                 }
-                scope.place
+                scope.mode
             }
-            elsewhere => self.place_elsewhere(&pass, elsewhere),
+            elsewhere => self.mode_elsewhere(&pass, elsewhere),
         };
-        match place {
+        match mode {
             ReadMode::Recorded(graph) => {
                 if let Some(base) = &self.offloaded_base {
                     refuse_outside_of_a_block(base);
@@ -218,16 +218,16 @@ impl LocalParam {
                 }
                 self.tapped(&pass, &graph)
             }
-            ReadMode::Unrecorded(readers) => {
+            ReadMode::Unrecorded(block_reads) => {
                 if self.is_offloaded {
                     self.fetch_on_worker(None);
                 }
-                self.note_reader(&mut self.state.lock(), &readers);
+                self.note_block_read(&mut self.state.lock(), &block_reads);
                 // Counts the gathered value in the peak.
                 drop(self.membership.as_ref().map(|it| self.count_gathered(it)));
                 // A recurrent layer reads its parameters once per time step.
                 pass.blocks.collect_graph(&self.device);
-                self.constant_of(self.plain(CacheUntil::BlockEnd))
+                self.constant_of(self.plain(CopyLifetime::BlockRun))
             }
             ReadMode::Hook(called_for) => panic!(
                 "parameter `{}` was read in a hook{}, where the autodiff graph of the model is locked: a hook receives \
@@ -240,8 +240,8 @@ impl LocalParam {
     }
 
     /// Counts a pending gradient until the block that reads the parameter is recomputed.
-    fn note_reader(&self, state: &mut State, readers: &Readers) {
-        readers.add(
+    fn note_block_read(&self, state: &mut State, block_reads: &BlockReads) {
+        block_reads.add(
             self.master.id,
             &self.master.path,
             &self.expecting(state).pending_count,
@@ -249,7 +249,7 @@ impl LocalParam {
     }
 
     /// Returns the read mode on a thread that has no scope of this pass, or one of another pass.
-    fn place_elsewhere(&self, pass: &Arc<Pass>, other: Option<Scope>) -> ReadMode {
+    fn mode_elsewhere(&self, pass: &Arc<Pass>, other: Option<Scope>) -> ReadMode {
         if let (Some(scope), Some(member)) = (&other, &self.membership)
             && let Some(membership) = &scope.pass.membership
             && Arc::ptr_eq(&membership.group, &member.group)
@@ -317,7 +317,7 @@ impl LocalParam {
         }
         let value = match self.assigned {
             Residency::Aliased => self.master.value(),
-            _ => self.resident_value(&mut state, CacheUntil::GraphDropped),
+            _ => self.resident_value(&mut state, CopyLifetime::Graph),
         };
         let expecting = self.expecting(&mut state);
         let pending_gradient = PendingGradient::default();
@@ -328,7 +328,8 @@ impl LocalParam {
             taps.len() - 1
         };
         let tick = self.clock.lock().tick(read);
-        let runs_backward = pass.closure == Closure::Backward && Arc::ptr_eq(graph, &pass.graph);
+        let runs_backward =
+            pass.closure == ClosureKind::Backward && Arc::ptr_eq(graph, &pass.graph);
         let sink = TapSink {
             applied: runs_backward.then(|| self.applied()).flatten(),
             local_param: self.clone(),

@@ -1,7 +1,7 @@
 //! The path of a gradient from a tap to the master parameter. A tap passes it to its [`TapSink`], and the local
 //! parameter sums what arrives ([`add_gradient`](LocalParam::add_gradient)). When no gradient is pending, the sum is
 //! reported to the master ([`report_gradient`](LocalParam::report_gradient)). A gradient that needs no tap enters at
-//! [`complete`](LocalParam::complete). The module `update` applies it.
+//! [`report_untapped`](LocalParam::report_untapped). The module `update` applies it.
 
 use std::sync::Arc;
 
@@ -10,18 +10,18 @@ use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
 
 use super::applied::AppliedGradient;
-use super::gradient_state::{GradientState, HeldGradient};
+use super::gradient_state::GradientState;
 use super::local_param::LocalParam;
 use crate::device;
 use crate::error::FusedError;
 use crate::memory::Category;
 use crate::observer::StepEvent;
 use crate::parameters::{AnyTensor, with_rank};
-use crate::pass::{self, Closure, FailedIn, Failure, Pass, PendingGradient};
+use crate::pass::{self, ClosureKind, FailedIn, Pass, PendingGradient};
 use crate::placement::Residency;
-use crate::policy::{Accumulation, PartialSum};
-use crate::replica::{HeldBytes, Membership};
-use crate::tap::{self, GradientSink, PassedGradients};
+use crate::policy::PartialSum;
+use crate::replica::HeldBytes;
+use crate::tap::{GradientSink, PassedGradients};
 
 /// The sink of one tap of a parameter.
 pub(super) struct TapSink {
@@ -49,7 +49,7 @@ impl GradientSink for TapSink {
                  left the closure of its step with its graph. Detach the tensor in the closure"
             ),
         };
-        if self.pass.closure == Closure::Backward {
+        if self.pass.closure == ClosureKind::Backward {
             self.pass.end_forward();
             admits = self.pass.admits();
         }
@@ -105,7 +105,7 @@ impl LocalParam {
             None => self.report_gradient(pass, Some(gradient)),
             Some(engine) => {
                 let (local_param, of_queue) = (self.clone(), pass.clone());
-                engine.step_on_host(self.bytes(), move || {
+                engine.queue_update(self.bytes(), move || {
                     // A failure on another thread stops the pass at the next gradient.
                     if !of_queue.is_stopped() {
                         of_queue.guarded(FailedIn::Update, || {
@@ -121,7 +121,7 @@ impl LocalParam {
     }
 
     /// Reports a gradient that arrived without a tap, or that was incomplete before the end of the pass.
-    pub(super) fn complete(&self, pass: &Arc<Pass>, gradient: AnyTensor) {
+    pub(super) fn report_untapped(&self, pass: &Arc<Pass>, gradient: AnyTensor) {
         self.state.lock().stage = GradientState::Done { received: true };
         if pass.admits() {
             self.report_gradient(pass, Some(gradient));
@@ -143,20 +143,20 @@ impl LocalParam {
             GradientState::Idle => None,
         };
         match arrived {
-            Some(partial) => self.complete(pass, partial.whole()),
+            Some(partial) => self.report_untapped(pass, partial.whole()),
             None => self.report_gradient(pass, None),
         }
     }
 
     /// Reports the gradient of an ordinary leaf, if `gradients` contains it.
-    pub(super) fn deliver(&self, pass: &Arc<Pass>, gradients: &mut GradientsParams) {
+    pub(super) fn report_retained(&self, pass: &Arc<Pass>, gradients: &mut GradientsParams) {
         let id = self.master.id;
         let gradient = with_rank!(
             self.master.shape.num_dims(),
             D => gradients.remove::<D>(id).map(AnyTensor::from)
         );
         match gradient {
-            Some(gradient) => self.complete(pass, gradient),
+            Some(gradient) => self.report_untapped(pass, gradient),
             None => self.report_remaining(pass),
         }
     }
@@ -190,87 +190,6 @@ impl LocalParam {
         }
         if let Err(error) = self.reduce(pass, gradient) {
             pass.fail(FailedIn::Update, error);
-        }
-    }
-
-    /// Sends the gradient of this rank, or its absence, to the master.
-    fn reduce(&self, pass: &Arc<Pass>, gradient: Option<AnyTensor>) -> Result<(), FusedError> {
-        let master = &self.master;
-        let ranks = self.membership.as_ref();
-        if gradient.is_none() && ranks.is_some() {
-            if !pass.admits() {
-                return Ok(());
-            }
-            self.state.lock().stage = GradientState::Done { received: false };
-        }
-        let hold = gradient
-            .as_ref()
-            .and(ranks)
-            .map(|member| self.track_gradient(member));
-        let gradient = gradient
-            .map(|gradient| self.to_storage(pass, gradient))
-            .transpose()?;
-        let Some(member) = ranks else {
-            master.apply_gradients(pass, gradient.into_iter().collect());
-            // The new copy is transferred while other gradients are computed.
-            return self.update_cached_copy();
-        };
-        let held = gradient.zip(hold);
-        let held = held.map(|(gradient, hold)| HeldGradient { gradient, hold });
-        if let Some(gradients) = master.add_rank_gradient(&self.context, held) {
-            master.apply_rank_gradients(&member.group, gradients);
-        }
-        Ok(())
-    }
-
-    /// Transfers a gradient to the location of the master: in the master's float type, or in a wider one if the sum is
-    /// rounded once.
-    fn to_storage(&self, pass: &Pass, gradient: AnyTensor) -> Result<AnyTensor, FusedError> {
-        let master = &self.master;
-        let is_wider = gradient.dtype().size() > master.dtype.size();
-        let dtype = match pass.pipeline.accumulation {
-            Accumulation::InFullPrecision if is_wider => gradient.dtype(),
-            _ => master.dtype,
-        };
-        let device = &master.storage.location.device;
-        let gradient = self
-            .context
-            .transfer(&self.master.path, gradient, device, dtype)?;
-        if master.storage.location.is_host
-            && let Some(engine) = &self.context.engine
-        {
-            // The gradient must leave the device before the update begins.
-            device::flush(&engine.device);
-        }
-        Ok(gradient)
-    }
-
-    /// Tracks the bytes of a gradient that arrived on this rank. From here on the owner holds it.
-    fn track_gradient(&self, member: &Membership) -> HeldBytes {
-        let bytes = self.bytes();
-        let owner = self.context.owner(self.master.id);
-        if member.rank != owner {
-            drop(member.group.memory_tracker.track(member.rank, bytes));
-        }
-        member.group.memory_tracker.track(owner, bytes)
-    }
-
-    /// Waits while this rank is too far ahead of the others.
-    fn wait_for_others(&self, pass: &Arc<Pass>, member: &Membership) {
-        if pass.is_stopped() {
-            return;
-        }
-        let device = member.device();
-        let waits = member
-            .group
-            .flow
-            .report_sent(member.rank, self.master.bytes(), || !tap::is_free(device));
-        if waits.is_err() {
-            let reason = "it waits in its backward pass for a rank that waits for it: both compute with the same tracked \
-                 tensor, so Burn joins their autodiff graphs and locks both. Detach the tensors that the closure \
-                 captures, and give each rank its own tensor";
-            pass.fail(FailedIn::Backward, Failure::Deadlock(reason.to_string()));
-            panic!("{reason}");
         }
     }
 }

@@ -14,8 +14,9 @@ use crate::observer::StepEvent;
 use crate::offload::OffloadEngine;
 use crate::parameters::AnyTensor;
 use crate::pass::{FailedIn, Pass, Session};
-use crate::policy::{Eviction, GradientUse};
+use crate::policy::GradientUse;
 use crate::replica::Group;
+use crate::shared_optimizer::Eviction;
 
 impl MasterParam {
     /// Applies the gradients of all ranks. An error fails the pass of the owner.
@@ -145,7 +146,7 @@ impl MasterParam {
         let is_last_micro_batch = pass.pipeline.gradient_use == GradientUse::Update;
         let stepped =
             session
-                .update
+                .optimizer
                 .lock()
                 .step(path, self.id, value, gradient, is_last_micro_batch);
         state.value = stepped.value;
@@ -185,9 +186,9 @@ impl MasterParam {
     fn prefetch_next_state(&self, session: &Session, engine: &OffloadEngine) {
         let limit = engine.transfers.limit.prefetch();
         let device = &self.storage.location.device;
-        let mut update = session.update.lock();
-        let next = update.prefetch_next(self.id, self.elements(), limit, device);
-        drop(update);
+        let mut optimizer = session.optimizer.lock();
+        let next = optimizer.prefetch_next(self.id, self.elements(), limit, device);
+        drop(optimizer);
         next.into_iter().for_each(|next| engine.prefetch(next));
     }
 

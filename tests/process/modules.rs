@@ -22,6 +22,7 @@ const ORDER: &[&str] = &[
     "load",
     "weight_names",
     "quantized",
+    "shared_optimizer",
     "policy",
     "placement",
     "cast",

@@ -13,7 +13,7 @@ pub fn catch<R>(work: impl FnOnce() -> R) -> Result<R, Caught> {
 }
 
 /// Runs `work`. Returns its result or the message of its panic.
-pub fn caught<R>(work: impl FnOnce() -> R) -> Result<R, String> {
+pub fn catch_message<R>(work: impl FnOnce() -> R) -> Result<R, String> {
     catch(work).map_err(|panic| panic.message().to_string())
 }
 

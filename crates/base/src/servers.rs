@@ -15,7 +15,7 @@ use burn::tensor::{Device, Tensor};
 use burn_std::id::StreamId;
 use parking_lot::Mutex;
 
-use crate::caught::caught;
+use crate::caught::catch_message;
 
 /// Environment variable with the number of seconds within which a server must answer.
 const VARIABLE: &str = "BACKBURN_SERVER_TIMEOUT";
@@ -58,7 +58,7 @@ fn in_time<R: Send + 'static>(
     let (sender, answer) = channel();
     let stream = StreamId::current();
     std::thread::spawn(move || {
-        let answer = stream.executes(|| caught(work));
+        let answer = stream.executes(|| catch_message(work));
         // Fails after a timeout.
         let _ = sender.send(answer);
     });

@@ -4,7 +4,7 @@ use burn::module::Module;
 use burn::tensor::kind::Basic;
 use burn::tensor::{DType, Device, FloatDType, GradientCheckpointingStrategy, Tensor};
 
-use crate::caught::caught;
+use crate::caught::catch_message;
 use crate::{copy_to_device, host, is_remote, read_with_timeout};
 
 /// Moves `tensor`, without autodiff, to `device` and casts it to `dtype`. Returns the error if a device fails. All weights
@@ -18,7 +18,7 @@ pub fn transferred<const D: usize>(
     if from == *device && of == dtype {
         return Ok(tensor);
     }
-    caught(|| {
+    catch_message(|| {
         // Transfer in the smaller of both types, if both sides support it.
         let cast_first = of != dtype
             && from != *device

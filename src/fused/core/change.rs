@@ -11,8 +11,8 @@ use super::Core;
 use super::ranks::Ranks;
 use crate::error::FusedError;
 use crate::parameters::load_same;
-use crate::policy::{Update, average_id};
 use crate::record;
+use crate::shared_optimizer::{SharedOptimizer, average_id};
 use crate::tap::collect_graph;
 use crate::weights::{Accumulated, AttachedModule, MasterParam};
 
@@ -50,11 +50,11 @@ impl<M: Module> Core<M> {
         let model = self.ranks.export(AttachedModule::export_in_place);
         let trained = trained_only.then(|| self.trained_in(&model));
         let model = load_same(model, file, trained.as_ref()).map_err(ResumeError::Model)?;
-        let fresh = self.ranks.session().update.lock().fresh();
+        let fresh = self.ranks.session().optimizer.lock().fresh();
         let optimizer = record::load(optimizer, &fresh, &model).map_err(ResumeError::Optimizer)?;
         let ranks = self.ranks.with_model(model, &self.policies.config);
         self.enter(ranks.map_err(ResumeError::Fused)?);
-        self.begin_from(|update| update.start_over(optimizer));
+        self.begin_from(|shared| shared.start_over(optimizer));
         // Removes the graph nodes of the previous parameters.
         collect_graph(&self.ranks.device());
         Ok(())
@@ -76,7 +76,9 @@ impl<M: Module> Core<M> {
             };
             inventory.is_trained_in(DType::F32) && !before.local_params.masters().any(accumulates)
         };
-        let remove = |update: &mut Update| update.remove(removed_states, is_here, keeps_states);
+        let remove = |optimizer: &mut SharedOptimizer| {
+            optimizer.remove(removed_states, is_here, keeps_states)
+        };
         let through_a_record = self.change_optimizer(remove);
         if !through_a_record {
             local_params.copy_groups(&before.local_params);
@@ -105,7 +107,13 @@ mod tests {
             let replaced = |model: Vec<Linear>| vec![model[0].clone(), layer()];
             fused.change_model(replaced).unwrap();
         }
-        let groups = fused.core().ranks.session().update.lock().removed_groups();
+        let groups = fused
+            .core()
+            .ranks
+            .session()
+            .optimizer
+            .lock()
+            .removed_groups();
         assert!(groups <= 33, "{groups}");
     }
 }

@@ -19,7 +19,7 @@ use burn::store::ModuleRecord;
 use burn::tensor::Device;
 
 use crate::config::FusedConfig;
-use crate::device::{caught, host};
+use crate::device::{catch_message, host};
 use crate::error::FusedError;
 use crate::footprint::host_allocation;
 use crate::fused::ParameterList;
@@ -28,9 +28,9 @@ use crate::offload::check_offload_fits;
 use crate::parameters::{merge_pending, running_statistics};
 use crate::pass::Session;
 use crate::placement::RankContext;
-use crate::policy::{AverageExtraState, Update};
 use crate::record;
 use crate::report::StepReport;
+use crate::shared_optimizer::{AverageExtraState, SharedOptimizer};
 use crate::tap::collect_graph_if_due;
 use crate::weights::{Accumulated, AttachedModule, Inventory, Role, Value, fork_quantized};
 pub(crate) use change::ResumeError;
@@ -75,7 +75,7 @@ impl<M: Module> Core<M> {
             None => of_model,
         };
         let context = RankContext::new(config.placement_policy(), &compute_device)?;
-        let session = Arc::new(Session::new(Update::new(
+        let session = Arc::new(Session::new(SharedOptimizer::new(
             optimizer,
             config.offloaded_state_elements(),
         )));
@@ -88,7 +88,7 @@ impl<M: Module> Core<M> {
         }
         if is_offloaded {
             let offloaded_bytes = Inventory::take(&model, &context)?.offloaded_bytes;
-            let made = host_allocation(&model, &session.update.lock().fresh(), config);
+            let made = host_allocation(&model, &session.optimizer.lock().fresh(), config);
             check_offload_fits(offloaded_bytes.saturating_add(made))?;
         }
         if moves {
@@ -112,7 +112,10 @@ impl<M: Module> Core<M> {
     ) -> Result<Self, FusedError> {
         let config = &policies.config;
         merge_pending(&model);
-        let session = Session::new(Update::new(optimizer, config.offloaded_state_elements()));
+        let session = Session::new(SharedOptimizer::new(
+            optimizer,
+            config.offloaded_state_elements(),
+        ));
         let ranks = Ranks::on_devices(model, devices, &session, config)?;
         Ok(Self::of(ranks, policies))
     }
@@ -208,7 +211,7 @@ impl<M: Module> Core<M> {
 
     /// Returns the optimizer without averages, which belong to this training.
     fn optimizer(&self) -> ModuleOptimizer {
-        let optimizer = self.ranks.session().update.lock().optimizer();
+        let optimizer = self.ranks.session().optimizer.lock().with_all_states();
         match self.policies.config.averaging {
             Some(_) => AverageExtraState::join(optimizer),
             None => optimizer,
@@ -245,7 +248,7 @@ impl<M: Module> Core<M> {
 
     /// Returns the optimizer state, which is also read lazily.
     pub(crate) fn optimizer_record(&self) -> OptimizerRecord {
-        self.ranks.session().update.lock().to_record()
+        self.ranks.session().optimizer.lock().to_record()
     }
 
     /// Returns the current optimizer state.
@@ -259,21 +262,21 @@ impl<M: Module> Core<M> {
 
     /// Loads the optimizer state. After an error it is unchanged.
     pub(super) fn load_record(&mut self, record: OptimizerRecord) -> Result<(), FusedError> {
-        let optimizer = self.ranks.session().update.lock().optimizer();
+        let optimizer = self.ranks.session().optimizer.lock().with_all_states();
         let loaded = record::load(record, &optimizer, &self.ranks.attached().module)?;
         drop(optimizer);
-        self.begin_from(|update| drop(update.replace(loaded)));
+        self.begin_from(|optimizer| drop(optimizer.replace(loaded)));
         Ok(())
     }
 
     /// Replaces the optimizer and its state, and returns the previous one.
     #[cfg(feature = "train")]
     pub(crate) fn replace_optimizer(&mut self, optimizer: ModuleOptimizer) -> ModuleOptimizer {
-        self.change_optimizer(|update| update.replace(optimizer))
+        self.change_optimizer(|shared| shared.replace(optimizer))
     }
 
     /// Applies `change`, which loads another optimizer state.
-    pub(super) fn begin_from(&mut self, change: impl FnOnce(&mut Update)) {
+    pub(super) fn begin_from(&mut self, change: impl FnOnce(&mut SharedOptimizer)) {
         // The current averages belong to other weights.
         let masters = self.ranks.local_params().masters();
         masters.for_each(|master| master.drop_average());
@@ -303,7 +306,8 @@ impl<M: Module> Core<M> {
     /// Drops accumulated gradients if they are not finite: no step can apply them.
     pub(super) fn drop_accumulated_if_not_finite(&mut self) {
         let local_params = self.ranks.local_params();
-        let are_finite = caught(|| local_params.masters().all(|master| master.sum_is_finite()));
+        let are_finite =
+            catch_message(|| local_params.masters().all(|master| master.sum_is_finite()));
         // If the device is lost, finiteness is unknown: keep the sums.
         if are_finite == Ok(false) {
             log::warn!("the accumulated gradients are dropped, because they are not finite");
@@ -313,8 +317,11 @@ impl<M: Module> Core<M> {
 
     /// Changes the optimizer, its states or its extra state. Every change must use this function: it restores the extra
     /// state afterwards.
-    pub(super) fn change_optimizer<R>(&mut self, change: impl FnOnce(&mut Update) -> R) -> R {
-        let changed = change(&mut self.ranks.session().update.lock());
+    pub(super) fn change_optimizer<R>(
+        &mut self,
+        change: impl FnOnce(&mut SharedOptimizer) -> R,
+    ) -> R {
+        let changed = change(&mut self.ranks.session().optimizer.lock());
         self.restore_kept();
         changed
     }
@@ -323,24 +330,32 @@ impl<M: Module> Core<M> {
     /// restoring what the optimizer has loaded.
     fn restore_kept(&mut self) {
         let device = self.ranks.device().inner();
-        self.ranks.session().update.lock().change(|mut optimizer| {
-            if let Some(state) = self.policies.kept() {
-                state.take_over(&mut optimizer, &device);
-            }
-            if let Some(averaging) = &self.policies.config.averaging {
-                let masters = self.ranks.local_params().masters();
-                masters.for_each(|master| master.keep_average(averaging, &mut optimizer));
-            }
-            optimizer
-        });
+        self.ranks
+            .session()
+            .optimizer
+            .lock()
+            .change(|mut optimizer| {
+                if let Some(state) = self.policies.kept() {
+                    state.take_over(&mut optimizer, &device);
+                }
+                if let Some(averaging) = &self.policies.config.averaging {
+                    let masters = self.ranks.local_params().masters();
+                    masters.for_each(|master| master.keep_average(averaging, &mut optimizer));
+                }
+                optimizer
+            });
     }
 
     /// Returns the parameters of the model, with what the optimizer keeps for each if `with_states`.
     pub(super) fn parameter_list(&self, with_states: bool) -> ParameterList {
         let attached = self.ranks.attached();
-        let update = self.ranks.session().update.lock();
-        let update = with_states.then_some(&*update);
-        ParameterList::of(&attached.skeleton, |id| attached.inventory.role(id), update)
+        let optimizer = self.ranks.session().optimizer.lock();
+        let optimizer = with_states.then_some(&*optimizer);
+        ParameterList::of(
+            &attached.skeleton,
+            |id| attached.inventory.role(id),
+            optimizer,
+        )
     }
 }
 

@@ -13,7 +13,7 @@ use crate::loss::{Loss, on_backward};
 use crate::observer::StepEvent;
 use crate::offload::TransferWorkers;
 use crate::parameters::list;
-use crate::pass::{Closure, FailedIn, Failure, Pass, Scope, Stage};
+use crate::pass::{ClosureKind, FailedIn, Failure, Pass, Scope, Stage};
 use crate::placement::RankContext;
 use crate::random::RandomStream;
 use crate::replica::Membership;
@@ -25,7 +25,7 @@ type Run<'a, M, R> = dyn FnMut(&[RankPass], &[AttachedModule<M>]) -> Result<R, F
 /// The closures of all ranks, which run in every pass of a step.
 pub(in crate::fused) struct Executor<'a, M, R> {
     /// The kind of closure of each rank. If any rank has one, the first has one.
-    pub(in crate::fused) closures: &'a [Closure],
+    pub(in crate::fused) closures: &'a [ClosureKind],
     pub(in crate::fused) run: &'a mut Run<'a, M, R>,
 }
 
@@ -51,7 +51,7 @@ impl RankPass {
         numbers: Option<RandomStream>,
         work: impl FnOnce() -> Result<(R, GradientsParams), FusedError>,
     ) -> Result<R, FusedError> {
-        let in_flight = self.context.transfers.as_ref().map(|all| InFlight(all));
+        let wait = self.context.transfers.as_ref().map(|all| TransferWait(all));
         self.pass
             .begin_forward(numbers, &self.devices, &self.asynchronous)?;
         let _scope = Scope::enter_step(&self.pass);
@@ -63,7 +63,7 @@ impl RankPass {
             return Err(FusedError::GradientReturned { path });
         }
         self.pass.end_forward();
-        if let Some(InFlight(transfers)) = &in_flight {
+        if let Some(TransferWait(transfers)) = &wait {
             transfers.wait();
         }
         self.local_params.report_remaining(&self.pass);
@@ -74,7 +74,7 @@ impl RankPass {
     /// Applies accumulated gradients, for a rank without a closure. A failure fails the pass.
     pub(in crate::fused) fn apply_accumulated(&self) {
         let reported = catch(|| {
-            let _in_flight = self.context.transfers.as_ref().map(|all| InFlight(all));
+            let _wait = self.context.transfers.as_ref().map(|all| TransferWait(all));
             let _scope = Scope::enter_step(&self.pass);
             self.local_params.report_remaining(&self.pass);
             Ok(())
@@ -167,9 +167,9 @@ impl RankPass {
 }
 
 /// A guard that waits for all transfers between device and host.
-struct InFlight<'a>(&'a TransferWorkers);
+struct TransferWait<'a>(&'a TransferWorkers);
 
-impl Drop for InFlight<'_> {
+impl Drop for TransferWait<'_> {
     fn drop(&mut self) {
         self.0.wait();
     }

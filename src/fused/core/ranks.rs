@@ -70,7 +70,7 @@ impl<M: Module> Ranks<M> {
         };
         let inventory = Inventory::take(&model, &first)?;
         if policy.offload.is_some() {
-            let made = host_allocation(&model, &session.update.lock().fresh(), config);
+            let made = host_allocation(&model, &session.optimizer.lock().fresh(), config);
             check_offload_fits(inventory.offloaded_bytes.saturating_add(made))?;
         }
         // Retained parameters are on all ranks. Their owner only determines the order of their sums.

@@ -6,11 +6,11 @@ use burn::module::{Module, ParamId};
 
 use super::rank_pass::RankPass;
 use super::ranks::Ranks;
-use crate::device::{AsyncErrors, caught, check_connected};
+use crate::device::{AsyncErrors, catch_message, check_connected};
 use crate::error::FusedError;
 use crate::memory::Category;
 use crate::observer::StepEvent;
-use crate::pass::{Closure, FailedIn, PassGuard, PassSettings};
+use crate::pass::{ClosureKind, FailedIn, PassGuard, PassSettings};
 use crate::policy::GradientUse;
 use crate::replica::Group;
 use crate::report::StepReport;
@@ -21,13 +21,13 @@ impl<M: Module> Ranks<M> {
     pub(super) fn begin(
         &mut self,
         settings: &PassSettings,
-        closures: &[Closure],
+        closures: &[ClosureKind],
     ) -> RunningPass<'_, M> {
         let asynchronous = self.reports_errors_late || self.remote;
-        let begin = |(attached, closure): (&AttachedModule<M>, &Closure)| {
+        let begin = |(attached, closure): (&AttachedModule<M>, &ClosureKind)| {
             let transfers = attached.context.transfers.as_ref();
             let transfers = transfers.filter(|_| settings.checkpointing.offload_inputs);
-            let prefetcher = attached.fetches_blocks.then(|| attached.prefetcher());
+            let prefetcher = attached.has_block_copies.then(|| attached.prefetcher());
             let session = &attached.session;
             let running = session.begin(settings, *closure, prefetcher, transfers.cloned());
             let devices = match &attached.context.member {
@@ -125,7 +125,9 @@ impl<M: Module> RunningPass<'_, M> {
         } in &self.ranks
         {
             let gradients = std::mem::take(&mut *pass.leaf_gradients.lock());
-            pass.guarded(FailedIn::Update, || local_params.deliver(pass, gradients));
+            pass.guarded(FailedIn::Update, || {
+                local_params.report_retained(pass, gradients)
+            });
             if let Some(transfers) = &context.transfers {
                 transfers.wait();
             }
@@ -137,7 +139,7 @@ impl<M: Module> RunningPass<'_, M> {
     pub(super) fn commit(mut self) -> Vec<(ParamId, ParameterReport)> {
         let reports = self.end(true);
         for (attached, running) in self.attached_modules.iter_mut().zip(&mut self.running) {
-            if attached.fetches_blocks {
+            if attached.has_block_copies {
                 attached.update_block_order(&running.pass.blocks.block_order.lock());
             }
             running.has_succeeded = true;
@@ -181,7 +183,7 @@ impl<M: Module> Drop for RunningPass<'_, M> {
             return;
         };
         // The step may have panicked, and a second panic aborts the process.
-        if let Err(panic) = caught(|| observers.emit(StepEvent::End)) {
+        if let Err(panic) = catch_message(|| observers.emit(StepEvent::End)) {
             log::warn!("an observer panicked at the end of a failed step: {panic}");
         }
     }

@@ -12,7 +12,7 @@ use burn::module::{Module, ParamId};
 
 use super::ranks::Ranks;
 use crate::config::FusedConfig;
-use crate::device::{caught, copy_to_device};
+use crate::device::{catch_message, copy_to_device};
 use crate::error::FusedError;
 use crate::parameters::{
     AnyTensor, Statistics, StatisticsGuard, frozen_statistics, map_params, merge_pending, values,
@@ -99,7 +99,7 @@ impl<M: Module> Ranks<M> {
         if self.attached_modules.len() == 1 {
             return Ok(());
         }
-        caught(|| self.average(before)).map_err(|reason| FusedError::Replicas {
+        catch_message(|| self.average(before)).map_err(|reason| FusedError::Replicas {
             reason: format!("the running statistics of all ranks could not be averaged: {reason}"),
         })
     }

@@ -12,7 +12,7 @@ use crate::error::FusedError;
 use crate::fused::policies::StepSchedule;
 use crate::memory;
 use crate::parameters::ModelKey;
-use crate::pass::{Closure, Failure, PassSettings};
+use crate::pass::{ClosureKind, Failure, PassSettings};
 use crate::policy::{GradientPipeline, GradientUse, Norm};
 use crate::random::RandomStream;
 use crate::report::StepReport;
@@ -28,7 +28,7 @@ impl<M: Module> Core<M> {
             return self.accumulate(executor);
         };
         let schedule = self.policies.schedule;
-        let computes = executor.closures[0] != Closure::Nothing;
+        let computes = executor.closures[0] != ClosureKind::Nothing;
         if schedule == StepSchedule::Buffered && computes {
             let output = self.accumulate(executor)?;
             if self.has_accumulated() {
@@ -37,7 +37,7 @@ impl<M: Module> Core<M> {
             return Ok(output);
         }
         let session = &self.ranks.attached_modules[0].session;
-        session.update.lock().learning_rate = learning_rate;
+        session.optimizer.lock().learning_rate = learning_rate;
         let ended = catch(|| match schedule {
             StepSchedule::OnePass => {
                 let pipeline = self.policies.pipeline(GradientUse::Update, None);
@@ -71,7 +71,7 @@ impl<M: Module> Core<M> {
             return self.refuse(FusedError::NothingAccumulated);
         }
         let mut executor = Executor {
-            closures: &vec![Closure::Nothing; self.ranks.attached_modules.len()],
+            closures: &vec![ClosureKind::Nothing; self.ranks.attached_modules.len()],
             run: &mut |ranks, _attached_modules| {
                 if let Some(member) = &ranks[0].context.member {
                     member.group.begin(&vec![false; ranks.len()]);
@@ -205,7 +205,7 @@ impl<M: Module> Core<M> {
         if self.ranks.reports_errors_late && gradient_use.steps() {
             self.ranks.check_async_errors()?;
         }
-        if closure == Closure::Loss && !self.reports.has_gradient {
+        if closure == ClosureKind::Loss && !self.reports.has_gradient {
             return Err(self.unreached());
         }
         if gradient_use == GradientUse::Measure {

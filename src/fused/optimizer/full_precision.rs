@@ -20,7 +20,7 @@ impl<M: Module> FusedOptimizer<M> {
             // Only bf16 weights have low bits; the weight may have been cast.
             |param| param.is_initialized() && param.value().dtype() == DType::BF16,
             |id, high| {
-                let record = session.update.lock().record_of(id);
+                let record = session.optimizer.lock().record_of(id);
                 let states = to_bytes(record).and_then(read);
                 let states = states.expect("Burn reads its own record");
                 let device = host(&high.device().inner());

@@ -9,7 +9,7 @@ use crate::error::FusedError;
 use crate::fused::core::Executor;
 use crate::fused::policies::StepSchedule;
 use crate::loss::Loss;
-use crate::pass::Closure;
+use crate::pass::ClosureKind;
 
 impl<M: Module> FusedOptimizer<M> {
     /// Runs one training step: forward, backward, update.
@@ -158,7 +158,7 @@ impl<M: Module> FusedOptimizer<M> {
         mut train: impl FnMut(&M) -> Result<(R, GradientsParams), FusedError>,
     ) -> Result<R, FusedError> {
         let mut executor = Executor {
-            closures: &[Closure::Backward],
+            closures: &[ClosureKind::Backward],
             run: &mut |ranks, modules| {
                 let (rank, model) = (&ranks[0], &modules[0].module);
                 rank.run(rank.pass.repeated_numbers.clone(), || train(model))
@@ -180,7 +180,7 @@ impl<M: Module> FusedOptimizer<M> {
     pub fn dry_run<L: Loss>(&mut self, forward: impl FnOnce(&M) -> L) -> Result<L, FusedError> {
         let mut forward = Some(forward);
         let mut executor = Executor {
-            closures: &[Closure::Loss],
+            closures: &[ClosureKind::Loss],
             run: &mut |ranks, modules| {
                 let forward = forward.take().expect("a dry run is one pass");
                 ranks[0].forward_backward(None, &modules[0].module, forward)
@@ -196,7 +196,7 @@ impl<M: Module> FusedOptimizer<M> {
         mut forward: impl FnMut(&M) -> L,
     ) -> Result<L, FusedError> {
         let mut executor = Executor {
-            closures: &[Closure::Loss],
+            closures: &[ClosureKind::Loss],
             run: &mut |ranks, modules| {
                 let (rank, model) = (&ranks[0], &modules[0].module);
                 rank.forward_backward(rank.pass.repeated_numbers.clone(), model, &mut forward)

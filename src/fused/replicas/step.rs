@@ -12,7 +12,7 @@ use crate::error::FusedError;
 use crate::fused::core::Executor;
 use crate::fused::policies::StepSchedule;
 use crate::loss::Loss;
-use crate::pass::Closure;
+use crate::pass::ClosureKind;
 
 impl<M: Module + 'static> FusedReplicas<M> {
     /// Runs one training step on all ranks: forward, backward, update.
@@ -112,7 +112,7 @@ impl<M: Module + 'static> FusedReplicas<M> {
     ) -> Result<Vec<R>, FusedError> {
         let work: Work<M, B, R> =
             Arc::new(move |model, rank, numbers, batch| rank.run(numbers, || train(model, batch)));
-        self.run(Closure::Backward, learning_rate, batches, work)
+        self.run(ClosureKind::Backward, learning_rate, batches, work)
     }
 
     fn pass_of_loss<B: Send + 'static, L: Loss + Send + 'static>(
@@ -124,19 +124,19 @@ impl<M: Module + 'static> FusedReplicas<M> {
         let work: Work<M, B, L> = Arc::new(move |model, rank, numbers, batch| {
             rank.forward_backward(numbers, model, |model| forward(model, batch))
         });
-        self.run(Closure::Loss, learning_rate, batches, work)
+        self.run(ClosureKind::Loss, learning_rate, batches, work)
     }
 
     fn run<B: Send + 'static, R: Send + 'static>(
         &mut self,
-        closure: Closure,
+        closure: ClosureKind,
         learning_rate: Option<ModuleLearningRate>,
         mut next: impl FnMut() -> Vec<Option<B>>,
         work: Work<M, B, R>,
     ) -> Result<Vec<R>, FusedError> {
         let Self { core, threads } = self;
         let first = next();
-        let of_rank = |batch: &Option<B>| batch.as_ref().map_or(Closure::Nothing, |_| closure);
+        let of_rank = |batch: &Option<B>| batch.as_ref().map_or(ClosureKind::Nothing, |_| closure);
         let closures: Vec<_> = first.iter().map(of_rank).collect();
         let mut threads = Threads {
             threads,

@@ -6,7 +6,7 @@ use std::sync::mpsc::channel;
 use burn::module::Module;
 
 use crate::caught::{Caught, catch};
-use crate::device::{caught, check_connected, flush};
+use crate::device::{catch_message, check_connected, flush};
 use crate::error::FusedError;
 use crate::fused::core::RankPass;
 use crate::pass::{FailedIn, Scope};
@@ -97,7 +97,11 @@ where
         }
         if let Some(numbers) = numbers {
             // Later numbers do not depend on how many numbers the ranks have drawn.
-            let locked = lock(first, &group)?;
+            let locked = match lock(first, &group) {
+                // The failure of a rank tells more.
+                Err(_) if ranks.iter().any(|rank| rank.pass.has_failed()) => None,
+                locked => locked?,
+            };
             if locked.is_some() {
                 numbers.end();
             }
@@ -145,7 +149,7 @@ fn numbers(first: &RankPass, group: &Arc<Group>) -> Result<Option<RandomStream>,
             None => first.pass.blocks.seeds.next(device),
         })
     };
-    let numbers = caught(numbers).map_err(|reason| FusedError::DeviceLost {
+    let numbers = catch_message(numbers).map_err(|reason| FusedError::DeviceLost {
         device: format!("{:?}", group.device(0)),
         reason,
     });

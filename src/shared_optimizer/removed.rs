@@ -1,7 +1,7 @@
 use burn::optim::{LearningRate, Optimizer};
 use burn::tensor::{Device, Tensor};
 
-use super::state::PolicyState;
+use crate::policy::PolicyState;
 
 /// An optimizer without states, for parameters that were removed from the model.
 #[derive(Clone)]

@@ -1,3 +1,11 @@
+//! The optimizer of a training, which all ranks share. It steps one parameter at a time.
+
+mod extra_state;
+mod offloaded;
+mod query;
+mod removed;
+mod states;
+
 use std::collections::{HashMap, HashSet};
 
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
@@ -5,9 +13,13 @@ use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamGroup, Param
 use burn::optim::{GradientsParams, ModuleOptimizer, OptimizerRecord, SgdConfig};
 use burn::tensor::{Bytes, Device, Tensor};
 
-use super::offloaded::{Eviction, OffloadedStates};
-use super::removed::Removed;
-use super::states::{holds_codes, joined, split, with_states, written};
+pub(crate) use extra_state::{AverageExtraState, EXTRA_STATE_ID, average_id, is_average};
+pub(crate) use offloaded::Eviction;
+
+use offloaded::OffloadedStates;
+use removed::Removed;
+use states::{holds_codes, joined, split, with_states, written};
+
 use crate::caught::Caught;
 use crate::optim::call::Call;
 use crate::optimizer_record::{compact_records, load_in_own_memory, records_are_compact};
@@ -17,7 +29,7 @@ use crate::parameters::{AnyTensor, as_inner, with_rank};
 /// learning rate, clipping and record of Burn's works unchanged.
 ///
 /// The optimizer is not cloned while training: Burn updates a state in place only while it has one owner.
-pub(crate) struct Update {
+pub(crate) struct SharedOptimizer {
     optimizer: ModuleOptimizer,
     /// The optimizer without states.
     fresh: ModuleOptimizer,
@@ -34,11 +46,11 @@ pub(crate) struct Update {
 /// Each group costs a comparison per step, and a record costs a copy of all states.
 const MAX_REMOVED_GROUPS: usize = 32;
 
-impl Update {
-    /// Creates the update. States of parameters with at least `offload_from` elements are kept on the host.
+impl SharedOptimizer {
+    /// Creates the shared optimizer. States of parameters with at least `offload_from` elements are kept on the host.
     pub(crate) fn new(optimizer: ModuleOptimizer, offload_from: Option<usize>) -> Self {
         let fresh = optimizer.clone().load_record(OptimizerRecord::default());
-        let mut update = Self {
+        let mut shared = Self {
             optimizer: fresh.clone(),
             fresh,
             learning_rate: 0.0.into(),
@@ -46,8 +58,8 @@ impl Update {
             removed: HashSet::new(),
             removed_groups: 0,
         };
-        update.replace(optimizer);
-        update
+        shared.replace(optimizer);
+        shared
     }
 
     /// Returns the optimizer without states.
@@ -101,7 +113,7 @@ impl Update {
     }
 
     /// Returns the optimizer with all states, which are shared.
-    pub(crate) fn optimizer(&self) -> ModuleOptimizer {
+    pub(crate) fn with_all_states(&self) -> ModuleOptimizer {
         if self.has_no_offloaded_state() {
             return self.optimizer.clone();
         }
@@ -112,7 +124,7 @@ impl Update {
     /// Replaces the optimizer, and returns the previous one with all states.
     pub(crate) fn replace(&mut self, optimizer: ModuleOptimizer) -> ModuleOptimizer {
         if !self.has_no_offloaded_state() {
-            self.optimizer = self.optimizer();
+            self.optimizer = self.with_all_states();
         }
         let before = std::mem::replace(&mut self.optimizer, optimizer);
         if let Some(offloaded) = &mut self.offloaded {

@@ -6,7 +6,7 @@ use burn::module::ParamId;
 use burn::tensor::{DType, Device, Tensor};
 
 use super::states::{joined, written};
-use super::update::{Update, step_one};
+use super::{SharedOptimizer, step_one};
 use crate::caught::catch;
 use crate::device::{host, is_remote};
 use crate::optim::call::{Asked, Call};
@@ -14,7 +14,7 @@ use crate::optim::formats_may_refuse;
 use crate::optimizer_record::{RecordedState, read, write};
 use crate::parameters::{AnyTensor, MAX_RANK, with_rank};
 
-impl Update {
+impl SharedOptimizer {
     /// Returns why the optimizer can't step a parameter of this path, rank and type on `device`. The check loads the
     /// parameter's state from an empty record. If formats may be unsupported, it also steps a single element in this
     /// process, where possible.

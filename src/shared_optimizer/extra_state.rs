@@ -7,10 +7,10 @@ use burn::module::{ParamGroup, ParamId};
 use burn::optim::{LearningRate, ModuleOptimizer, Optimizer};
 use burn::tensor::{Device, Tensor};
 
-use super::state::PolicyState;
-use super::update::step_one;
+use super::step_one;
 use crate::optim::AverageState;
 use crate::parameters::with_rank;
+use crate::policy::PolicyState;
 
 /// The parameter id under which an optimizer record holds the policy state. (The name dates from the loss scale.)
 pub(crate) const EXTRA_STATE_ID: u64 = u64::from_be_bytes(*b"lossscal");
