@@ -17,8 +17,7 @@ const DEPTH: usize = 6;
 /// One recorded step of a stack with recomputed layers, after a step that is not recorded.
 fn record_recomputed(sizes: [usize; DEPTH]) -> MemoryTimeline {
     let device = Device::flex().autodiff();
-    let linear = |_| LinearConfig::new(WIDTH, WIDTH).init(&device);
-    let model: Vec<Linear> = (0..DEPTH).map(linear).collect();
+    let model = linears(DEPTH, WIDTH, &device);
     let mut fused = FusedOptimizer::new_ok(model, AdamConfig::new().init());
     let x = Tensor::<2>::random([64, WIDTH], Distribution::Default, &device);
     let mut step = || {

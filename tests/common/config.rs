@@ -1,9 +1,39 @@
 //! Configs with one option.
 
+use backburn::optim::WeightFormat;
 use backburn::{
-    FusedConfig, GlobalNormClippingConfig, LossScalingConfig, OffloadConfig, Sharding,
-    WeightAveragingConfig,
+    FusedConfig, GlobalNormClippingConfig, LossScalingConfig, Offload, OffloadConfig, OffloadHost,
+    OffloadedBlocks, Sharding, WeightAveragingConfig,
 };
+use burn::tensor::Device;
+
+/// The kinds of offload.
+pub const OFFLOADS: [Offload; 3] = [
+    Offload::States,
+    Offload::Updates,
+    Offload::Weights(OffloadedBlocks::All),
+];
+
+pub const WEIGHT_FORMATS: [WeightFormat; 3] = [
+    WeightFormat::Plain,
+    WeightFormat::Stochastic,
+    WeightFormat::Split24,
+];
+
+/// Offload of parameters of any size to the other CPU backend.
+pub fn offload_from(device: &Device, offload: Offload) -> OffloadConfig {
+    let host = match device.clone().inner() == Device::flex() {
+        true => OffloadHost::NdArray,
+        false => OffloadHost::Flex,
+    };
+    let config = OffloadConfig::new(offload).with_host(host);
+    config.with_min_elements(1)
+}
+
+/// Offload of parameters of any size from `flex`.
+pub fn offload_from_flex(offload: Offload) -> OffloadConfig {
+    offload_from(&Device::flex(), offload)
+}
 
 pub trait ConfigOf {
     /// Exact clipping to this norm.

@@ -4,7 +4,7 @@ use backburn::{FusedError, FusedOptimizer};
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::optim::{GradientsAccumulator, GradientsParams, ModuleOptimizer, OptimizerRecord};
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{Device, Distribution, Tensor};
 
 use super::{FusedOk, TrainerOk, copy, train_fused, train_stock, weights};
 
@@ -16,6 +16,12 @@ pub fn flex() -> Device {
 #[allow(deprecated)] // Burn 0.22 still ships ndarray.
 pub fn cpus() -> [Device; 2] {
     [flex(), Device::ndarray().autodiff()]
+}
+
+/// Random tensors of one shape, such as batches.
+pub fn randoms<const D: usize>(count: usize, shape: [usize; D], device: &Device) -> Vec<Tensor<D>> {
+    let random = |_| Tensor::random(shape, Distribution::Default, device);
+    (0..count).map(random).collect()
 }
 
 /// Trains copies of one model. Returns the initial model, the model of stock Burn, and the model of fused training.

@@ -21,9 +21,7 @@ fn in_use(device: &Device) -> usize {
 /// bytes in use at the end of its forward pass, above those before it, and the recording.
 fn train(config: GradientCheckpointingConfig) -> (usize, MemoryTimeline) {
     let device = Device::wgpu(Default::default()).autodiff();
-    let linear = |_| LinearConfig::new(WIDTH, WIDTH).init(&device);
-    let model: Vec<Linear> = (0..DEPTH).map(linear).collect();
-    let mut fused = FusedOptimizer::new_ok(model, SgdConfig::new().init())
+    let mut fused = FusedOptimizer::new_ok(linears(DEPTH, WIDTH, &device), SgdConfig::new().init())
         .with_config_ok(FusedConfig::new().with_gradient_checkpointing(config));
     let x = Tensor::<2>::random([1024, WIDTH], Distribution::Default, &device);
     let mut step = || {
@@ -64,11 +62,9 @@ fn at_rest(states: StateFormat) -> f64 {
     const WIDTH: usize = 1024;
     let device = Device::wgpu(Default::default()).autodiff();
     let before = in_use(&device);
-    let model = LinearConfig::new(WIDTH, WIDTH)
-        .with_bias(false)
-        .init(&device);
+    let layer = LinearConfig::new(WIDTH, WIDTH).with_bias(false);
     let optimizer = AdamWConfig::new().with_state_format(states).init();
-    let mut fused = FusedOptimizer::new_ok(model, optimizer);
+    let mut fused = FusedOptimizer::<Linear>::new_ok(layer.init(&device), optimizer);
     for _ in 0..2 {
         let x = Tensor::<2>::ones([2, WIDTH], &device);
         fused.step_ok(1e-3, |model| model.forward(x).mean());
@@ -108,26 +104,17 @@ fn device_holds_no_weights_that_another_owns() {
             in_use(device).saturating_sub(before) as f64 / (8 * 4 * WIDTH * WIDTH) as f64
         })
     };
-    let linear = |_| LinearConfig::new(WIDTH, WIDTH).with_bias(false);
-    let model: Vec<Linear> = (0..8)
-        .map(linear)
-        .map(|linear| linear.init(&devices[0]))
-        .collect();
+    let layer = LinearConfig::new(WIDTH, WIDTH).with_bias(false);
+    let model: Vec<Linear> = (0..8).map(|_| layer.init(&devices[0])).collect();
     let optimizer = AdamWConfig::new().init();
     let mut fused = FusedReplicas::new_ok(model, optimizer, devices.to_vec())
         .with_config_ok(FusedConfig::sharded(Sharding::Full).with_ownership(Ownership::BySize));
     for (rank, held) in held().enumerate() {
         assert!((0.5..0.55).contains(&held), "rank {rank} holds {held} P");
     }
-    let batches = devices
-        .iter()
-        .map(|device| Tensor::<2>::ones([2, WIDTH], device));
-    fused.step_ok(1e-3, batches, |model: &Vec<Linear>, x| {
-        let run = |linear: &Linear, x: Tensor<2>| linear.forward(x).tanh();
-        let blocks = model.iter();
-        blocks
-            .fold(x, |x, linear| gradient_checkpointing(linear, x, run))
-            .mean()
+    let batch = |device: &Device| Tensor::<2>::ones([2, WIDTH], device);
+    fused.step_ok(1e-3, devices.iter().map(batch), |model: &Vec<Linear>, x| {
+        loss_of_layers(model, true, x)
     });
     // Weights and two states.
     for (rank, held) in held().enumerate() {

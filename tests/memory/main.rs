@@ -82,13 +82,12 @@ impl Residual {
 }
 
 fn device() -> Device {
-    Device::flex().autodiff()
+    flex()
 }
 
 /// The processor under another name, so that offloaded tensors are on another backend.
-#[allow(deprecated)] // Burn 0.22 still ships ndarray.
 fn other() -> Device {
-    Device::ndarray().autodiff()
+    cpus()[1].clone()
 }
 
 fn x(width: usize) -> Tensor<2> {
@@ -153,19 +152,12 @@ fn fused_holds_parameters_states_activations_and_one_gradient() {
         let init = || Mlp::init(DEPTH, WIDTH, &device);
         let x = Tensor::random([4, WIDTH], Distribution::Default, &device);
         let loss = |model: &Mlp, _| model.loss(x.clone());
-        let stock = peak(|| {
-            drop(train_stock(
-                init(),
-                &mut AdamConfig::new().init(),
-                3,
-                1e-3,
-                loss,
-            ))
-        });
+        let adam = || AdamConfig::new().init();
+        let stock = peak(|| drop(train_stock(init(), &mut adam(), 3, 1e-3, loss)));
         let before = BYTES.current_usage();
         let mut at_rest = 0;
         let fused = peak(|| {
-            let mut fused = FusedOptimizer::new_ok(init(), AdamConfig::new().init());
+            let mut fused = FusedOptimizer::new_ok(init(), adam());
             train_fused(&mut fused, 3, 1e-3, loss);
             at_rest = BYTES.current_usage() - before;
         });

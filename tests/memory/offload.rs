@@ -14,18 +14,6 @@ pub const MODES: [Offload; 4] = [
     Offload::Weights(OffloadedBlocks::Fraction(0.5)),
 ];
 
-fn stack(depth: usize, width: usize, device: &Device) -> Vec<Linear> {
-    let linear = |_| LinearConfig::new(width, width).init(device);
-    (0..depth).map(linear).collect()
-}
-
-fn loss(model: &[Linear], x: Tensor<2>) -> Tensor<1> {
-    let run = |linear: &Linear, x: Tensor<2>| linear.forward(x).tanh();
-    let blocks = model.iter();
-    let x = blocks.fold(x, |x, linear| gradient_checkpointing(linear, x, run));
-    x.powi_scalar(2).mean()
-}
-
 /// A weight that is a view of one element, and would be too long for the host with its states and gradients.
 #[test]
 fn host_without_bytes_of_states_and_gradients_is_refused() {
@@ -40,8 +28,7 @@ fn host_without_bytes_of_states_and_gradients_is_refused() {
         let long = Tensor::<2>::ones([1, 1], &device).expand([elements as i64, 1]);
         model.weight = Param::initialized(model.weight.id, long.require_grad());
         let fused = FusedOptimizer::new_ok(model, AdamConfig::new().init());
-        let offload = OffloadConfig::new(offload).with_host(OffloadHost::NdArray);
-        let config = FusedConfig::offload(offload);
+        let config = FusedConfig::offload(offload_from_flex(offload));
         let error = fused.with_config_on(config, &device).unwrap_err();
         let text = error.to_string();
         let needs = text.split("`FusedConfig::offload` needs ").nth(1);
@@ -128,9 +115,9 @@ fn few_states_are_on_device_and_none_between_steps() {
     let device = other().inner();
     let x = Tensor::<2>::ones([3, 4], &device.clone().autodiff());
     for (limit, at_most) in [(None, 3), (Some(0), 1)] {
-        let config = OffloadConfig::new(Offload::States).with_min_elements(1);
-        let config = FusedConfig::offload(config).with_max_bytes_in_flight(limit);
-        let model = stack(4, 4, &Device::flex().autodiff());
+        let config = FusedConfig::offload(offload_from(&device, Offload::States));
+        let config = config.with_max_bytes_in_flight(limit);
+        let model = linears(4, 4, &self::device());
         let mut fused = FusedOptimizer::new_ok(model, CountedSgd.into());
         fused = fused.with_config_on_ok(config, &device);
         MOST.store(0, Ordering::SeqCst);
@@ -142,7 +129,7 @@ fn few_states_are_on_device_and_none_between_steps() {
                     let mut model = model.clone();
                     model.rotate_left(step % 3);
                     model.truncate(4 - step % 2);
-                    loss(&model, x.clone())
+                    loss_of_layers(&model, true, x.clone())
                 });
             }));
             assert_eq!(ended.is_err(), fails);
@@ -170,7 +157,7 @@ fn weights_on_host_are_not_on_device_together() {
         (Offload::Weights(OffloadedBlocks::Fraction(0.5)), 11),
         (Offload::Updates, 16),
     ] {
-        let model = stack(depth, width, &Device::flex().autodiff());
+        let model = linears(depth, width, &self::device());
         let optimizer = AdamConfig::new().init();
         let config = FusedConfig::offload(OffloadConfig::new(mode));
         let estimate = MemoryEstimate::new_with_config(&model, &optimizer, &config);
@@ -186,7 +173,7 @@ fn weights_on_host_are_not_on_device_together() {
             .with_hook(ParamGroup::all(), measures)
             .with_config_on_ok(config, &device);
         for _ in 0..4 {
-            fused.step_ok(1e-3, |model| loss(model, x.clone()));
+            fused.step_ok(1e-3, |model| loss_of_layers(model, true, x.clone()));
         }
         let most = most.load(Ordering::Relaxed);
         assert!(

@@ -7,8 +7,7 @@ use crate::common::*;
 const PARAMETERS: usize = 2000;
 
 fn model() -> Vec<Linear> {
-    let linear = || LinearConfig::new(4, 4).init(&device());
-    let model: Vec<Linear> = (0..PARAMETERS / 2).map(|_| linear()).collect();
+    let model = linears(PARAMETERS / 2, 4, &device());
     // Burn initializes parameters when they are read.
     loss(&model, x(4)).backward();
     model

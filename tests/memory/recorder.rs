@@ -14,8 +14,7 @@ const STEPS: usize = 3;
 type Stack = Vec<Linear>;
 
 fn init(device: &Device) -> Stack {
-    let linear = || LinearConfig::new(WIDTH, WIDTH).init(device);
-    (0..DEPTH).map(|_| linear()).collect()
+    linears(DEPTH, WIDTH, device)
 }
 
 fn loss(model: &Stack, x: Tensor<2>) -> Tensor<1> {

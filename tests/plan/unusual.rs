@@ -150,8 +150,7 @@ fn plan_with_smaller_batches_names_batch_normalization() {
 #[test]
 fn batch_without_small_parts_is_planned_within_budget() {
     let _alone = alone();
-    let layer = |_| LinearConfig::new(64, 64).init(&device());
-    let init = || -> Vec<Linear> { (0..4).map(layer).collect() };
+    let init = || linears(4, 64, &device());
     let loss = |model: &Vec<Linear>, items: usize| {
         let x = Tensor::<3>::ones([items, 2048, 64], &device());
         let block = |layer: &Linear, x: Tensor<3>| layer.forward(x).tanh();

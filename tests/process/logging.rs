@@ -50,9 +50,7 @@ fn attaching_copies_and_missing_gradients_are_logged_once() {
     let _alone = ALONE.lock();
     listen();
     let device = Device::flex().autodiff();
-    let linear = || LinearConfig::new(2, 2).init(&device);
-    let model: Vec<Linear> = vec![linear(), linear(), linear()];
-    let model = model.freeze_group(ParamGroup::from_predicate("2."));
+    let model = linears(3, 2, &device).freeze_group(ParamGroup::from_predicate("2."));
     let x = Tensor::<2>::ones([3, 2], &device);
 
     let mut fused = FusedOptimizer::new_ok(model, SgdConfig::new().init());
@@ -96,9 +94,7 @@ fn unused_input_of_block_is_logged_once() {
     let _alone = ALONE.lock();
     listen();
     let device = Device::flex().autodiff();
-    let layer = || LinearConfig::new(2, 2).init(&device);
-    let model: Vec<Linear> = vec![layer(), layer()];
-    let mut fused = FusedOptimizer::new_ok(model, SgdConfig::new().init());
+    let mut fused = FusedOptimizer::new_ok(linears(2, 2, &device), SgdConfig::new().init());
     told();
     let x = Tensor::<2>::ones([3, 2], &device);
     for _ in 0..3 {

@@ -4,32 +4,16 @@ use crate::common::*;
 
 const RATE: f64 = 0.05;
 
-#[derive(Module, Debug)]
-struct Stack {
-    layers: Vec<Linear>,
+fn init() -> Stack {
+    Stack::init(3, 8, &flex())
 }
 
-impl Stack {
-    fn init() -> Self {
-        let device = Device::flex().autodiff();
-        let layer = |_| LinearConfig::new(8, 8).init(&device);
-        Self {
-            layers: (0..3).map(layer).collect(),
-        }
-    }
-
-    fn loss(&self, x: Tensor<2>) -> Tensor<1> {
-        let run = |layer: &Linear, x| layer.forward(x).tanh();
-        let layers = self.layers.iter();
-        let x = layers.fold(x, |x, layer| gradient_checkpointing(layer, x, run));
-        x.powi_scalar(2).mean()
-    }
+fn loss(model: &Stack, x: &Tensor<2>) -> Tensor<1> {
+    model.loss_in_blocks(x.clone())
 }
 
 fn batches(count: usize) -> Vec<Tensor<2>> {
-    let device = Device::flex().autodiff();
-    let batch = |_| Tensor::random([4, 8], Distribution::Default, &device);
-    (0..count).map(batch).collect()
+    randoms(count, [4, 8], &flex())
 }
 
 fn averaging(config: WeightAveragingConfig) -> FusedConfig {
@@ -51,37 +35,19 @@ fn configs() -> [WeightAveragingConfig; 5] {
     ]
 }
 
-fn on_host(offload: Offload) -> OffloadConfig {
-    OffloadConfig::new(offload)
-        .with_host(OffloadHost::NdArray)
-        .with_min_elements(1)
-}
-
 fn fused(initial: &Stack, config: FusedConfig) -> FusedOptimizer<Stack> {
-    let model = copy(initial, Stack::init);
+    let model = copy(initial, init);
     FusedOptimizer::new_ok(model, AdamWConfig::new().init()).with_config_ok(config)
 }
 
-fn stock_step(model: Stack, optimizer: &mut ModuleOptimizer, x: &Tensor<2>) -> Stack {
-    let gradients = model.loss(x.clone()).backward();
-    let gradients = GradientsParams::from_grads(gradients, &model);
-    optimizer.step(RATE, model, gradients)
-}
-
 /// Values of the parameters, each as a row.
-struct Values(Vec<Tensor<1>>);
-
-impl ModuleMapper for Values {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        self.0.push(param.val().inner().flatten(0, D - 1));
-        param
-    }
-}
-
 fn values<M: Module>(model: &M) -> Vec<Tensor<1>> {
-    let mut values = Values(Vec::new());
-    let _ = model.clone().map(&mut values);
-    values.0
+    let mut values = Vec::new();
+    map_values(model.clone(), |_, value| {
+        values.push(value.clone());
+        value
+    });
+    values
 }
 
 fn assert_values(expected: &[Tensor<1>], model: &Stack) {
@@ -118,10 +84,9 @@ impl ByHand {
         self.mean = match self.config.decay {
             Some(decay) => {
                 let warm = (1.0 + n) / (10.0 + n);
-                let decay = if self.config.warm_up {
-                    decay.min(warm)
-                } else {
-                    decay
+                let decay = match self.config.warm_up {
+                    true => decay.min(warm),
+                    false => decay,
                 };
                 mean * decay + value * (1.0 - decay)
             }
@@ -137,30 +102,25 @@ fn means(averages: &[ByHand]) -> Vec<Tensor<1>> {
 
 #[test]
 fn average_after_each_step_equals_stock_loop() {
-    let initial = Stack::init();
+    let initial = init();
     let xs = batches(7);
     let adamw = [AdamWConfig::new().init(), optim::AdamWConfig::new().init()];
-    let host = [
-        Offload::States,
-        Offload::Updates,
-        Offload::Weights(OffloadedBlocks::All),
-    ];
-    let offloads = [None].into_iter().chain(host.map(|it| Some(on_host(it))));
-    for offload in offloads {
-        for (optimizer, config) in adamw.iter().flat_map(|it| configs().map(|of| (it, of))) {
-            let mut model = copy(&initial, Stack::init);
+    let offloads = OFFLOADS.map(|it| Some(offload_from_flex(it)));
+    for offload in [None].into_iter().chain(offloads) {
+        for (optimizer, config) in product(&adamw, configs()) {
+            let mut model = copy(&initial, init);
             let mut stock = AdamWConfig::new().init();
             let mut by_hand = ByHand::all(config, &model);
             let how = averaging(config).with_offload(offload.clone());
-            let mut fused = FusedOptimizer::new_ok(copy(&initial, Stack::init), optimizer.clone())
+            let mut fused = FusedOptimizer::new_ok(copy(&initial, init), optimizer.clone())
                 .with_config_on_ok(how.clone(), &Device::flex());
             assert_equal_weights(&initial, &fused.averaged());
             for x in &xs {
-                model = stock_step(model, &mut stock, x);
+                model = train_stock(model, &mut stock, 1, RATE, |model, _| loss(model, x));
                 for (average, value) in by_hand.iter_mut().zip(values(&model)) {
                     average.update(value);
                 }
-                fused.step_ok(RATE, |model| model.loss(x.clone()));
+                fused.step_ok(RATE, |model| loss(model, x));
                 if offload.is_none() {
                     assert_eq!(fused.last_step().copied, Some(0), "{how}");
                 }
@@ -173,13 +133,13 @@ fn average_after_each_step_equals_stock_loop() {
 
 #[test]
 fn average_without_update_stays() {
-    let initial = Stack::init();
+    let initial = init();
     let xs = batches(4);
 
     // Micro-batches are one update.
     let mut group = fused(&initial, averaging(WeightAveragingConfig::new()));
     for x in &xs {
-        group.accumulate_ok(|model| model.loss(x.clone()));
+        group.accumulate_ok(|model| loss(model, x));
     }
     assert_equal_weights(&initial, &group.averaged());
     group.step_accumulated_ok(RATE);
@@ -189,9 +149,9 @@ fn average_without_update_stays() {
     let scaling = LossScalingConfig::new().with_overflow(Overflow::SkipStep);
     let how = averaging(ema(0.5)).with_loss_scaling(Some(scaling));
     let mut skipping = fused(&initial, how);
-    skipping.step_repeatable_ok(RATE, |model| model.loss(xs[0].clone()));
+    skipping.step_repeatable_ok(RATE, |model| loss(model, &xs[0]));
     let before = skipping.averaged();
-    skipping.step_repeatable_ok(RATE, |model| model.loss(xs[0].clone()) * f32::INFINITY);
+    skipping.step_repeatable_ok(RATE, |model| loss(model, &xs[0]) * f32::INFINITY);
     assert!(skipping.last_step().overflowed);
     assert_equal_weights(&before, &skipping.averaged());
 
@@ -200,27 +160,27 @@ fn average_without_update_stays() {
     let mut clipped = fused(&initial, averaging(ema(0.5)).with_clipping(clipping));
     let mut plain = fused(&initial, averaging(ema(0.5)));
     for x in &xs {
-        clipped.step_repeatable_ok(RATE, |model| model.loss(x.clone()));
-        plain.step_ok(RATE, |model| model.loss(x.clone()));
+        clipped.step_repeatable_ok(RATE, |model| loss(model, x));
+        plain.step_ok(RATE, |model| loss(model, x));
     }
     assert_equal_weights(&plain.averaged(), &clipped.averaged());
 }
 
 #[test]
 fn average_resumed_from_record_continues_to_bit() {
-    let initial = Stack::init();
+    let initial = init();
     let xs = batches(6);
     for config in configs() {
-        for offload in [None, Some(on_host(Offload::States))] {
+        for offload in [None, Some(offload_from_flex(Offload::States))] {
             let how = averaging(config).with_offload(offload);
             let start = |model: &Stack| {
-                let model = copy(model, Stack::init);
+                let model = copy(model, init);
                 FusedOptimizer::new_ok(model, optim::AdamWConfig::new().init())
                     .with_config_on_ok(how.clone(), &Device::flex())
             };
             let train = |fused: &mut FusedOptimizer<Stack>, xs: &[Tensor<2>]| {
                 for x in xs {
-                    fused.step_ok(RATE, |model| model.loss(x.clone()));
+                    fused.step_ok(RATE, |model| loss(model, x));
                 }
             };
             let (mut whole, mut first) = (start(&initial), start(&initial));
@@ -234,15 +194,14 @@ fn average_resumed_from_record_continues_to_bit() {
             assert_equal_weights(&whole.model(), &second.model());
 
             // Without averaging, and in stock Burn.
-            let model = copy(&first.model(), Stack::init);
+            let model = copy(&first.model(), init);
             let mut without = FusedOptimizer::new_ok(model, optim::AdamWConfig::new().init());
             without.load_record_ok(first.to_record());
             train(&mut without, &xs[3..]);
-            let mut model = copy(&first.model(), Stack::init);
-            let mut optimizer = AdamWConfig::new().init().load_record(first.to_record());
-            for x in &xs[3..] {
-                model = stock_step(model, &mut optimizer, x);
-            }
+            let model = copy(&first.model(), init);
+            let mut stock = AdamWConfig::new().init().load_record(first.to_record());
+            let later = |model: &Stack, step: usize| loss(model, &xs[3 + step]);
+            let model = train_stock(model, &mut stock, 3, RATE, later);
             assert_equal_weights(&model, &without.model());
             assert_equal_weights(&whole.model(), &without.model());
             assert_equal_weights(&without.model(), &without.averaged());
@@ -259,8 +218,8 @@ fn average_resumed_from_record_continues_to_bit() {
 #[test]
 fn average_of_another_shape_is_refused_by_name() {
     let x = batches(1).remove(0);
-    let mut fused = fused(&Stack::init(), averaging(ema(0.5)));
-    fused.step_ok(RATE, |model| model.loss(x.clone()));
+    let mut fused = fused(&init(), averaging(ema(0.5)));
+    fused.step_ok(RATE, |model| loss(model, &x));
     let contents = Contents::of(fused.to_record());
     let is_average =
         |it: &burn_pack::Tensor| it.name.ends_with(".average") && it.shape.num_dims() == 2;
@@ -300,15 +259,14 @@ fn average_of_new_layer_starts_as_its_weights() {
     let xs = batches(3);
     // Burn's own optimizer does not step in f64 after it was loaded from a record.
     let optimizer = optim::AdamWConfig::new().init();
-    let mut one =
-        FusedOptimizer::new_ok(Stack::init(), optimizer).with_config_ok(averaging(ema(0.5)));
-    one.step_ok(RATE, |model| model.loss(xs[0].clone()));
+    let mut one = FusedOptimizer::new_ok(init(), optimizer).with_config_ok(averaging(ema(0.5)));
+    one.step_ok(RATE, |model| loss(model, &xs[0]));
     let mut gone = None;
     one.change_model_ok(|mut model| {
         gone = model.layers.pop();
         model
     });
-    one.step_ok(RATE, |model| model.loss(xs[1].clone()));
+    one.step_ok(RATE, |model| loss(model, &xs[1]));
     one.change_model_ok(|mut model| {
         model.layers.extend(gone);
         model
@@ -322,7 +280,7 @@ fn average_of_new_layer_starts_as_its_weights() {
     one.change_model_ok(|model| cast(model, FloatDType::F64).unwrap());
     let before = values(&one.averaged());
     let x = Tensor::from_inner(xs[2].clone().inner().cast(FloatDType::F64));
-    one.step_ok(RATE, |model| model.loss(x));
+    one.step_ok(RATE, |model| loss(model, &x));
     let next = before.into_iter().zip(values(&one.model()));
     let next: Vec<_> = next.map(|(mean, value)| mean * 0.5 + value * 0.5).collect();
     assert_values(&next, &one.averaged());
@@ -388,16 +346,13 @@ impl Named {
 
 #[test]
 fn layer_named_like_averages_matches_stock() {
-    let model = Named::init();
-    let mut stock = copy(&model, Named::init);
-    let mut optimizer = AdamWConfig::new().init();
-    let mut fused =
-        FusedOptimizer::new_ok(model, optimizer.clone()).with_config_ok(averaging(ema(0.5)));
-    for x in batches(3) {
-        fused.step_ok(RATE, |model| model.loss(x.clone()));
-        let gradients = GradientsParams::from_grads(stock.loss(x).backward(), &stock);
-        stock = optimizer.step(RATE, stock, gradients);
-    }
+    let (initial, xs) = (Named::init(), batches(3));
+    let loss = |model: &Named, step: usize| model.loss(xs[step].clone());
+    let adamw = AdamWConfig::new().init();
+    let stock = copy(&initial, Named::init);
+    let stock = train_stock(stock, &mut adamw.clone(), 3, RATE, loss);
+    let mut fused = FusedOptimizer::new_ok(initial, adamw).with_config_ok(averaging(ema(0.5)));
+    train_fused(&mut fused, 3, RATE, loss);
     assert_equal_weights(&stock, &fused.model());
 }
 
@@ -410,7 +365,7 @@ fn average_option_out_of_range_is_refused() {
         (ema(f64::NAN), "`decay` is NaN"),
         (uniform.with_every(0), "`every` is 0"),
     ] {
-        let one = fused(&Stack::init(), FusedConfig::new());
+        let one = fused(&init(), FusedConfig::new());
         let error = one.with_config(averaging(config)).expect_err("refused");
         assert_matches!(error, FusedError::Config { .. });
         assert_says(&error, says);

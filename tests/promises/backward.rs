@@ -5,48 +5,30 @@ use crate::common::*;
 
 const RATE: f64 = 1e-2;
 
-#[derive(Module, Debug)]
-struct Stack {
-    blocks: [Linear; 3],
+fn init(device: &Device) -> Stack {
+    Stack::init(3, 4, device)
 }
 
-impl Stack {
-    fn init(device: &Device) -> Self {
-        Self {
-            blocks: [(); 3].map(|()| LinearConfig::new(4, 4).init(device)),
-        }
-    }
-
-    /// In stock Burn the blocks are plain calls.
-    fn loss(&self, x: Tensor<2>) -> Tensor<1> {
-        let run = |block: &Linear, x| block.forward(x).tanh();
-        let blocks = self.blocks.iter();
-        let x = blocks.fold(x, |x, block| gradient_checkpointing(block, x, run));
-        x.powi_scalar(2).mean()
-    }
-
-    /// The gradient of `x`, and those of the model.
-    fn gradients(&self, x: &Tensor<2>, scaled: bool) -> (TensorData, GradientsParams) {
-        let x = x.clone().require_grad();
-        let loss = self.loss(x.clone());
-        let loss = if scaled { scale_loss(loss) } else { loss };
-        let gradients = loss.backward();
-        let of_input = x.grad(&gradients).expect("the loss depends on the input");
-        let of_input = of_input.into_data();
-        // Copied immediately: on wgpu the data would contain later in-place writes.
-        let of_input = TensorData::new(of_input.iter::<f32>().collect(), of_input.shape());
-        (of_input, GradientsParams::from_grads(gradients, self))
-    }
+/// The gradient of `x`, and those of the model. In stock Burn the blocks are plain calls.
+fn gradients(model: &Stack, x: &Tensor<2>, scaled: bool) -> (TensorData, GradientsParams) {
+    let x = x.clone().require_grad();
+    let loss = model.loss_in_blocks(x.clone());
+    let loss = if scaled { scale_loss(loss) } else { loss };
+    let gradients = loss.backward();
+    let of_input = x.grad(&gradients).expect("the loss depends on the input");
+    let of_input = of_input.into_data();
+    // Copied immediately: on wgpu the data would contain later in-place writes.
+    let of_input = TensorData::new(of_input.iter::<f32>().collect(), of_input.shape());
+    (of_input, GradientsParams::from_grads(gradients, model))
 }
 
 fn xs(device: &Device) -> Vec<Tensor<2>> {
-    let x = || Tensor::random([5, 4], Distribution::Default, device);
-    (0..3).map(|_| x()).collect()
+    randoms(3, [5, 4], device)
 }
 
 fn gradient_of_input_matches_stock(device: &Device) {
-    let adapted = || Stack::init(device).apply_lora(Lora::new(2, 4.0)).unfreeze();
-    let plain = || Stack::init(device);
+    let adapted = || init(device).apply_lora(Lora::new(2, 4.0)).unfreeze();
+    let plain = || init(device);
     let models: [&dyn Fn() -> Stack; 2] = [&plain, &adapted];
     for init in models {
         let initial = init();
@@ -55,9 +37,9 @@ fn gradient_of_input_matches_stock(device: &Device) {
         let mut optimizer = AdamWConfig::new().init();
         let mut fused = FusedOptimizer::new_ok(copy(&initial, init), AdamWConfig::new().init());
         for x in &xs {
-            let (expected, gradients) = stock.gradients(x, false);
-            stock = optimizer.step(RATE, stock, gradients);
-            let found = fused.step_with_backward_ok(RATE, |model| model.gradients(x, false));
+            let (expected, of_model) = gradients(&stock, x, false);
+            stock = optimizer.step(RATE, stock, of_model);
+            let found = fused.step_with_backward_ok(RATE, |model| gradients(model, x, false));
             match is_exact(device) {
                 true => assert_eq!(expected, found),
                 false => expected.assert_approx_eq::<f32>(&found, Default::default()),
@@ -69,21 +51,21 @@ fn gradient_of_input_matches_stock(device: &Device) {
 }
 
 fn policies_with_backward_match_those_with_loss(device: &Device) {
-    let initial = Stack::init(device);
+    let initial = init(device);
     let start = || {
-        let model = copy(&initial, || Stack::init(device));
+        let model = copy(&initial, || init(device));
         let scaling = LossScalingConfig::new().with_initial_scale(1024.0);
         let config = FusedConfig::exact(1e-2).with_loss_scaling(Some(scaling));
         FusedOptimizer::new_ok(model, AdamWConfig::new().init()).with_config_ok(config)
     };
     let (mut of_loss, mut with_backward) = (start(), start());
     for x in xs(device) {
-        of_loss.step_repeatable_ok(RATE, |model| model.loss(x.clone()));
-        let found = with_backward.step_with_backward_ok(RATE, |model| model.gradients(&x, true));
+        of_loss.step_repeatable_ok(RATE, |model| model.loss_in_blocks(x.clone()));
+        let found = with_backward.step_with_backward_ok(RATE, |model| gradients(model, &x, true));
         if is_exact(device) {
             assert_eq!(of_loss.last_step(), with_backward.last_step());
         }
-        let (plain, _) = with_backward.model().gradients(&x, true);
+        let (plain, _) = gradients(&with_backward.model(), &x, true);
         let norm = |data: &TensorData| data.iter::<f64>().map(|g| g * g).sum::<f64>().sqrt();
         assert!(norm(&found) > 100.0 * norm(&plain), "it is scaled");
     }
@@ -91,11 +73,11 @@ fn policies_with_backward_match_those_with_loss(device: &Device) {
 }
 
 fn backward_mistakes_change_nothing(device: &Device) {
-    let initial = Stack::init(device);
+    let initial = init(device);
     let x = xs(device).remove(0);
     let mut fused = FusedOptimizer::new_ok(initial.clone(), AdamWConfig::new().init())
         .with_config_ok(FusedConfig::scaling(LossScalingConfig::new()));
-    let result = fused.step_with_backward(RATE, |model| model.gradients(&x, false));
+    let result = fused.step_with_backward(RATE, |model| gradients(model, &x, false));
     assert_eq!(result.unwrap_err(), FusedError::LossNotScaled);
     assert_equal_weights(&initial, &fused.model());
 
@@ -110,14 +92,14 @@ fn backward_mistakes_change_nothing(device: &Device) {
 }
 
 fn panic_after_backward_leaves_weights_of_step(device: &Device) {
-    let initial = Stack::init(device);
+    let initial = init(device);
     let xs = xs(device);
     let train = |panics: bool| {
-        let model = copy(&initial, || Stack::init(device));
+        let model = copy(&initial, || init(device));
         let mut fused = FusedOptimizer::new_ok(model, AdamWConfig::new().init());
         let mut step = |x: &Tensor<2>, panics: bool| {
             let train = |model: &Stack| {
-                let gradients = model.gradients(x, false);
+                let gradients = gradients(model, x, false);
                 assert!(!panics, "after the backward pass");
                 gradients
             };

@@ -7,29 +7,14 @@ use crate::common::*;
 const RATE: f64 = 0.02;
 const WIDTH: usize = 64;
 
-/// Layers of which the first is used twice.
-#[derive(Module, Debug)]
-struct Stack {
-    layers: Vec<Linear>,
+fn init(dtype: FloatDType) -> Stack {
+    cast(Stack::init(3, WIDTH, &flex()), dtype).unwrap()
 }
 
-impl Stack {
-    fn init(dtype: FloatDType) -> Self {
-        let layer = |_| LinearConfig::new(WIDTH, WIDTH).init(&flex());
-        let layers = (0..3).map(layer).collect();
-        cast(Self { layers }, dtype).unwrap()
-    }
-
-    fn loss(&self, x: &Tensor<2>) -> Tensor<1> {
-        self.loss_in(false, x)
-    }
-
-    fn loss_in(&self, blocks: bool, x: &Tensor<2>) -> Tensor<1> {
-        let run = |layer: &Linear, x: Tensor<2>| layer.forward(x).tanh();
-        let layers = self.layers.iter().chain(&self.layers[..1]);
-        let x = layers.fold(x.clone(), |x, layer| block_if(blocks, layer, x, run));
-        x.powi_scalar(2).mean()
-    }
+/// Uses the first layer twice.
+fn loss(model: &Stack, in_blocks: bool, x: &Tensor<2>) -> Tensor<1> {
+    let layers = [&model.layers[..], &model.layers[..1]].concat();
+    loss_of_layers(&layers, in_blocks, x.clone())
 }
 
 /// The types of storage and computation, and the optimizer.
@@ -68,26 +53,27 @@ const WAYS: [Way; 4] = [
 
 impl Way {
     fn batches(self, count: usize) -> Vec<Tensor<2>> {
-        let device = Device::flex();
-        let batch = |_| Tensor::<2>::random([4, WIDTH], Distribution::Default, &device);
-        let batches = (0..count).map(batch);
+        let batches = randoms::<2>(count, [4, WIDTH], &Device::flex()).into_iter();
         let cast = |batch: Tensor<2>| Tensor::from_inner(batch.cast(self.computes));
         batches.map(cast).collect()
     }
 
     fn fused(self, initial: &Stack) -> FusedOptimizer<Stack> {
         let config = FusedConfig::new().with_compute_dtype(Some(self.computes));
-        let model = copy(initial, || Stack::init(self.rests));
+        let model = copy(initial, || init(self.rests));
         FusedOptimizer::new_ok(model, (self.optimizer)()).with_config_ok(config)
     }
 
     /// Trains by hand: computes with a copy, and casts the gradients back.
     fn by_hand(self, initial: &Stack, batches: &[Tensor<2>]) -> Stack {
-        let mut model = copy(initial, || Stack::init(self.rests));
+        let mut model = copy(initial, || init(self.rests));
         let mut optimizer = (self.optimizer)();
         for x in batches.chunks(1) {
             let computed = cast(model.clone(), self.computes).unwrap();
-            let gradients = in_types_of(&model, summed(&computed, x, Stack::loss));
+            let gradients = in_types_of(
+                &model,
+                summed(&computed, x, |model, x| loss(model, false, x)),
+            );
             model = optimizer.step(RATE, model, gradients);
         }
         model
@@ -97,7 +83,7 @@ impl Way {
 #[test]
 fn compute_dtype_matches_mixed_precision_by_hand() {
     for way in WAYS {
-        let initial = Stack::init(way.rests);
+        let initial = init(way.rests);
         let batches = way.batches(5);
         let expected = way.by_hand(&initial, &batches);
         // Gradients of blocks that share a weight are summed as they arrive; without blocks, autodiff sums them.
@@ -107,7 +93,7 @@ fn compute_dtype_matches_mixed_precision_by_hand() {
                 fused.step_ok(RATE, |model| {
                     let dtype = model.layers[0].weight.val().dtype();
                     assert_eq!(dtype, DType::from(way.computes));
-                    model.loss_in(in_blocks, x)
+                    loss(model, in_blocks, x)
                 });
                 assert_eq!(fused.last_step().copied, Some(0));
             }
@@ -143,37 +129,27 @@ fn compute_dtype_frozen_or_running_in_another_type_is_refused() {
 #[test]
 fn valid_in_compute_dtype_is_saved_in_full_precision() {
     let way = WAYS[0];
-    let initial = Stack::init(way.rests);
+    let initial = init(way.rests);
     let xs = way.batches(2);
-    let waiting = [
-        Offload::States,
-        Offload::Updates,
-        Offload::Weights(OffloadedBlocks::All),
-    ];
-    for offload in [None].into_iter().chain(waiting.map(Some)) {
+    for offload in [None].into_iter().chain(OFFLOADS.map(Some)) {
         for in_blocks in [false, true] {
-            let host = |offload| {
-                OffloadConfig::new(offload)
-                    .with_host(OffloadHost::NdArray)
-                    .with_min_elements(1)
-            };
             let config = FusedConfig::new()
                 .with_compute_dtype(Some(way.computes))
-                .with_offload(offload.map(host));
+                .with_offload(offload.map(offload_from_flex));
             let mut fused = way.fused(&initial).with_config_ok(config);
             for x in &xs {
-                fused.step_ok(RATE, |model| model.loss_in(in_blocks, x));
+                fused.step_ok(RATE, |model| loss(model, in_blocks, x));
             }
             let valid = fused.valid();
             assert_eq!(valid.layers[0].weight.val().dtype(), DType::BF16);
-            let saved = Stack::init(way.rests).load_record(valid.clone().into_record());
+            let saved = init(way.rests).load_record(valid.clone().into_record());
             assert_eq!(saved.layers[0].weight.val().dtype(), DType::F32);
             assert_equal_weights(&fused.model(), &saved);
             // A tensor that is computed from it is saved unchanged.
             let mut changed = valid;
             let weight = changed.layers[0].weight.clone();
             changed.layers[0].weight = weight.map(|weight| weight * 2.0);
-            let saved_change = Stack::init(way.rests).load_record(changed.into_record());
+            let saved_change = init(way.rests).load_record(changed.into_record());
             let [changed, saved] = [saved_change, saved].map(|model| {
                 let weight = model.layers[0].weight.val();
                 weight.abs().sum().into_scalar::<f32>()
@@ -186,7 +162,7 @@ fn valid_in_compute_dtype_is_saved_in_full_precision() {
 #[test]
 fn valid_with_nan_is_saved_in_storage_type() {
     let way = WAYS[0];
-    let mut initial = Stack::init(way.rests);
+    let mut initial = init(way.rests);
     let weight = initial.layers[0].weight.clone();
     initial.layers[0].weight = weight.map(|weight| {
         let first = weight.clone().slice([0..1, 0..1]).inner() * f32::NAN;
@@ -195,6 +171,6 @@ fn valid_with_nan_is_saved_in_storage_type() {
     });
     let config = FusedConfig::new().with_compute_dtype(Some(way.computes));
     let valid = way.fused(&initial).with_config_ok(config).valid();
-    let saved = Stack::init(way.rests).load_record(valid.into_record());
+    let saved = init(way.rests).load_record(valid.into_record());
     assert_eq!(saved.layers[0].weight.val().dtype(), DType::F32);
 }

@@ -7,20 +7,16 @@ use crate::common::*;
 const RATE: f64 = 1e-2;
 
 fn init() -> Vec<Linear> {
-    let layer = |_| LinearConfig::new(6, 6).init(&flex());
-    (0..2).map(layer).collect()
+    linears(2, 6, &flex())
 }
 
 #[allow(clippy::ptr_arg)] // It is the model.
 fn loss(model: &Vec<Linear>, x: Tensor<2>) -> Tensor<1> {
-    let layers = model.iter();
-    let y = layers.fold(x, |x, layer| layer.forward(x).tanh());
-    y.powi_scalar(2).mean() * 10.0
+    loss_of_layers(model, false, x) * 10.0
 }
 
 fn batches(count: usize, device: &Device) -> Vec<Tensor<2>> {
-    let draw = |_| Tensor::random([4, 6], Distribution::Default, device);
-    (0..count).map(draw).collect()
+    randoms(count, [4, 6], device)
 }
 
 fn fuse(model: Vec<Linear>) -> FusedOptimizer<Vec<Linear>> {

@@ -16,8 +16,7 @@ fn init(device: &Device) -> Net {
 }
 
 fn loss(model: &Net, x: Tensor<2>) -> Tensor<1> {
-    let x = model.iter().fold(x, |x, layer| layer.forward(x).tanh());
-    x.powi_scalar(2).mean()
+    loss_of_layers(model, false, x)
 }
 
 fn without_last_layer(mut model: Net) -> Net {
@@ -27,16 +26,15 @@ fn without_last_layer(mut model: Net) -> Net {
 
 fn optimizers() -> Vec<ModuleOptimizer> {
     let muon = MuonConfig::new().build();
+    let matrices = ParamGroup::from_predicate("weight");
+    let adamw = || AdamWConfig::new().init();
+    let in_8_bits = ours::AdamWConfig::new().with_state_format(StateFormat::Bits8);
     vec![
-        AdamWConfig::new().init(),
-        AdamWConfig::new()
-            .init()
-            .with_group(ParamGroup::from_predicate("weight"), muon, None),
+        adamw(),
+        adamw().with_group(matrices, muon, None),
         AdanConfig::new().init(),
         ours::AdamWConfig::new().init(),
-        ours::AdamWConfig::new()
-            .with_state_format(ours::StateFormat::Bits8)
-            .init(),
+        in_8_bits.init(),
     ]
 }
 
@@ -138,9 +136,7 @@ fn merged_adapters_leave_record() {
 fn removed_layer_with_offloaded_states_leaves_record() {
     let device = &Device::flex().autodiff();
     let x = Tensor::<2>::random([4, 3], Distribution::Default, device);
-    let config = OffloadConfig::new(Offload::States)
-        .with_host(OffloadHost::NdArray)
-        .with_min_elements(10);
+    let config = offload_from_flex(Offload::States).with_min_elements(10);
     for optimizer in optimizers() {
         let mut fused = FusedOptimizer::new_ok(init(device), optimizer.clone())
             .with_config_on_ok(FusedConfig::offload(config.clone()), device);
@@ -155,9 +151,8 @@ fn removed_layer_with_offloaded_states_leaves_record() {
 }
 
 #[test]
-#[allow(deprecated)] // `ndarray`: Burn 0.22 still ships it.
 fn layer_that_returns_with_offload_starts_without_state() {
-    let device = &Device::ndarray().autodiff();
+    let [_, device] = &cpus();
     let initial = init(device);
     let x = Tensor::<2>::random([4, 3], Distribution::Default, device);
     let train = |offload: Option<Offload>| {

@@ -5,11 +5,7 @@ use backburn::optim::AdamWConfig;
 use crate::common::*;
 
 fn step(fused: &mut FusedOptimizer<Vec<Linear>>, x: &Tensor<2>) {
-    fused.step_ok(1e-3, |layers| {
-        let layers = layers.iter();
-        let x = layers.fold(x.clone(), |x, layer| layer.forward(x).tanh());
-        x.powi_scalar(2).mean()
-    });
+    fused.step_ok(1e-3, |layers| loss_of_layers(layers, false, x.clone()));
 }
 
 /// Runs the step. `.ci/trace` finds this function by its name.
@@ -21,8 +17,7 @@ fn one_plain_step(fused: &mut FusedOptimizer<Vec<Linear>>, x: &Tensor<2>) {
 #[test]
 fn plain_step_updates_in_place() {
     let device = Device::flex().autodiff();
-    let layers = (0..3).map(|_| LinearConfig::new(8, 8).init(&device));
-    let mut fused = FusedOptimizer::new_ok(layers.collect(), AdamWConfig::new().init());
+    let mut fused = FusedOptimizer::new_ok(linears(3, 8, &device), AdamWConfig::new().init());
     let x = Tensor::random([4, 8], Distribution::Default, &device);
     // The first makes the states.
     step(&mut fused, &x);

@@ -11,9 +11,8 @@ fn device() -> Device {
     Device::flex().autodiff()
 }
 
-#[allow(deprecated)] // Burn 0.22 still ships ndarray.
 fn other() -> Device {
-    Device::ndarray().autodiff()
+    cpus()[1].clone()
 }
 
 fn half() -> Network {
@@ -38,8 +37,8 @@ fn device_without_type_at_rest_computes_in_another() {
         let config = backburn::optim::AdamWConfig::new();
         config.with_weight_format(WeightFormat::Split24).init()
     };
-    let offload = OffloadConfig::new(Offload::Updates).with_host(OffloadHost::Flex);
-    let config = computed_in(FloatDType::F32).with_offload(Some(offload.with_min_elements(1)));
+    let offload = Some(offload_from(&other(), Offload::Updates));
+    let config = computed_in(FloatDType::F32).with_offload(offload);
     let batch = || tokens(&other(), &[2]).remove(0);
     let mut fused =
         FusedOptimizer::new_ok(half(), optimizer()).with_config_on_ok(config.clone(), &other());
@@ -61,17 +60,15 @@ fn type_at_rest_missing_on_device_is_refused() {
     let devices = vec![device(), other()];
     let mut ranks = FusedReplicas::new_ok(Network::init(&device()), adamw(), devices)
         .with_config_ok(computed_in(FloatDType::F32));
-    let error = ranks.change_model(|model| cast(model, FloatDType::BF16).unwrap());
-    let error = error.unwrap_err();
+    let change = |model| cast(model, FloatDType::BF16).unwrap();
+    let error = ranks.change_model(change).unwrap_err();
     assert!(lacks_the_type(&error), "{error:?}");
     ranks.step_ok(RATE, [batch()], Network::loss);
 
     // The whole ordinary model is on the host.
     let frozen = half().freeze_group(ParamGroup::from_predicate("layers"));
     let fused = FusedOptimizer::new_ok(frozen, adamw());
-    let offload = OffloadConfig::new(Offload::Updates)
-        .with_host(OffloadHost::NdArray)
-        .with_min_elements(1_000_000);
+    let offload = offload_from_flex(Offload::Updates).with_min_elements(1_000_000);
     let config = FusedConfig::offload(offload);
     let error = fused.with_config_on(config, &device()).unwrap_err();
     assert!(lacks_the_type(&error), "{error:?}");
@@ -102,8 +99,7 @@ fn small_parameters_stay_unless_computed_in_other_type() {
         let place = place.lock().unwrap().take();
         place == Some(other().inner())
     };
-    let offload = OffloadConfig::new(Offload::Updates).with_host(OffloadHost::NdArray);
-    let offload = Some(offload.with_min_elements(20));
+    let offload = Some(offload_from_flex(Offload::Updates).with_min_elements(20));
     assert!(!on_host(FusedConfig::new().with_offload(offload.clone())));
     for (dtype, expected) in [(FloatDType::F32, false), (FloatDType::F64, true)] {
         let config = computed_in(dtype).with_offload(offload.clone());
@@ -120,24 +116,13 @@ fn full_precision_accumulation_keeps_wider_sums_and_plain_steps() {
         let model = Network::init(&device()).apply_lora(Lora::new(2, 4.0));
         cast(model.unfreeze(), FloatDType::BF16).unwrap()
     };
+    let plain = || Network::init(&device());
     let in_f16 = |config: FusedConfig| config.with_compute_dtype(Some(FloatDType::F16));
     type Init<'a> = &'a dyn Fn() -> Network;
     let cases: [(Init<'_>, FusedConfig, bool); 4] = [
-        (
-            &|| Network::init(&device()),
-            in_f16(FusedConfig::new()),
-            true,
-        ),
-        (
-            &|| Network::init(&device()),
-            in_f16(offloaded(Offload::States)),
-            true,
-        ),
-        (
-            &|| Network::init(&device()),
-            in_f16(offloaded(Offload::Updates)),
-            true,
-        ),
+        (&plain, in_f16(FusedConfig::new()), true),
+        (&plain, in_f16(offloaded(Offload::States)), true),
+        (&plain, in_f16(offloaded(Offload::Updates)), true),
         (&adapted, FusedConfig::new(), false),
     ];
     for (init, config, accumulates) in cases {

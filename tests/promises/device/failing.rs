@@ -38,13 +38,8 @@ fn loss(model: &[Linear], x: Tensor<2>, columns: usize) -> Tensor<1> {
 #[test]
 fn failed_gradient_on_wgpu_leaves_offloaded_weights() {
     let device = Device::wgpu(Default::default()).autodiff();
-    for offload in [
-        Offload::States,
-        Offload::Updates,
-        Offload::Weights(OffloadedBlocks::All),
-    ] {
-        let linear = |_| LinearConfig::new(8, 8).init(&flex());
-        let model: Vec<Linear> = (0..2).map(linear).collect();
+    for offload in OFFLOADS {
+        let model = linears(2, 8, &flex());
         // The weights are offloaded, the biases are not.
         let config = OffloadConfig::new(offload).with_min_elements(10);
         let mut fused = FusedOptimizer::new_ok(model, AdamConfig::new().init())

@@ -11,9 +11,7 @@ use crate::mlp::Mlp;
 const RATE: f64 = 1e-2;
 
 fn xs(device: &Device, count: usize) -> Vec<Tensor<2>> {
-    (0..count)
-        .map(|_| Tensor::random([5, 3], Distribution::Default, device))
-        .collect()
+    randoms(count, [5, 3], device)
 }
 
 fn copied(initial: &Mlp) -> Mlp {

@@ -15,13 +15,8 @@ fn weights_clamped_after_every_step_match_stock(device: &Device) {
     let mut optimizer = AdamWConfig::new().init();
     let mut fused = adamw(copied(&stock));
     for x in xs(device, 4) {
-        stock = clamped(step_stock(
-            stock,
-            &mut optimizer,
-            RATE,
-            std::slice::from_ref(&x),
-            loss,
-        ));
+        let stepped = train_stock(stock, &mut optimizer, 1, RATE, |model, _| loss(model, &x));
+        stock = clamped(stepped);
         fused.step_ok(RATE, |model| loss(model, &x));
         assert_eq!(fused.last_step().copied.unwrap_or(0), 0);
         fused.change_model_ok(clamped);

@@ -1,10 +1,10 @@
 //! A learner with offloaded states, updates or weights writes the same files as stock Burn.
-#![allow(deprecated)] // `ndarray`: Burn 0.22 still ships it, and it stands in for a device with memory of its own.
 
 use super::*;
 
+/// It stands in for a device with memory of its own.
 fn there() -> Device {
-    Device::ndarray().autodiff()
+    cpus()[1].clone()
 }
 
 /// A fused training with `offload` of a model that is on the host, or one in stock Burn of a model on the device.
@@ -27,11 +27,7 @@ fn offloaded_training_and_its_checkpoints_equal_stock() {
     let initial = Regression::init();
     let of_stock = folder();
     let stock = launch(&initial, None, Run::new(3), of_stock.path());
-    for mode in [
-        Offload::States,
-        Offload::Updates,
-        Offload::Weights(OffloadedBlocks::All),
-    ] {
+    for mode in OFFLOADS {
         let folder = folder();
         let whole = launch(&initial, Some(mode), Run::new(3), folder.path());
         assert_equal_weights(&stock, &whole);

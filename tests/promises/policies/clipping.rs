@@ -126,7 +126,7 @@ fn clipping_in_buffer_failed_step_leaves_nothing(device: &Device) {
 
 /// With LoRA the base is frozen, or trained and updated at the end of the pass from an ordinary gradient. Plain SGD
 /// moves all of them together by the maximum norm.
-fn retained_parameters_are_clipped_with_the_others(device: &Device) {
+fn retained_parameters_are_clipped_with_others(device: &Device) {
     let lora = || -> Linear {
         let linear = LinearConfig::new(6, 4).init(device);
         linear.apply_lora(Lora::new(2, 4.0))
@@ -187,7 +187,7 @@ on_every_backend!(
     exact_clipping_matches_stock,
     lagged_clipping_matches_stock,
     clipping_in_buffer_failed_step_leaves_nothing,
-    retained_parameters_are_clipped_with_the_others,
+    retained_parameters_are_clipped_with_others,
     clipping_infinite_norm_changes_nothing,
 );
 

@@ -3,9 +3,7 @@
 use super::*;
 
 fn loss(layers: &[Linear], x: &Tensor<2>) -> Tensor<1> {
-    let layers = layers.iter();
-    let x = layers.fold(x.clone(), |x, layer| layer.forward(x).tanh());
-    x.mean()
+    loss_of_layers(layers, false, x.clone())
 }
 
 #[test]
@@ -17,8 +15,7 @@ fn hooks_waiting_gradients_follow_module_order() {
     for (accumulated, stepped, clipping, first) in
         [(0, 4, in_buffer, 0), (4, 0, None, 0), (4, 1, None, 2)]
     {
-        let layer = |_| LinearConfig::new(6, 6).init(&device);
-        let model: Vec<Linear> = (0..4).map(layer).collect();
+        let model = linears(4, 6, &device);
         let expected: Vec<_> = weights(&model).into_iter().map(|(path, _)| path).collect();
         let noting = Noting::default();
         let mut fused = FusedOptimizer::new_ok(model, SgdConfig::new().init())

@@ -69,9 +69,7 @@ impl Squashed {
 }
 
 fn batches(device: &Device, count: usize) -> Vec<Tensor<2>> {
-    (0..count)
-        .map(|_| Tensor::random([5, 6], Distribution::Default, device))
-        .collect()
+    randoms(count, [5, 6], device)
 }
 
 /// Returns a batch that makes the gradient of a weight infinite or NaN.
@@ -81,7 +79,7 @@ fn infinite(device: &Device) -> Tensor<2> {
     batch.slice_fill([0..5, 0..1], f32::INFINITY)
 }
 
-fn norm<M: Module>(model: &M, gradients: &mut GradientsParams) -> f64 {
+pub fn norm<M: Module>(model: &M, gradients: &mut GradientsParams) -> f64 {
     let mut squares = 0.0;
     map_gradients(model, gradients, |_, gradient| {
         squares += gradient.clone().square().sum().into_scalar::<f64>();
@@ -90,7 +88,7 @@ fn norm<M: Module>(model: &M, gradients: &mut GradientsParams) -> f64 {
     squares.sqrt()
 }
 
-fn scale<M: Module>(model: &M, gradients: &mut GradientsParams, coefficient: f64) {
+pub fn scale<M: Module>(model: &M, gradients: &mut GradientsParams, coefficient: f64) {
     map_gradients(model, gradients, |_, gradient| {
         Some(gradient.mul_scalar(coefficient))
     });

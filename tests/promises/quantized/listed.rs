@@ -6,11 +6,11 @@ use super::*;
 fn lora_group_without_match_is_an_error_with_paths() {
     let x = batches(1).remove(0);
     let nowhere = lora().set_param_group(ParamGroup::from_predicate("q_proj"));
-    let dense = Stack::dense();
+    let model = dense();
     let quantized = QuantizedLora::new(nowhere.clone(), BaseFormat::Bits4);
     for model in [
-        dense.clone().apply_lora(nowhere),
-        dense.apply_reparameterization(quantized),
+        model.clone().apply_lora(nowhere),
+        model.apply_reparameterization(quantized),
     ] {
         let mut fused = FusedOptimizer::new_ok(model, AdamConfig::new().init());
         let error = fused.step(RATE, |model| model.loss(x.clone())).unwrap_err();
@@ -23,10 +23,8 @@ fn lora_group_without_match_is_an_error_with_paths() {
 #[test]
 fn display_lists_trained_and_frozen_parameters() {
     let device = Device::flex().autodiff();
-    let dense = || -> Vec<Linear> {
-        let layers = (0..2).map(|_| LinearConfig::new(4, 3).init(&device));
-        layers.collect()
-    };
+    let linear = |_| LinearConfig::new(4, 3).init(&device);
+    let dense = || -> Vec<Linear> { (0..2).map(linear).collect() };
     let factors = ParamGroup::from_predicate("lora.a");
     let muon = optim::MuonConfig::new().build();
     let optimizer = AdamConfig::new().init().with_group(factors, muon, None);

@@ -18,36 +18,12 @@ const FORMATS: [BaseFormat; 2] = [BaseFormat::Bits8, BaseFormat::Bits4];
 const RATE: f64 = 0.02;
 const WIDTH: usize = 16;
 
-#[derive(Module, Debug)]
-struct Stack {
-    layers: Vec<Linear>,
-}
-
-impl Stack {
-    fn dense() -> Self {
-        let device = Device::flex().autodiff();
-        let layer = |_| LinearConfig::new(WIDTH, WIDTH).init(&device);
-        Self {
-            layers: (0..3).map(layer).collect(),
-        }
-    }
-
-    fn loss(&self, x: Tensor<2>) -> Tensor<1> {
-        self.loss_in(false, x)
-    }
-
-    fn loss_in(&self, blocks: bool, x: Tensor<2>) -> Tensor<1> {
-        let run = |layer: &Linear, x: Tensor<2>| layer.forward(x).tanh();
-        let layers = self.layers.iter();
-        let x = layers.fold(x, |x, layer| block_if(blocks, layer, x, run));
-        x.powi_scalar(2).mean()
-    }
+fn dense() -> Stack {
+    Stack::init(3, WIDTH, &flex())
 }
 
 fn batches(count: usize) -> Vec<Tensor<2>> {
-    let device = Device::flex().autodiff();
-    let batch = |_| Tensor::random([4, WIDTH], Distribution::Default, &device);
-    (0..count).map(batch).collect()
+    randoms(count, [4, WIDTH], &flex())
 }
 
 fn lora() -> Lora {
@@ -59,7 +35,7 @@ fn in_codes<M: Module>(model: M, format: BaseFormat) -> M {
 }
 
 fn quantized(format: BaseFormat) -> Stack {
-    in_codes(Stack::dense(), format)
+    in_codes(dense(), format)
 }
 
 fn quantizer(value: QuantValue) -> Quantizer {
@@ -83,7 +59,9 @@ fn fused(model: Stack, config: FusedConfig) -> FusedOptimizer<Stack> {
 /// Trains fused, one batch per update.
 fn train(fused: &mut FusedOptimizer<Stack>, xs: &[Tensor<2>], in_blocks: bool) {
     for x in xs {
-        fused.step_ok(RATE, |model| model.loss_in(in_blocks, x.clone()));
+        fused.step_ok(RATE, |model| {
+            loss_of_layers(&model.layers, in_blocks, x.clone())
+        });
         assert_eq!(fused.last_step().updated, 6);
     }
 }
@@ -162,7 +140,7 @@ fn adapters_on_codes_train_as_lora_on_decoded_weights() {
     for dtype in [FloatDType::F32, FloatDType::BF16] {
         let xs: Vec<_> = batches(6).into_iter().map(|x| x.cast(dtype)).collect();
         for format in FORMATS {
-            let initial = in_codes(cast(Stack::dense(), dtype).unwrap(), format);
+            let initial = in_codes(cast(dense(), dtype).unwrap(), format);
             let expected = stock(loras_of(&initial), &xs);
             assert_equal_factors(&expected, &stock(initial.clone(), &xs));
             for in_blocks in [false, true] {
@@ -187,13 +165,11 @@ fn assert_equal_on(
     let layer = LinearConfig::new(inputs, outputs).init(device);
     let initial = change(in_codes(layer, format));
     let x = Tensor::<2>::random([4, inputs], Distribution::Default, device);
-    let loss = |layer: &Linear| layer.forward(x.clone()).tanh().square().mean();
+    let loss = |layer: &Linear, _| layer.forward(x.clone()).tanh().square().mean();
     let adam = || AdamConfig::new().init();
-    let expected = train_stock(initial.clone(), &mut adam(), 2, RATE, |layer, _| {
-        loss(layer)
-    });
+    let expected = train_stock(initial.clone(), &mut adam(), 2, RATE, loss);
     let mut fused = FusedOptimizer::new_ok(initial.clone(), adam());
-    train_fused(&mut fused, 2, RATE, |layer, _| loss(layer));
+    train_fused(&mut fused, 2, RATE, loss);
     assert_equal_weights(&expected, &fused.model());
     let is_trained = |path: &str| trained.iter().any(|end| path.ends_with(end));
     assert_changed(&initial, &fused.model(), is_trained);
@@ -206,8 +182,7 @@ const ODD: [[usize; 2]; 5] = [[1, 1], [5, 13], [7, 11], [3, 129], [9, 7]];
 fn adapters_on_codes_train_in_any_shape_and_on_any_backend() {
     let frozen =
         |layer: Linear| layer.set_require_grad_group(ParamGroup::from_predicate("lora.a"), false);
-    #[allow(deprecated)] // Burn 0.22 still ships ndarray.
-    for device in [Device::flex().autodiff(), Device::ndarray().autodiff()] {
+    for device in cpus() {
         for device in [device.clone(), device.gradient_checkpointing()] {
             assert_equal_on(&device, [16, 12], BaseFormat::Bits4, frozen, &[".b"]);
         }
@@ -297,14 +272,14 @@ fn layers_in_columns_are_coded_saved_and_merged() {
 fn weights_from_file_are_coded_as_those_in_memory() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.safetensors");
-    let saved = Stack::dense();
+    let saved = dense();
     saved
         .save_into(&mut SafetensorsStore::from_file(&path))
         .unwrap();
     let adapters = lora;
     let lora = || QuantizedLora::new(adapters(), BaseFormat::Bits4);
     let store = SafetensorsStore::from_file;
-    let load = |dtype| load_quantized_from_store(Stack::dense(), &path, store, dtype, lora());
+    let load = |dtype| load_quantized_from_store(dense(), &path, store, dtype, lora());
     let (loaded, applied) = load(FloatDType::F32).unwrap();
     assert_eq!(applied.applied.len(), 6);
     let expected = saved.clone().apply_reparameterization(lora());
@@ -329,7 +304,7 @@ fn weights_from_file_are_coded_as_those_in_memory() {
             .allow_partial(true)
     };
     let dtype = FloatDType::F32;
-    let (half, _) = load_quantized_from_store(Stack::dense(), &path, first, dtype, lora()).unwrap();
+    let (half, _) = load_quantized_from_store(dense(), &path, first, dtype, lora()).unwrap();
     let second = &half.layers[1].weight;
     assert!(second.reparameterization::<QuantizedAdapter>().is_none());
     let others = |path| {
@@ -344,7 +319,7 @@ fn weights_from_file_are_coded_as_those_in_memory() {
     assert_eq!(fused.last_step().updated, 6);
 
     // A weight that can't be quantized is an error and does not abort the process.
-    let adapted = Stack::dense().apply_reparameterization(adapters());
+    let adapted = dense().apply_reparameterization(adapters());
     let part = |path| SafetensorsStore::from_file(path).allow_partial(true);
     let error = load_quantized_from_store(adapted, &path, part, dtype, lora()).unwrap_err();
     assert_says(&error, "`layers.0.weight` already has an adapter");

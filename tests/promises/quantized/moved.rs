@@ -2,43 +2,27 @@
 
 use super::*;
 
-const MODES: [Offload; 3] = [
-    Offload::States,
-    Offload::Updates,
-    Offload::Weights(OffloadedBlocks::All),
-];
-
-fn waiting(offload: Offload, host: OffloadHost) -> OffloadConfig {
-    OffloadConfig::new(offload)
-        .with_host(host)
-        .with_min_elements(1)
-}
-
 /// Quantized values may be on a device that can't compute in their type.
 #[test]
 fn codes_on_any_host_survive_changes_of_training() {
-    #[allow(deprecated)] // Burn 0.22 still ships ndarray.
-    let places = [
-        (Device::flex(), OffloadHost::NdArray),
-        (Device::ndarray(), OffloadHost::Flex),
-    ];
     let of_burn = QLora::new(lora(), quantizer(QuantValue::Q8S));
-    let of_burn = Stack::dense().apply_qlora(of_burn);
+    let of_burn = dense().apply_qlora(of_burn);
     for initial in [quantized(BaseFormat::Bits4), of_burn] {
-        for (device, host) in places.clone() {
-            let x = Tensor::<2>::ones([4, 16], &device.clone().autodiff());
+        for device in cpus() {
+            let x = Tensor::<2>::ones([4, 16], &device);
+            let device = device.inner();
             let is_in_codes = |model: &Stack| {
                 let first = &model.layers[0].weight;
                 first.reparameterization::<QuantizedAdapter>().is_some()
             };
             let train = |offload: Option<Offload>| {
-                let offload = offload.map(|offload| waiting(offload, host));
+                let offload = offload.map(|offload| offload_from(&device, offload));
                 let config = FusedConfig::new().with_offload(offload);
                 let mut fused =
                     FusedOptimizer::new_ok(initial.clone(), optim::AdamConfig::new().init())
                         .with_config_on_ok(config, &device);
                 let step = |fused: &mut FusedOptimizer<Stack>| {
-                    fused.step_ok(RATE, |model| model.loss_in(true, x.clone()));
+                    fused.step_ok(RATE, |model| model.loss_in_blocks(x.clone()));
                 };
                 step(&mut fused);
                 fused.change_model_ok(|model| model);
@@ -52,7 +36,7 @@ fn codes_on_any_host_survive_changes_of_training() {
                 (fused.model(), loss)
             };
             let (expected, loss) = train(None);
-            for offload in MODES {
+            for offload in OFFLOADS {
                 let (found, loss_too) = train(Some(offload));
                 assert_equal_factors(&expected, &found);
                 // Other formats and devices decode in another order.

@@ -5,7 +5,7 @@ use super::*;
 #[test]
 fn quantized_weight_in_training_is_an_error_by_name() {
     let of_burn = QLora::new(lora(), quantizer(QuantValue::Q8F));
-    let of_burn = Stack::dense().apply_qlora(of_burn);
+    let of_burn = dense().apply_qlora(of_burn);
     for model in [quantized(BaseFormat::Bits4), of_burn] {
         let optimizer = || AdamConfig::new().init();
         let error = FusedOptimizer::new(model.clone().unfreeze(), optimizer()).unwrap_err();
@@ -34,12 +34,12 @@ fn weight_that_cannot_be_coded_is_refused_by_name() {
         model.layers[1].weight = weight.map(|weight| weight * by);
         model
     };
-    let in_f64 = cast(Stack::dense(), FloatDType::F64).unwrap();
-    let adapted = Stack::dense().apply_lora(lora());
-    let of_burn = Stack::dense().quantize_weights(&mut quantizer(QuantValue::Q8S));
+    let in_f64 = cast(dense(), FloatDType::F64).unwrap();
+    let adapted = dense().apply_lora(lora());
+    let of_burn = dense().quantize_weights(&mut quantizer(QuantValue::Q8S));
     let not_finite = "parameter `layers.1.weight` has a value that is not finite";
     for (model, words) in [
-        (scaled(Stack::dense(), f64::INFINITY), not_finite),
+        (scaled(dense(), f64::INFINITY), not_finite),
         (scaled(in_f64, 1e60), not_finite),
         (
             adapted.clone(),

@@ -75,7 +75,7 @@ fn user_data_is_loaded_bit_for_bit() {
 }
 
 #[test]
-fn unreadable_user_data_is_an_error_before_the_save() {
+fn unreadable_user_data_is_an_error_before_save() {
     /// A type whose `Serialize` and `Deserialize` don't match.
     #[derive(Serialize, Deserialize, Clone, Debug)]
     struct Lopsided {
