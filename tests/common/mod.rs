@@ -9,6 +9,7 @@ pub mod contents;
 pub mod hooks;
 pub mod in_time;
 pub mod in_types_of;
+pub mod intercepted;
 pub mod layers;
 pub mod learn;
 pub mod loops;
@@ -22,8 +23,9 @@ pub mod says;
 pub(crate) use learn::{impl_inference_step, impl_train_step};
 pub(crate) use says::assert_matches;
 pub use {
-    block::*, compare::*, config::*, contents::*, hooks::*, in_time::*, in_types_of::*, layers::*,
-    loops::*, noting::*, ok::*, own_process::*, panics::*, product::*, says::*,
+    block::*, compare::*, config::*, contents::*, hooks::*, in_time::*, in_types_of::*,
+    intercepted::*, layers::*, loops::*, noting::*, ok::*, own_process::*, panics::*, product::*,
+    says::*,
 };
 
 // The names that most tests use. Optimizers without a path are Burn's.

@@ -2,8 +2,6 @@
 
 use std::sync::Arc;
 
-use burn::optim::LearningRate;
-
 use super::*;
 
 fn two_replicas(device: &Device) -> FusedReplicas<Network> {
@@ -141,35 +139,13 @@ fn stop_counts_for_all_ranks_without_batch_at_owner() {
     }
 }
 
-/// Plain descent, which panics at a parameter of this shape.
-#[derive(Clone)]
-struct PanickingAt([usize; 2]);
-
-impl Optimizer for PanickingAt {
-    type State<const D: usize> = <burn::optim::Sgd as Optimizer>::State<D>;
-
-    fn step<const D: usize>(
-        &self,
-        _learning_rate: LearningRate,
-        tensor: Tensor<D>,
-        gradient: Tensor<D>,
-        state: Option<Self::State<D>>,
-    ) -> (Tensor<D>, Option<Self::State<D>>) {
-        assert!(tensor.dims()[..] != self.0, "at this shape");
-        (tensor - gradient, state)
-    }
-
-    fn to_device<const D: usize>(state: Self::State<D>, _device: &Device) -> Self::State<D> {
-        state
-    }
-}
-
 #[test]
 fn panic_in_update_after_backward_leaves_ranks_alike() {
     let (_alone, device, initial) = begin();
     let model = initial.apply_lora(Lora::new(2, 4.0)).unfreeze();
-    let optimizer: ModuleOptimizer = PanickingAt([6, 6]).into();
-    let mut fused = FusedReplicas::new_ok(model, optimizer, flex(2));
+    let panics = |shape: &[usize]| assert!(shape != [6, 6], "at the bases");
+    let optimizer = intercepted(SgdConfig::new().build(), panics);
+    let mut fused = FusedReplicas::new_ok(model, optimizer.into(), flex(2));
     let error = fused.step(RATE, tokens(device, &[2, 2]), Network::loss);
     assert_matches!(error, Err(FusedError::RankPanicked { .. }));
     assert_ranks_agree(&mut fused);

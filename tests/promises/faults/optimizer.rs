@@ -1,48 +1,21 @@
 //! An optimizer that panics in any update loses only the state of that update.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use burn::optim::{AdamW, LearningRate, Sgd};
+use burn::optim::{AdamW, Sgd};
 
 use super::*;
 use crate::backends::on_every_backend;
 
-/// An optimizer that panics once, when the counter of updates reaches zero.
-#[derive(Clone)]
-struct Panicking<O> {
-    inner: O,
-    updates_left: Arc<AtomicUsize>,
-}
-
-impl<O: Optimizer> Optimizer for Panicking<O> {
-    type State<const D: usize> = O::State<D>;
-
-    fn step<const D: usize>(
-        &self,
-        learning_rate: LearningRate,
-        tensor: Tensor<D>,
-        gradient: Tensor<D>,
-        state: Option<O::State<D>>,
-    ) -> (Tensor<D>, Option<O::State<D>>) {
-        if self.updates_left.fetch_sub(1, Ordering::Relaxed) == 0 {
-            panic!("no further");
-        }
-        self.inner.step(learning_rate, tensor, gradient, state)
-    }
-
-    fn to_device<const D: usize>(state: O::State<D>, device: &Device) -> O::State<D> {
-        O::to_device(state, device)
-    }
-}
-
+/// An optimizer that panics once, in update number `update`.
 fn panicking<O: Optimizer>(inner: O, update: usize) -> ModuleOptimizer {
-    let updates_left = Arc::new(AtomicUsize::new(update));
-    ModuleOptimizer::from(Panicking {
-        inner,
-        updates_left,
-    })
+    let updates = AtomicUsize::new(0);
+    let panics = move |_: &[usize]| {
+        let before = updates.fetch_add(1, Ordering::Relaxed);
+        assert!(before != update, "no further");
+    };
+    intercepted(inner, panics).into()
 }
 
 /// Trains until the optimizer panics in update number `update` (four per step), and then two more steps. The reference
@@ -105,8 +78,8 @@ fn optimizer_panic_at_any_update_loses_one_state(device: &Device) {
     for &update in updates {
         survives::<AdamW>(device, update, || AdamWConfig::new().build());
         survives::<Sgd>(device, update, || {
-            let momentum = MomentumConfig::new();
-            SgdConfig::new().with_momentum(Some(momentum)).build()
+            let momentum = Some(MomentumConfig::new());
+            SgdConfig::new().with_momentum(momentum).build()
         });
     }
 }

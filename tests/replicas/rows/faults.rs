@@ -2,9 +2,6 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use backburn::optim::AdamW;
-use burn::optim::LearningRate;
-
 use crate::common::*;
 
 /// The stage at which a step fails, in the order of a step.
@@ -82,25 +79,8 @@ pub fn failing() -> impl GradientHook {
     })
 }
 
-/// An optimizer of a user that wraps one of ours.
-#[derive(Clone)]
-pub struct Panicking(pub AdamW);
-
-impl Optimizer for Panicking {
-    type State<const D: usize> = <AdamW as Optimizer>::State<D>;
-
-    fn step<const D: usize>(
-        &self,
-        rate: LearningRate,
-        tensor: Tensor<D>,
-        gradient: Tensor<D>,
-        state: Option<Self::State<D>>,
-    ) -> (Tensor<D>, Option<Self::State<D>>) {
-        assert!(!Fault::Optimizer.strikes(), "in the optimizer");
-        self.0.step(rate, tensor, gradient, state)
-    }
-
-    fn to_device<const D: usize>(state: Self::State<D>, device: &Device) -> Self::State<D> {
-        AdamW::to_device(state, device)
-    }
+/// Returns `inner` as an optimizer that fails at its fault.
+pub fn failing_optimizer(inner: impl Optimizer) -> ModuleOptimizer {
+    let fails = |_: &[usize]| assert!(!Fault::Optimizer.strikes(), "in the optimizer");
+    intercepted(inner, fails).into()
 }

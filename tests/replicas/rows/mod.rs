@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::*;
-use faults::{Fault, Panicking, failing};
+use faults::{Fault, failing, failing_optimizer};
 use table::Row;
 
 /// A training, on one device or on several.
@@ -80,10 +80,8 @@ pub fn loss(network: &Network, tokens: Tensor<2, Int>) -> Tensor<1> {
 
 /// Batches for the ranks of a row, by step.
 fn all_batches(row: &Row, steps: usize) -> Vec<Batches> {
-    let device = &flex(1)[0];
-    (0..steps)
-        .map(|_| tokens(device, &vec![2; row.ranks]))
-        .collect()
+    let batches = |_| tokens(&flex(1)[0], &vec![2; row.ranks]);
+    (0..steps).map(batches).collect()
 }
 
 fn copied(row: &Row, initial: &Network) -> Network {
@@ -101,7 +99,7 @@ fn row_of_table_equals_stock_and_writes_in_place() {
         for batches in &all_batches {
             training.step(batches.clone()).unwrap();
         }
-        let mut optimizer = ModuleOptimizer::from(row.optimizer());
+        let mut optimizer = row.optimizer();
         let (devices, dtype) = (flex(row.ranks), row.compute_dtype());
         let stock = all_batches
             .iter()

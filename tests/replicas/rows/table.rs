@@ -231,14 +231,14 @@ impl Row {
         (self.config)().compute_dtype
     }
 
-    pub fn optimizer(&self) -> Panicking {
-        Panicking((self.optimizer)().build())
+    pub fn optimizer(&self) -> ModuleOptimizer {
+        failing_optimizer((self.optimizer)().build())
     }
 
     /// Creates the training on the ranks of the row. All are on the processor, which is also the host, under two of
     /// Burn's names.
     pub fn train(&self, network: Network) -> Box<dyn Training> {
-        let (optimizer, config) = (self.optimizer().into(), (self.config)());
+        let (optimizer, config) = (self.optimizer(), (self.config)());
         match self.ranks {
             1 => Box::new(
                 FusedOptimizer::new_ok(network, optimizer)
@@ -275,8 +275,5 @@ fn in_bf16(config: FusedConfig) -> FusedConfig {
 
 /// Returns a config that offloads parameters of any size.
 pub fn offloaded(offload: Offload) -> FusedConfig {
-    let config = OffloadConfig::new(offload)
-        .with_host(OffloadHost::NdArray)
-        .with_min_elements(1);
-    FusedConfig::offload(config)
+    FusedConfig::offload(offload_from_flex(offload))
 }
