@@ -31,6 +31,7 @@ mod pools;
 mod pruned;
 mod quantized;
 mod records;
+mod residual;
 mod statistics;
 mod trace;
 mod vit;

@@ -4,6 +4,10 @@ use super::*;
 
 type Pair = (Tensor<2>, Tensor<2>);
 
+fn linear(block: &Block, x: Tensor<2>) -> Tensor<2> {
+    block.contract.forward(block.expand.forward(x))
+}
+
 /// Trains without and with blocks on the `loss` of a step's number and batch, and calls `check` after each step.
 fn assert_same_in_blocks(
     device: &Device,
@@ -24,22 +28,15 @@ fn assert_same_in_blocks(
 /// With Adam, a zero gradient moves a parameter that has a momentum, but a missing gradient does not.
 fn block_output_without_use_gives_no_gradient(device: &Device) {
     // Two blocks, each with its own output.
-    let both = |blocks: &Vec<Block>, (a, b): Pair| {
-        let [a, b] = [(0, a), (1, b)].map(|(index, x)| {
-            let block: &Block = &blocks[index];
-            block.contract.forward(block.expand.forward(x))
-        });
-        (a, b)
-    };
+    let both = |blocks: &Vec<Block>, (a, b): Pair| (linear(&blocks[0], a), linear(&blocks[1], b));
     let loss = |model: &Stack, step: usize, x: Tensor<2>, recompute: bool| {
         let x = model.input.forward(x.clone());
         let input = (x.clone(), x);
         let (a, b) = block_if(recompute, &model.blocks, input, both);
         // The first step uses both.
-        if step == 0 {
-            a.mean() + b.mean()
-        } else {
-            a.mean()
+        match step {
+            0 => a.mean() + b.mean(),
+            _ => a.mean(),
         }
     };
     assert_same_in_blocks(device, loss, |report, step| {
@@ -77,10 +74,8 @@ fn block_weight_computed_for_two_layers_gets_both_gradients(device: &Device) {
             bias: bias.bias.clone(),
         };
         let layers = vec![layer(&model.blocks[0].contract), layer(&model.input)];
-        let run =
-            |layers: &Vec<Linear>, x: Tensor<2>| layers[1].forward(layers[0].forward(x).tanh());
-        let x = block_if(recompute, &layers, x.clone(), run);
-        x.powi_scalar(2).mean()
+        let run = |layers: &Vec<Linear>, x: Tensor<2>| loss_of_layers(layers, false, x);
+        block_if(recompute, &layers, x.clone(), run)
     };
     assert_same_in_blocks(device, loss, |report, _| {
         assert_eq!(report.updated, 3);
@@ -90,9 +85,7 @@ fn block_weight_computed_for_two_layers_gets_both_gradients(device: &Device) {
 fn block_input_without_use_gets_gradient_of_zeros(device: &Device) {
     let loss = |model: &Stack, step: usize, x: Tensor<2>, recompute: bool| {
         let a = model.input.forward(x.clone());
-        let b = model.blocks[1]
-            .contract
-            .forward(model.blocks[1].expand.forward(x.clone()));
+        let b = linear(&model.blocks[1], x.clone());
         let both = move |block: &Block, (a, b): Pair| {
             let x = match step {
                 0 => a + b,
@@ -127,12 +120,10 @@ fn block_gradient_of_zero_moves_momentum(device: &Device) {
         let x = block_if(in_blocks, contract, (hidden, unused), ignoring);
         x.powi_scalar(2).mean()
     };
-    let stock = copy(&initial, || Stack::init(device));
-    let stock = train_stock(stock, &mut momentum().init(), 3, RATE, |model, step| {
-        loss(model, step, false)
-    });
-    let fused = copy(&initial, || Stack::init(device));
-    let mut fused = FusedOptimizer::new_ok(fused, momentum().init());
+    let copy = || copy(&initial, || Stack::init(device));
+    let plain = |model: &Stack, step| loss(model, step, false);
+    let stock = train_stock(copy(), &mut momentum().init(), 3, RATE, plain);
+    let mut fused = FusedOptimizer::new_ok(copy(), momentum().init());
     train_fused(&mut fused, 3, RATE, |model, step| loss(model, step, true));
     assert_equal_weights(&stock, &fused.model());
 }
@@ -142,10 +133,8 @@ fn block_gradient_of_zero_moves_momentum(device: &Device) {
 fn block_parameter_read_without_use_gets_no_gradient(device: &Device) {
     let loss = |model: &Stack, step: usize, x: Tensor<2>, recompute: bool| {
         let both = move |layers: &Vec<Block>, x: Tensor<2>| {
-            let used = layers[0]
-                .contract
-                .forward(layers[0].expand.forward(x.clone()));
-            let read = layers[1].contract.forward(layers[1].expand.forward(x));
+            let used = linear(&layers[0], x.clone());
+            let read = linear(&layers[1], x);
             if step == 0 { used + read } else { used }
         };
         let x = block_if(recompute, &model.blocks, x.clone(), both);
@@ -177,10 +166,10 @@ fn blocks_without_parameters_or_output_elements_work(device: &Device) {
 
 /// Autodiff sums the three terms of its gradient in another order.
 fn tensor_used_in_blocks_and_outside_agrees_within_rounding(device: &Device) {
-    let initial = Stack::without_chance(device);
+    let initial = Stack::init(device);
     let xs = xs(device);
     let [plain, in_blocks] = [false, true].map(|in_blocks| {
-        let model = copy(&initial, || Stack::without_chance(device));
+        let model = copy(&initial, || Stack::init(device));
         let mut fused = FusedOptimizer::new_ok(model, SgdConfig::new().init());
         train_fused(&mut fused, 3, RATE, |model, step| {
             let x = model.input.forward(xs[step].clone()).tanh();
@@ -199,24 +188,32 @@ fn tensor_used_in_blocks_and_outside_agrees_within_rounding(device: &Device) {
 /// Plain calls on one thread, and then every way on two threads.
 const THREADS: [(bool, Way); 4] = [(false, plain), (true, plain), (true, each), (true, nested)];
 
-/// The bases are ordinary leaves, whose gradients the block passes on.
-fn lora_base_with_backward_on_another_thread_trains(device: &Device) {
-    let lora = || Stack::init(device).apply_lora(Lora::new(2, 4.0)).unfreeze();
-    let xs = xs(device);
-    assert_equal_in(&THREADS, lora, |mut fused, (threads, way)| {
-        for x in &xs {
-            fused.step_with_backward_ok(RATE, |model| {
-                let loss = model.loss(x.clone(), way);
-                let gradients = match threads {
-                    true => std::thread::spawn(move || loss.backward()).join().unwrap(),
-                    false => loss.backward(),
-                };
-                ((), GradientsParams::from_grads(gradients, model))
-            });
-            assert_eq!(fused.last_step().without_gradient, 0);
-        }
-        fused
-    });
+/// The bases are ordinary leaves, whose gradients the block passes on. This is on the CPU, because each thread has its
+/// own stream on other devices.
+#[test]
+fn lora_base_with_backward_on_another_thread_trains() {
+    for device in cpus() {
+        let lora = || {
+            Stack::init(&device)
+                .apply_lora(Lora::new(2, 4.0))
+                .unfreeze()
+        };
+        let xs = xs(&device);
+        assert_equal_in(&THREADS, lora, |mut fused, (threads, way)| {
+            for x in &xs {
+                fused.step_with_backward_ok(RATE, |model| {
+                    let loss = model.loss(x.clone(), way);
+                    let gradients = match threads {
+                        true => std::thread::spawn(move || loss.backward()).join().unwrap(),
+                        false => loss.backward(),
+                    };
+                    ((), GradientsParams::from_grads(gradients, model))
+                });
+                assert_eq!(fused.last_step().without_gradient, 0);
+            }
+            fused
+        });
+    }
 }
 
 /// Burn keeps the last update of running statistics separately for each thread.
@@ -253,12 +250,3 @@ on_every_backend!(
     tensor_used_in_blocks_and_outside_agrees_within_rounding,
     blocks_on_thread_with_context_train_as_plain_ones,
 );
-
-/// On the CPU, because each thread has its own stream on other devices.
-#[test]
-#[allow(deprecated)] // Burn 0.22 still ships ndarray.
-fn lora_base_with_backward_on_another_cpu_thread_trains() {
-    for device in [Device::flex().autodiff(), Device::ndarray().autodiff()] {
-        lora_base_with_backward_on_another_thread_trains(&device);
-    }
-}

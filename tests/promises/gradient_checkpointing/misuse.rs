@@ -98,10 +98,8 @@ fn block_panic_in_second_run_leaves_block_unchanged() {
                 block.forward(x)
             };
             let input = (x, Constant(runs.clone()));
-            plain(
-                &blocks[1..],
-                gradient_checkpointing(&blocks[0], input, once),
-            )
+            let x = gradient_checkpointing(&blocks[0], input, once);
+            plain(&blocks[1..], x)
         })
     });
     let start = "the second run of the recomputed block `blocks.0` (";
@@ -114,15 +112,13 @@ fn block_panic_in_second_run_leaves_block_unchanged() {
     // Training goes on.
     fused.step_ok(RATE, |model| model.loss(x.clone(), each));
     assert_eq!(fused.last_step().without_gradient, 0);
-    assert_matches!(
-        fused.step_accumulated(RATE),
-        Err(FusedError::NothingAccumulated)
-    );
+    assert_nothing_accumulated(&mut fused);
 }
 
 /// Stochastic depth that draws from its own generator: the runs take different branches.
 #[test]
 fn block_runs_that_read_other_parameters_are_an_error() {
+    let without_norm = |block: &Block, x| block.contract.forward(block.expand.forward(x).tanh());
     static RUNS: AtomicUsize = AtomicUsize::new(0);
     // The run in which the block skips its layer, and `true` if it is in another block.
     for (skips, is_nested) in [(1, false), (0, false), (1, true)] {
@@ -138,11 +134,8 @@ fn block_runs_that_read_other_parameters_are_an_error() {
         };
         let outer = move |block: &Block, x: Tensor<2>| block_if(is_nested, block, x, run);
         let result = fused.step(RATE, |model| {
-            let x = gradient_checkpointing(
-                &model.blocks[2],
-                model.input.forward(x.clone()),
-                plain_block,
-            );
+            let x = model.input.forward(x.clone());
+            let x = gradient_checkpointing(&model.blocks[2], x, without_norm);
             let x = gradient_checkpointing(&model.blocks[1], x, outer);
             model.output.forward(x).mean()
         });
@@ -160,10 +153,6 @@ fn block_runs_that_read_other_parameters_are_an_error() {
     }
 }
 
-fn plain_block(block: &Block, x: Tensor<2>) -> Tensor<2> {
-    block.contract.forward(block.expand.forward(x).tanh())
-}
-
 #[test]
 fn block_called_on_another_thread_is_refused() {
     let (mut fused, before, x) = start();
@@ -177,7 +166,7 @@ fn block_called_on_another_thread_is_refused() {
             Err(payload) => std::panic::resume_unwind(payload),
         }
     });
-    assert_says(&message, "`promises::gradient_checkpointing::Block`");
+    assert_says(&message, "`promises::residual::Block`");
     assert_says(&message, "on another thread");
     assert_equal_weights(&before, &fused.model());
 
@@ -190,24 +179,18 @@ fn block_called_on_another_thread_is_refused() {
     assert_eq!(seen, valid.loss(x.inner(), plain).into_data());
 }
 
-/// A model on two devices: a linear layer on `elsewhere` between two.
-#[allow(deprecated)] // Burn 0.22 still ships ndarray.
-fn elsewhere() -> Device {
-    Device::ndarray().autodiff()
-}
-
-fn on_two_devices(device: &Device) -> Vec<Linear> {
-    let devices = [device, &elsewhere(), device];
-    let linear = |device: &Device| LinearConfig::new(6, 6).init(device);
-    devices.map(linear).into()
+/// A linear layer on another device between two.
+fn on_two_devices() -> Vec<Linear> {
+    let [device, other] = cpus();
+    let linear = |device| LinearConfig::new(6, 6).init(device);
+    [&device, &other, &device].map(linear).into()
 }
 
 #[test]
 fn block_on_another_device_is_named() {
     let device = Device::flex().autodiff();
     let x = xs(&device).remove(0);
-    let model = on_two_devices(&device);
-    let mut fused = FusedOptimizer::new_ok(model, SgdConfig::new().init());
+    let mut fused = FusedOptimizer::new_ok(on_two_devices(), SgdConfig::new().init());
     let message = message(&mut fused, |model| {
         let run = |linear: &Linear, x| linear.forward(x);
         let forward = |x, linear| gradient_checkpointing(linear, x, run);
@@ -221,8 +204,7 @@ fn block_on_another_device_is_named() {
 fn block_on_another_device_trains_if_activations_are_moved() {
     let device = Device::flex().autodiff();
     let x = xs(&device).remove(0);
-    let init = || on_two_devices(&device);
-    assert_equal_in(&[false, true], init, |mut fused, recompute| {
+    assert_equal_in(&[false, true], on_two_devices, |mut fused, recompute| {
         train_fused(&mut fused, 3, RATE, |model, _| {
             let run = |linear: &Linear, x: Tensor<2>| {
                 let x = x.to_device(&linear.weight.device());

@@ -24,13 +24,10 @@ enum Way {
 fn loss(model: &Network, tokens: Tensor<2, Int>, way: Way, step: usize) -> Tensor<1> {
     let targets = tokens.clone().flatten(0, 1);
     let x: Tensor<2> = model.embedding.forward(tokens).flatten(0, 1);
-    let one =
-        |block: &Block, x| gradient_checkpointing(block, x, |block: &Block, x| block.forward(x));
+    let one = |block: &Block, x| gradient_checkpointing(block, x, Block::forward);
     let blocks = model.blocks.iter();
     let x = match way {
-        Way::Nested => gradient_checkpointing_sequential(&model.blocks, x, 2, |block, x| {
-            gradient_checkpointing(block, x, |block: &Block, x| block.forward(x))
-        }),
+        Way::Nested => gradient_checkpointing_sequential(&model.blocks, x, 2, one),
         Way::Shared => one(&model.blocks[0], blocks.fold(x, |x, block| one(block, x))),
         Way::TurnsAround if step % 2 == 1 => blocks.rev().fold(x, |x, block| one(block, x)),
         Way::TurnsAround => blocks.fold(x, |x, block| one(block, x)),
@@ -40,10 +37,9 @@ fn loss(model: &Network, tokens: Tensor<2, Int>, way: Way, step: usize) -> Tenso
         }),
         Way::Sometimes => {
             let x = one(&model.blocks[0], x);
-            let x = if step.is_multiple_of(3) {
-                one(&model.blocks[1], x)
-            } else {
-                x
+            let x = match step.is_multiple_of(3) {
+                true => one(&model.blocks[1], x),
+                false => x,
             };
             one(&model.blocks[3], one(&model.blocks[2], x))
         }

@@ -38,6 +38,7 @@ fn adapters_and_shared_frozen_weights_train_as_without_offload(device: &Device) 
     let mut shared_by_blocks = frozen(Network::init(device));
     shared_by_blocks.blocks[2].expand.weight = shared_by_blocks.blocks[1].expand.weight.clone();
     let batches = batches(device);
+    let loss = |model: &Network, step: usize| model.loss(batches[step].clone());
     for initial in [
         adapted(),
         adapted().unfreeze(),
@@ -46,9 +47,7 @@ fn adapters_and_shared_frozen_weights_train_as_without_offload(device: &Device) 
     ] {
         let fuse = |mode| adam(initial.clone(), device, mode);
         assert_offload_changes_nothing(device, &modes(device), fuse, |fused| {
-            train_fused(fused, 4, RATE, |model, step| {
-                model.loss(batches[step].clone())
-            });
+            train_fused(fused, 4, RATE, loss);
         });
     }
 }

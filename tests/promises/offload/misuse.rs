@@ -193,11 +193,10 @@ fn offloaded_inputs_of_two_threads_are_apart() {
     let device = Device::flex().autodiff();
     let initial = Network::init(&device);
     let batches = batches(&device);
+    let loss = |model: &Network, step: usize| model.loss(batches[step].clone());
     let train = |config| {
         let mut fused = adam(twin(&initial), &device, None).with_config_on_ok(config, &device);
-        train_fused(&mut fused, 4, RATE, |model, step| {
-            model.loss(batches[step].clone())
-        });
+        train_fused(&mut fused, 4, RATE, loss);
         fused.model()
     };
     let plain = train(FusedConfig::new());

@@ -12,6 +12,7 @@ use burn::optim::*;
 
 use crate::backends::on_every_backend;
 use crate::common::*;
+use crate::residual::Block;
 
 const RATE: f64 = 1e-2;
 
@@ -23,28 +24,6 @@ const MODES: [Offload; 5] = [
     Offload::Weights(OffloadedBlocks::Fraction(0.5)),
     Offload::Weights(OffloadedBlocks::Beyond(1500)),
 ];
-
-#[derive(Module, Debug)]
-struct Block {
-    expand: Linear,
-    norm: BatchNorm,
-    contract: Linear,
-}
-
-impl Block {
-    fn init(device: &Device) -> Self {
-        Self {
-            expand: LinearConfig::new(6, 12).init(device),
-            norm: BatchNormConfig::new(12).init(device),
-            contract: LinearConfig::new(12, 6).init(device),
-        }
-    }
-
-    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
-        let hidden = self.norm.forward(self.expand.forward(x.clone()).tanh());
-        x + self.contract.forward(hidden)
-    }
-}
 
 /// A model whose embedding is also the output, outside of all blocks.
 #[derive(Module, Debug)]
@@ -67,9 +46,8 @@ impl Network {
 
     fn logits(&self, tokens: Tensor<2, Int>) -> Tensor<2> {
         let x: Tensor<2> = self.embedding.forward(tokens).flatten(0, 1);
-        let run = |block: &Block, x| block.forward(x);
-        let blocks = self.blocks.iter();
-        let x = blocks.fold(x, |x, block| gradient_checkpointing(block, x, run));
+        let forward = |x, block| gradient_checkpointing(block, x, Block::forward);
+        let x = self.blocks.iter().fold(x, forward);
         x.matmul(self.embedding.weight.val().transpose())
     }
 }
@@ -84,14 +62,8 @@ fn modes(device: &Device) -> Vec<Offload> {
 
 /// Returns a config of `offload` to the other CPU backend.
 fn config(device: &Device, offload: Offload) -> OffloadConfig {
-    let host = match device.clone().inner() == Device::flex() {
-        true => OffloadHost::NdArray,
-        false => OffloadHost::Flex,
-    };
     // Some parameters are smaller.
-    OffloadConfig::new(offload)
-        .with_host(host)
-        .with_min_elements(10)
+    offload_from(device, offload).with_min_elements(10)
 }
 
 type Fused = FusedOptimizer<Network>;
@@ -143,10 +115,8 @@ fn assert_offload_changes_nothing(
         let fused = trained(Some(mode));
         assert_equal_weights(&plain.model(), &fused.model());
         // The base of adapters is exported in another form.
-        if weights(&fused.model())
-            .iter()
-            .all(|(path, _)| !path.contains("lora"))
-        {
+        let all = weights(&fused.model());
+        if all.iter().all(|(path, _)| !path.contains("lora")) {
             assert_equal_weights(&plain.valid(), &fused.valid());
             assert_equal_weights(&plain.valid(), &fused.model().valid());
         }
@@ -160,23 +130,16 @@ fn assert_offload_changes_nothing(
     }
 }
 
-#[allow(deprecated)] // Burn 0.22 still ships it.
 fn host(device: &Device) -> Device {
-    match device.clone().inner() == Device::flex() {
-        true => Device::ndarray().autodiff(),
-        false => Device::flex().autodiff(),
-    }
+    let [flex, ndarray] = cpus();
+    if *device == flex { ndarray } else { flex }
 }
 
 fn batches(device: &Device) -> Vec<Tensor<2, Int>> {
-    let draw = || {
-        Tensor::random(
-            [4, 3],
-            Distribution::Uniform(0.0, 10.0),
-            &device.clone().inner(),
-        )
-    };
-    (0..6).map(|_| draw()).collect()
+    let (uniform, device) = (Distribution::Uniform(0.0, 10.0), device.clone().inner());
+    (0..6)
+        .map(|_| Tensor::random([4, 3], uniform, &device))
+        .collect()
 }
 
 fn optimizers(device: &Device) -> Vec<ModuleOptimizer> {
@@ -194,6 +157,7 @@ fn optimizers(device: &Device) -> Vec<ModuleOptimizer> {
 fn offloaded_training_equals_training_without(device: &Device) {
     let initial = Network::init(device);
     let batches = batches(device);
+    let loss = |model: &Network, step: usize| model.loss(batches[step].clone());
     let mut tried = modes(device);
     if !tried.contains(&Offload::States) {
         tried.push(Offload::States);
@@ -201,9 +165,7 @@ fn offloaded_training_equals_training_without(device: &Device) {
     for optimizer in optimizers(device) {
         let fuse = |mode| offloaded(twin(&initial), optimizer.clone(), device, mode);
         assert_offload_changes_nothing(device, &tried, fuse, |fused| {
-            train_fused(fused, 6, RATE, |model, step| {
-                model.loss(batches[step].clone())
-            });
+            train_fused(fused, 6, RATE, loss);
             assert_eq!(fused.last_step().copied.unwrap_or(0), 0);
         });
     }
@@ -241,19 +203,12 @@ on_every_backend!(
 #[test]
 fn offloaded_or_recorded_columns_agree_within_rounding() {
     let device = Device::flex().autodiff();
-    let init = || {
-        let config = LinearConfig::new(6, 6).with_layout(LinearLayout::Col);
-        [(); 3].map(|()| config.init(&device))
-    };
-    let loss = |layers: &[Linear; 3], x: Tensor<2>| {
-        let x = layers.iter().fold(x, |x, layer| layer.forward(x).tanh());
-        x.powi_scalar(2).mean()
-    };
+    let columns = LinearConfig::new(6, 6).with_layout(LinearLayout::Col);
+    let init = || [(); 3].map(|()| columns.init(&device));
+    let loss = |layers: &[Linear; 3], x| loss_of_layers(layers, false, x);
     let initial = init();
     let fused = || FusedOptimizer::new_ok(copy(&initial, init), SgdConfig::new().init());
-    let offload = OffloadConfig::new(Offload::Updates)
-        .with_host(OffloadHost::NdArray)
-        .with_min_elements(1);
+    let offload = offload_from_flex(Offload::Updates);
     let mut alone = fused();
     let mut on_host = fused().with_config_ok(FusedConfig::offload(offload));
     for _ in 0..4 {
