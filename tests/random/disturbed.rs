@@ -5,8 +5,9 @@ use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 use std::time::Duration;
 
+use crate::backends::on_every_cpu_backend;
 use crate::common::*;
-use crate::{Last, Model, distance, keep, on_cpu};
+use crate::{ALONE, Dropping, Last, Model, dropping, keep};
 
 struct Done<'a>(&'a AtomicBool);
 
@@ -31,15 +32,11 @@ fn disturbed<R>(device: &Device, pause: Duration, work: impl FnOnce() -> R) -> R
     })
 }
 
-type Dropping = (Param<Tensor<1>>, Dropout);
-
 /// Trains a block with dropout and a loss that is linear in the weight. Its gradient is the factor of the forward pass,
 /// and zero where the mask is. Returns the number of successful steps.
 fn steps_with_the_mask_of_their_loss(device: &Device, steps: usize) -> usize {
-    let dropout = DropoutConfig::new(0.5).init();
-    let weight = Param::from_tensor(Tensor::<1>::ones([64], device));
     let seen = Last::default();
-    let mut fused = FusedOptimizer::new_ok((weight, dropout), SgdConfig::new().init())
+    let mut fused = FusedOptimizer::new_ok(dropping(device), SgdConfig::new().init())
         .with_hook(ParamGroup::all(), keep(&seen));
     let ended = (0..steps).map(|_| {
         let drop = |(weight, dropout): &Dropping, x: Tensor<1>| {
@@ -66,6 +63,7 @@ fn steps_with_the_mask_of_their_loss(device: &Device, steps: usize) -> usize {
 }
 
 fn disturbed_block_repeats_its_mask_or_ends_step(device: &Device) {
+    let _alone = ALONE.lock();
     let well = [0, 1, 20, 1000].map(|pause| {
         let pause = Duration::from_micros(pause);
         disturbed(device, pause, || {
@@ -76,6 +74,7 @@ fn disturbed_block_repeats_its_mask_or_ends_step(device: &Device) {
 }
 
 fn concurrent_trainings_with_dropout_wait(device: &Device) {
+    let _alone = ALONE.lock();
     let start = Barrier::new(2);
     thread::scope(|scope| {
         let train = || {
@@ -90,6 +89,7 @@ fn concurrent_trainings_with_dropout_wait(device: &Device) {
 }
 
 fn draws_outside_of_blocks_wait_for_blocks(device: &Device) {
+    let _alone = ALONE.lock();
     let x = Tensor::<3>::random([4, 5, 3], Distribution::Default, device);
     let start = Barrier::new(2);
     thread::scope(|scope| {
@@ -110,6 +110,7 @@ fn draws_outside_of_blocks_wait_for_blocks(device: &Device) {
 
 /// The blocks of one training draw nothing, and the other training clips.
 fn concurrent_trainings_of_two_kinds_wait(device: &Device) {
+    let _alone = ALONE.lock();
     let start = Barrier::new(2);
     let x = Tensor::<3>::random([4, 5, 3], Distribution::Default, device);
     thread::scope(|scope| {
@@ -139,13 +140,7 @@ fn concurrent_trainings_of_two_kinds_wait(device: &Device) {
 
 /// Runs `work` while the forward pass of another training that draws holds the lock of the generators.
 fn while_locked<R>(device: &Device, work: impl FnOnce() -> R) -> R {
-    let model = || {
-        (
-            Param::from_tensor(Tensor::<1>::ones([64], device)),
-            DropoutConfig::new(0.5).init(),
-        )
-    };
-    let mut other = FusedOptimizer::new_ok(model(), SgdConfig::new().init());
+    let mut other = FusedOptimizer::new_ok(dropping(device), SgdConfig::new().init());
     let block = |(weight, dropout): &Dropping, x: Tensor<1>| dropout.forward(weight.val() * x);
     let [locked, done] = [(); 2].map(|()| Barrier::new(2));
     thread::scope(|scope| {
@@ -168,11 +163,8 @@ fn while_locked<R>(device: &Device, work: impl FnOnce() -> R) -> R {
 fn lazy_model_waits_for_block_of_another_training(device: &Device) {
     static OTHERS: Mutex<Vec<thread::JoinHandle<()>>> = Mutex::new(Vec::new());
     static RUNS: AtomicUsize = AtomicUsize::new(0);
-    let model = (
-        Param::from_tensor(Tensor::<1>::ones([64], device)),
-        DropoutConfig::new(0.5).init(),
-    );
-    let mut fused = FusedOptimizer::new_ok(model, SgdConfig::new().init());
+    let _alone = ALONE.lock();
+    let mut fused = FusedOptimizer::new_ok(dropping(device), SgdConfig::new().init());
     let block = |(weight, dropout): &Dropping, x: Tensor<1>| {
         if RUNS.fetch_add(1, Ordering::Relaxed).is_multiple_of(2) {
             let device = x.device().inner().autodiff();
@@ -198,11 +190,9 @@ fn lazy_model_waits_for_block_of_another_training(device: &Device) {
 
 /// Steps a model that drew nothing in its first step and now draws in `loss`, first without the lock and then with it.
 fn begins_to_draw(device: &Device, loss: impl Fn(&Dropping, bool) -> Tensor<1>) {
-    let weight = Param::from_tensor(Tensor::<1>::ones([64], device));
-    let model = (weight, DropoutConfig::new(0.5).init());
     // A step in two passes begins with a seed, so it is observed to draw nothing.
-    let config = FusedConfig::exact(1e-3);
-    let mut fused = FusedOptimizer::new_ok(model, SgdConfig::new().init()).with_config_ok(config);
+    let mut fused = FusedOptimizer::new_ok(dropping(device), SgdConfig::new().init())
+        .with_config_ok(FusedConfig::exact(1e-3));
     let mut step = |draws| fused.step_repeatable(0.1, |model| loss(model, draws));
     step(false).unwrap();
     let error = while_locked(device, || step(true)).unwrap_err();
@@ -211,6 +201,7 @@ fn begins_to_draw(device: &Device, loss: impl Fn(&Dropping, bool) -> Tensor<1>) 
 }
 
 fn model_that_draws_first_without_lock_ends_step(device: &Device) {
+    let _alone = ALONE.lock();
     // Other dropped elements result in another norm.
     let x = Tensor::<1, Int>::arange(0..64, device).float();
     begins_to_draw(device, |(weight, dropout), draws| match draws {
@@ -227,25 +218,16 @@ fn model_that_draws_first_without_lock_ends_step(device: &Device) {
 }
 
 fn model_that_draws_nothing_is_not_disturbed(device: &Device) {
-    let initial: Vec<Linear> = (0..4)
-        .map(|_| LinearConfig::new(8, 8).init(device))
-        .collect();
-    let init = || {
-        (0..4)
-            .map(|_| LinearConfig::new(8, 8).init(device))
-            .collect()
-    };
+    let _alone = ALONE.lock();
+    let init = || linears(4, 8, device);
+    let initial = init();
     let x = Tensor::<2>::random([16, 8], Distribution::Default, device);
     let train = |recompute: bool| {
         let model = copy(&initial, init);
         let mut fused = FusedOptimizer::new_ok(model, AdamWConfig::new().init())
             .with_config_ok(FusedConfig::exact(1e-2));
         for _ in 0..20 {
-            fused.step_repeatable_ok(1e-2, |model| {
-                let run = |linear: &Linear, x| linear.forward(x).tanh();
-                let forward = |x, linear| block_if(recompute, linear, x, run);
-                model.iter().fold(x.clone(), forward).powi_scalar(2).mean()
-            });
+            fused.step_repeatable_ok(1e-2, |model| loss_of_layers(model, recompute, x.clone()));
         }
         fused.model()
     };
@@ -255,6 +237,7 @@ fn model_that_draws_nothing_is_not_disturbed(device: &Device) {
 }
 
 fn disturbed_exact_clipping_repeats_mask_or_ends_step(device: &Device) {
+    let _alone = ALONE.lock();
     let max_norm = 1e-3;
     let x = Tensor::random([4, 5, 3], Distribution::Default, device);
     for pause in [0, 20, 1000] {
@@ -267,12 +250,7 @@ fn disturbed_exact_clipping_repeats_mask_or_ends_step(device: &Device) {
             });
             let moved = distance(&before, &fused.model()) / max_norm;
             match step {
-                Ok(_) => {
-                    assert!(
-                        (moved - 1.0).abs() < 1e-3,
-                        "moved by {moved} of the maximum"
-                    );
-                }
+                Ok(_) => assert!((moved - 1.0).abs() < 1e-3, "{moved} of the maximum"),
                 Err(FusedError::RandomNumbers { .. }) => assert_eq!(moved, 0.0),
                 Err(error) => panic!("{error}"),
             }
@@ -282,22 +260,16 @@ fn disturbed_exact_clipping_repeats_mask_or_ends_step(device: &Device) {
 
 /// A thread draws in the second run of the block in the pass that updates, when later layers have moved.
 fn disturbed_step_updates_once(device: &Device) {
+    let _alone = ALONE.lock();
     let updates = Arc::new(Mutex::new(Vec::new()));
-    let model: Vec<Linear> = (0..3)
-        .map(|_| LinearConfig::new(8, 8).init(device))
-        .collect();
-    let mut fused = FusedOptimizer::new_ok(model, SgdConfig::new().init())
+    let updated = updates.clone();
+    let notes = hook(move |it| {
+        updated.lock().unwrap().push(it.path.to_string());
+        Answer::Use
+    });
+    let mut fused = FusedOptimizer::new_ok(linears(3, 8, device), SgdConfig::new().init())
         .with_config_ok(FusedConfig::exact(1e-3))
-        .with_hook(
-            ParamGroup::all(),
-            hook({
-                let updates = updates.clone();
-                move |it| {
-                    updates.lock().unwrap().push(it.path.to_string());
-                    Answer::Use
-                }
-            }),
-        );
+        .with_hook(ParamGroup::all(), notes);
     let x = Tensor::<2>::random([4, 8], Distribution::Default, device);
     let inner = device.clone().inner();
     let second_runs = Arc::new(AtomicUsize::new(0));
@@ -305,24 +277,19 @@ fn disturbed_step_updates_once(device: &Device) {
     let result = fused.step_repeatable(1e-2, |model| {
         let block = (model[0].clone(), DropoutConfig::new(0.5).init());
         type Constants = Constant<(Device, Arc<AtomicUsize>)>;
-        let drop =
-            |(linear, dropout): &(Linear, Dropout),
-             (x, Constant((device, second_runs))): (Tensor<2>, Constants)| {
-                // The first run is in the measuring pass.
-                if linear.weight.val().is_tracked()
-                    && second_runs.fetch_add(1, Ordering::Relaxed) > 0
-                {
-                    // As another thread would.
-                    Tensor::<1>::random([3], Distribution::Default, &device);
-                }
-                dropout.forward(linear.forward(x))
-            };
+        let drop = |block: &(Linear, Dropout), (x, constants): (Tensor<2>, Constants)| {
+            let ((linear, dropout), Constant((device, second_runs))) = (block, constants);
+            let is_second = linear.weight.val().is_tracked();
+            // The first of them is in the measuring pass.
+            if is_second && second_runs.fetch_add(1, Ordering::Relaxed) > 0 {
+                // As another thread would.
+                Tensor::<1>::random([3], Distribution::Default, &device);
+            }
+            dropout.forward(linear.forward(x))
+        };
         let input = (x.clone(), Constant((inner.clone(), second_runs.clone())));
         let x = gradient_checkpointing(&block, input, drop);
-        model[1..]
-            .iter()
-            .fold(x, |x, linear| linear.forward(x).tanh())
-            .mean()
+        loss_of_layers(&model[1..], false, x)
     });
     assert!(matches!(result, Err(FusedError::RandomNumbers { .. })));
     assert_changed(&before, &fused.model(), |path| !path.starts_with("0."));
@@ -337,47 +304,14 @@ fn disturbed_step_updates_once(device: &Device) {
     assert_eq!(updates.len(), found, "{updates:?}");
 }
 
-#[test]
-fn disturbed_block_repeats_its_mask_or_ends_step_on_cpu() {
-    on_cpu(disturbed_block_repeats_its_mask_or_ends_step);
-}
-
-#[test]
-fn concurrent_trainings_with_dropout_wait_on_cpu() {
-    on_cpu(concurrent_trainings_with_dropout_wait);
-}
-
-#[test]
-fn concurrent_trainings_of_two_kinds_wait_on_cpu() {
-    on_cpu(concurrent_trainings_of_two_kinds_wait);
-}
-
-#[test]
-fn model_that_draws_nothing_is_not_disturbed_on_cpu() {
-    on_cpu(model_that_draws_nothing_is_not_disturbed);
-}
-
-#[test]
-fn disturbed_exact_clipping_repeats_mask_or_ends_step_on_cpu() {
-    on_cpu(disturbed_exact_clipping_repeats_mask_or_ends_step);
-}
-
-#[test]
-fn disturbed_step_updates_once_on_cpu() {
-    on_cpu(disturbed_step_updates_once);
-}
-
-#[test]
-fn model_that_draws_first_without_lock_ends_step_on_cpu() {
-    on_cpu(model_that_draws_first_without_lock_ends_step);
-}
-
-#[test]
-fn draws_outside_of_blocks_wait_for_blocks_on_cpu() {
-    on_cpu(draws_outside_of_blocks_wait_for_blocks);
-}
-
-#[test]
-fn lazy_model_waits_for_block_of_another_training_on_cpu() {
-    on_cpu(lazy_model_waits_for_block_of_another_training);
-}
+on_every_cpu_backend!(
+    disturbed_block_repeats_its_mask_or_ends_step,
+    concurrent_trainings_with_dropout_wait,
+    concurrent_trainings_of_two_kinds_wait,
+    model_that_draws_nothing_is_not_disturbed,
+    disturbed_exact_clipping_repeats_mask_or_ends_step,
+    disturbed_step_updates_once,
+    model_that_draws_first_without_lock_ends_step,
+    draws_outside_of_blocks_wait_for_blocks,
+    lazy_model_waits_for_block_of_another_training,
+);

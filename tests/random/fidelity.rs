@@ -4,63 +4,57 @@ use std::sync::{Arc, Mutex};
 
 use burn::nn::transformer::TransformerEncoderInput;
 
+use crate::backends::on_every_backend;
 use crate::common::*;
-use crate::{Model, distance, on_every_backend};
+use crate::{ALONE, Model};
 
-#[test]
-fn dropout_draws_numbers_of_stock_on_every_backend() {
-    on_every_backend(|device| {
-        let initial = Model::init(device);
-        let x = Tensor::random([4, 5, 3], Distribution::Default, device);
-        let loss = |model: &Model, _: usize| model.loss(x.clone());
-        let adamw = || AdamWConfig::new().init();
-        let stock = copy(&initial, || Model::init(device));
+fn dropout_draws_numbers_of_stock(device: &Device) {
+    let _alone = ALONE.lock();
+    let initial = Model::init(device);
+    let x = Tensor::random([4, 5, 3], Distribution::Default, device);
+    let loss = |model: &Model, _: usize| model.loss(x.clone());
+    let adamw = || AdamWConfig::new().init();
+    let stock = copy(&initial, || Model::init(device));
+    device.seed(7);
+    let stock = train_stock(stock, &mut adamw(), 5, 1e-2, loss);
+
+    // The closure of the second config runs once. Buffered gradients are applied without random numbers.
+    let in_buffer = FusedConfig::clipping(GlobalNormClippingConfig::ExactInBuffer(1e9));
+    let [mut fused, _] = [FusedConfig::new(), in_buffer].map(|config| {
+        let model = copy(&initial, || Model::init(device));
         device.seed(7);
-        let stock = train_stock(stock, &mut adamw(), 5, 1e-2, loss);
-
-        // The closure of the second config runs once. Buffered gradients are applied without random numbers.
-        let in_buffer = FusedConfig::clipping(GlobalNormClippingConfig::ExactInBuffer(1e9));
-        let [mut fused, _] = [FusedConfig::new(), in_buffer].map(|config| {
-            let model = copy(&initial, || Model::init(device));
-            device.seed(7);
-            let mut fused = FusedOptimizer::new_ok(model, adamw()).with_config_ok(config);
-            train_fused(&mut fused, 5, 1e-2, loss);
-            assert_equal_weights(&stock, &fused.model());
-            fused
-        });
-        assert_changed(&initial, &fused.model(), |_| true);
-
-        device.seed(8);
-        train_fused(&mut fused, 1, 1e-2, loss);
-        let after_one_seed = fused.model();
-        let mut again = FusedOptimizer::new_ok(stock, adamw());
-        device.seed(9);
-        train_fused(&mut again, 1, 1e-2, loss);
-        let differ = weights(&after_one_seed) != compare::weights(&again.model());
-        assert!(differ, "another seed gives other numbers");
+        let mut fused = FusedOptimizer::new_ok(model, adamw()).with_config_ok(config);
+        train_fused(&mut fused, 5, 1e-2, loss);
+        assert_equal_weights(&stock, &fused.model());
+        fused
     });
+    assert_changed(&initial, &fused.model(), |_| true);
+
+    device.seed(8);
+    train_fused(&mut fused, 1, 1e-2, loss);
+    let after_one_seed = fused.model();
+    let mut again = FusedOptimizer::new_ok(stock, adamw());
+    device.seed(9);
+    train_fused(&mut again, 1, 1e-2, loss);
+    let differ = weights(&after_one_seed) != weights(&again.model());
+    assert!(differ, "another seed gives other numbers");
 }
 
 /// A plain step of SGD moves the weights by the clipped gradients: their norm is the maximum only if
 /// both passes drop the same elements.
-#[test]
-fn passes_of_exact_clipping_drop_same_elements_on_every_backend() {
-    on_every_backend(|device| {
-        let before = Model::init(device);
-        let max_norm = 1e-3;
-        let mut fused = FusedOptimizer::new_ok(before.clone(), SgdConfig::new().init())
-            .with_config_ok(FusedConfig::exact(max_norm));
-        let x = Tensor::random([4, 5, 3], Distribution::Default, device);
-        fused.step_repeatable_ok(1.0, |model| model.loss(x.clone()));
-        let report = fused.last_step();
-        assert!(report.gradient_norm.unwrap() > max_norm, "nothing to clip");
+fn passes_of_exact_clipping_drop_same_elements(device: &Device) {
+    let _alone = ALONE.lock();
+    let before = Model::init(device);
+    let max_norm = 1e-3;
+    let mut fused = FusedOptimizer::new_ok(before.clone(), SgdConfig::new().init())
+        .with_config_ok(FusedConfig::exact(max_norm));
+    let x = Tensor::random([4, 5, 3], Distribution::Default, device);
+    fused.step_repeatable_ok(1.0, |model| model.loss(x.clone()));
+    let report = fused.last_step();
+    assert!(report.gradient_norm.unwrap() > max_norm, "nothing to clip");
 
-        let moved = distance(&before, &fused.model()) / max_norm;
-        assert!(
-            (moved - 1.0).abs() < 1e-3,
-            "moved by {moved} of the maximum"
-        );
-    });
+    let moved = distance(&before, &fused.model()) / max_norm;
+    assert!((moved - 1.0).abs() < 1e-3, "{moved} of the maximum");
 }
 
 /// The numbers that a block draws in its runs, and those drawn after the block and after the step.
@@ -94,66 +88,62 @@ fn drawn(device: &Device, numbers: usize) -> (Vec<Vec<f32>>, [Vec<f32>; 2]) {
     (found, [after_block, rest()])
 }
 
-#[test]
-fn second_run_of_block_sees_numbers_of_first_on_every_backend() {
-    on_every_backend(|device| {
-        let (found, after) = drawn(device, 3);
-        // Both blocks run; then both again, the inner one without recording; then the inner one with recording.
-        let [inner, outer, inner_2, outer_2, inner_3] = &found[..] else {
-            panic!("{} runs", found.len())
-        };
-        assert_eq!((inner, outer), (inner_2, outer_2));
-        assert_eq!(inner, inner_3);
-        assert_ne!(inner, outer);
-        // Later numbers do not depend on how many numbers a block draws.
-        assert_eq!(drawn(device, 100).1, after);
-        assert_ne!(after[0], after[1]);
-    });
+fn second_run_of_block_sees_numbers_of_first(device: &Device) {
+    let _alone = ALONE.lock();
+    let (found, after) = drawn(device, 3);
+    // Both blocks run; then both again, the inner one without recording; then the inner one with recording.
+    let [inner, outer, inner_2, outer_2, inner_3] = &found[..] else {
+        panic!("{} runs", found.len())
+    };
+    assert_eq!((inner, outer), (inner_2, outer_2));
+    assert_eq!(inner, inner_3);
+    assert_ne!(inner, outer);
+    // Later numbers do not depend on how many numbers a block draws.
+    assert_eq!(drawn(device, 100).1, after);
+    assert_ne!(after[0], after[1]);
 }
 
 /// Two blocks with dropout, one with another in it, and dropout between them.
-#[test]
-fn dropout_in_recomputed_blocks_trains_same_on_every_backend() {
-    on_every_backend(|device| {
-        let initial = Model::init(device);
-        let x = Tensor::random([4, 5, 3], Distribution::Default, device);
-        let encode = |model: &Model, x| model.encoder.forward(TransformerEncoderInput::new(x));
-        let loss = |model: &Model| {
-            let hidden = gradient_checkpointing(model, x.clone(), |model: &Model, x| {
-                model.dropout.forward(model.input.forward(x))
-            });
-            let hidden = model.dropout.forward(hidden);
-            let hidden = gradient_checkpointing(model, hidden, move |model: &Model, x| {
-                let x = gradient_checkpointing(model, model.dropout.forward(x), encode);
-                model.dropout.forward(x)
-            });
-            model.output.forward(hidden).powi_scalar(2).mean()
-        };
-        let train = |keep: [bool; 2], clipping: Option<GlobalNormClippingConfig>| {
-            let config = GradientCheckpointingConfig::new().with_keep_activations(keep.to_vec());
-            let model = copy(&initial, || Model::init(device));
-            let config = FusedConfig::new()
-                .with_gradient_checkpointing(config)
-                .with_clipping(clipping);
-            let mut fused =
-                FusedOptimizer::new_ok(model, AdamWConfig::new().init()).with_config_ok(config);
-            device.seed(7);
-            for _ in 0..4 {
-                fused.step_repeatable_ok(1e-2, loss);
-            }
-            let rest = Tensor::<1>::random([4], Distribution::Default, &device.clone().inner());
-            (fused.model(), rest.into_data())
-        };
-        for clipping in [None, Some(GlobalNormClippingConfig::Exact(1e-2))] {
-            let (kept, rest) = train([true, true], clipping);
-            assert_changed(&initial, &kept, |_| true);
-            for keep in [[false, false], [false, true], [true, false]] {
-                let (recomputed, rest_of_it) = train(keep, clipping);
-                assert_equal_weights(&kept, &recomputed);
-                assert_eq!(rest, rest_of_it);
-            }
+fn dropout_in_recomputed_blocks_trains_same(device: &Device) {
+    let _alone = ALONE.lock();
+    let initial = Model::init(device);
+    let x = Tensor::random([4, 5, 3], Distribution::Default, device);
+    let encode = |model: &Model, x| model.encoder.forward(TransformerEncoderInput::new(x));
+    let loss = |model: &Model| {
+        let hidden = gradient_checkpointing(model, x.clone(), |model: &Model, x| {
+            model.dropout.forward(model.input.forward(x))
+        });
+        let hidden = model.dropout.forward(hidden);
+        let hidden = gradient_checkpointing(model, hidden, move |model: &Model, x| {
+            let x = gradient_checkpointing(model, model.dropout.forward(x), encode);
+            model.dropout.forward(x)
+        });
+        model.output.forward(hidden).powi_scalar(2).mean()
+    };
+    let train = |keep: [bool; 2], clipping: Option<GlobalNormClippingConfig>| {
+        let config = GradientCheckpointingConfig::new().with_keep_activations(keep.to_vec());
+        let model = copy(&initial, || Model::init(device));
+        let config = FusedConfig::new()
+            .with_gradient_checkpointing(config)
+            .with_clipping(clipping);
+        let mut fused =
+            FusedOptimizer::new_ok(model, AdamWConfig::new().init()).with_config_ok(config);
+        device.seed(7);
+        for _ in 0..4 {
+            fused.step_repeatable_ok(1e-2, loss);
         }
-    });
+        let rest = Tensor::<1>::random([4], Distribution::Default, &device.clone().inner());
+        (fused.model(), rest.into_data())
+    };
+    for clipping in [None, Some(GlobalNormClippingConfig::Exact(1e-2))] {
+        let (kept, rest) = train([true, true], clipping);
+        assert_changed(&initial, &kept, |_| true);
+        for keep in [[false, false], [false, true], [true, false]] {
+            let (recomputed, rest_of_it) = train(keep, clipping);
+            assert_equal_weights(&kept, &recomputed);
+            assert_eq!(rest, rest_of_it);
+        }
+    }
 }
 
 /// A model whose fields are used from the last to the first.
@@ -164,38 +154,41 @@ struct Backwards {
 }
 
 /// The line that the README shows.
-#[test]
-fn model_drawn_in_order_starts_as_stock_on_every_backend() {
-    on_every_backend(|device| {
-        let x = Tensor::<2>::random([3, 4], Distribution::Default, device);
-        let loss = |model: &Backwards, _: usize| {
-            let x = model.last.forward(model.first.forward(x.clone()));
-            x.powi_scalar(2).mean()
-        };
-        let train = |draw: bool| {
-            let start = || {
-                device.seed(42);
-                let model = Backwards {
-                    last: LinearConfig::new(4, 2).init(device),
-                    first: LinearConfig::new(4, 4).init(device),
-                };
-                if draw {
-                    drop(model.valid());
-                }
-                model
+fn model_drawn_in_order_starts_as_stock(device: &Device) {
+    let _alone = ALONE.lock();
+    let x = Tensor::<2>::random([3, 4], Distribution::Default, device);
+    let loss = |model: &Backwards, _: usize| {
+        let x = model.last.forward(model.first.forward(x.clone()));
+        x.powi_scalar(2).mean()
+    };
+    let train = |draw: bool| {
+        let start = || {
+            device.seed(42);
+            let model = Backwards {
+                last: LinearConfig::new(4, 2).init(device),
+                first: LinearConfig::new(4, 4).init(device),
             };
-            let mut optimizer = SgdConfig::new().init();
-            let stock = train_stock(start(), &mut optimizer, 2, 1e-2, loss);
-            let mut fused = FusedOptimizer::new_ok(start(), SgdConfig::new().init());
-            train_fused(&mut fused, 2, 1e-2, loss);
-            (stock, fused.model())
+            if draw {
+                drop(model.valid());
+            }
+            model
         };
-        let (stock, fused) = train(true);
-        assert_equal_weights(&stock, &fused);
-        let (stock, fused) = train(false);
-        assert!(
-            weights(&stock) != compare::weights(&fused),
-            "they draw elsewhere"
-        );
-    });
+        let mut optimizer = SgdConfig::new().init();
+        let stock = train_stock(start(), &mut optimizer, 2, 1e-2, loss);
+        let mut fused = FusedOptimizer::new_ok(start(), SgdConfig::new().init());
+        train_fused(&mut fused, 2, 1e-2, loss);
+        (stock, fused.model())
+    };
+    let (stock, fused) = train(true);
+    assert_equal_weights(&stock, &fused);
+    let (stock, fused) = train(false);
+    assert!(weights(&stock) != weights(&fused), "they draw elsewhere");
 }
+
+on_every_backend!(
+    dropout_draws_numbers_of_stock,
+    passes_of_exact_clipping_drop_same_elements,
+    second_run_of_block_sees_numbers_of_first,
+    dropout_in_recomputed_blocks_trains_same,
+    model_drawn_in_order_starts_as_stock,
+);

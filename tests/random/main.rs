@@ -1,5 +1,7 @@
 //! Tests of random numbers in their own process, one at a time, because all threads share the generator of a backend.
 
+#[path = "../promises/backends.rs"]
+mod backends;
 #[path = "../common/mod.rs"]
 mod common;
 mod disturbed;
@@ -49,33 +51,12 @@ impl Model {
     }
 }
 
-/// The global norm of the difference of two models.
-fn distance(before: &Model, after: &Model) -> f64 {
-    let pairs = weights(before).into_iter().zip(weights(after));
-    let squares = pairs.map(|((_, before), (_, after))| {
-        let pairs = before.iter::<f64>().zip(after.iter::<f64>());
-        pairs.map(|(a, b)| (a - b).powi(2)).sum::<f64>()
-    });
-    squares.sum::<f64>().sqrt()
+type Dropping = (Param<Tensor<1>>, Dropout);
+
+/// A weight, and dropout after it.
+fn dropping(device: &Device) -> Dropping {
+    let weight = Param::from_tensor(Tensor::<1>::ones([64], device));
+    (weight, DropoutConfig::new(0.5).init())
 }
 
 static ALONE: Mutex<()> = Mutex::new(());
-
-#[allow(deprecated)] // Burn 0.22 still ships ndarray.
-fn on_cpu(test: impl Fn(&Device)) {
-    let _alone = ALONE.lock();
-    test(&Device::flex().autodiff());
-    test(&Device::ndarray().autodiff());
-}
-
-#[cfg(feature = "wgpu")]
-fn on_wgpu(test: impl Fn(&Device)) {
-    let _alone = ALONE.lock();
-    test(&Device::wgpu(Default::default()).autodiff());
-}
-
-fn on_every_backend(test: impl Fn(&Device)) {
-    on_cpu(&test);
-    #[cfg(feature = "wgpu")]
-    on_wgpu(test);
-}

@@ -2,10 +2,9 @@
 
 use std::thread;
 
+use crate::backends::on_every_cpu_backend;
 use crate::common::*;
-use crate::{Last, keep, on_cpu};
-
-type Dropping = (Param<Tensor<1>>, Dropout);
+use crate::{ALONE, Dropping, Last, dropping, keep};
 
 const STEPS: usize = 8;
 
@@ -47,11 +46,6 @@ fn weighted((weight, dropout): &Dropping, x: Tensor<1>) -> Tensor<1> {
     dropout.forward(weight.val() * x) + noise.mean().detach() * 0.0
 }
 
-fn model(device: &Device) -> Dropping {
-    let weight = Param::from_tensor(Tensor::<1>::ones([64], device));
-    (weight, DropoutConfig::new(0.5).init())
-}
-
 fn config(clips: bool, sharding: Sharding) -> FusedConfig {
     let clipping = clips.then_some(GlobalNormClippingConfig::Exact(1e9));
     FusedConfig::new()
@@ -71,7 +65,7 @@ fn check(last: &Last, ranks: Vec<Tensor<1>>) {
 
 fn train_alone(device: &Device, place: Place, clips: bool) {
     let gradient = Last::default();
-    let mut fused = FusedOptimizer::new(model(device), SgdConfig::new().init())
+    let mut fused = FusedOptimizer::new(dropping(device), SgdConfig::new().init())
         .and_then(|fused| fused.with_config(config(clips, Sharding::State)))
         .unwrap()
         .with_hook(ParamGroup::all(), keep(&gradient));
@@ -86,29 +80,27 @@ fn train_replicas(device: &Device, place: Place, clips: bool, sharding: Sharding
     let gradient = Last::default();
     let (devices, config) = (vec![device.clone(); 3], config(clips, sharding));
     let optimizer = SgdConfig::new().init();
-    let mut fused = FusedReplicas::new_with_config(model(device), optimizer, devices, config)
+    let mut fused = FusedReplicas::new_with_config(dropping(device), optimizer, devices, config)
         .unwrap()
         .with_hook(ParamGroup::all(), keep(&gradient));
     for _ in 0..STEPS {
         let batches = vec![Tensor::<1>::ones([64], device); 3];
         let step = fused.step_repeatable(0.0, batches, move |model, x| place.loss(model, x));
-        check(
-            &gradient,
-            step.unwrap().into_iter().map(|(_, it)| it).collect(),
-        );
+        let ranks = step.unwrap().into_iter();
+        check(&gradient, ranks.map(|(_, dropped)| dropped).collect());
     }
 }
 
-#[test]
-fn replicas_and_other_trainings_draw_apart() {
-    on_cpu(|device| {
-        for sharding in [Sharding::State, Sharding::Full] {
-            thread::scope(|scope| {
-                for (place, clips) in PLACES.into_iter().flat_map(|it| [(it, false), (it, true)]) {
-                    scope.spawn(move || train_alone(device, place, clips));
-                    scope.spawn(move || train_replicas(device, place, clips, sharding));
-                }
-            });
-        }
-    });
+fn replicas_and_other_trainings_draw_apart(device: &Device) {
+    let _alone = ALONE.lock();
+    for sharding in [Sharding::State, Sharding::Full] {
+        thread::scope(|scope| {
+            for (place, clips) in product(PLACES, [false, true]) {
+                scope.spawn(move || train_alone(device, place, clips));
+                scope.spawn(move || train_replicas(device, place, clips, sharding));
+            }
+        });
+    }
 }
+
+on_every_cpu_backend!(replicas_and_other_trainings_draw_apart);
