@@ -30,8 +30,7 @@ fn assert_refused(device: &Device, words: &[&str], mistake: impl Fn(&Mlp, Tensor
     assert_equal_weights(&before, &fused.model());
     assert_eq!(fused.to_record().into_bytes().unwrap().len(), record.len());
 
-    let mut twin = FusedOptimizer::new_ok(before, AdamWConfig::new().init());
-    twin.load_record_ok(fused.to_record());
+    let mut twin = resumed(&fused, AdamWConfig::new().init(), || Mlp::init(device));
     for fused in [&mut fused, &mut twin] {
         fused.step_ok(1e-2, |model| model.loss(x.clone()));
     }
@@ -151,8 +150,7 @@ fn optimizer_record_of_another_model_is_an_error(device: &Device) {
     assert_says(&message, "which the model does not have");
 
     // The state still belongs to the model.
-    let mut twin = FusedOptimizer::new_ok(fused.model(), AdamWConfig::new().init());
-    twin.load_record_ok(fused.to_record());
+    let mut twin = resumed(&fused, AdamWConfig::new().init(), || Mlp::init(device));
     for fused in [&mut fused, &mut twin] {
         fused.step_ok(1e-2, |model| model.loss(x.clone()));
     }
@@ -167,14 +165,13 @@ fn optimizer_record_of_another_rank_is_an_error(device: &Device) {
 
     let mut of_matrix = FusedOptimizer::new_ok(matrix, AdamWConfig::new().init());
     let error = of_matrix.load_record(of_vector.to_record()).unwrap_err();
-    assert_matches!(
-        error,
-        FusedError::RecordRank {
-            expected: 2,
-            found: 1,
-            ..
-        }
-    );
+    let FusedError::RecordRank {
+        expected, found, ..
+    } = error
+    else {
+        panic!("{error}");
+    };
+    assert_eq!((expected, found), (2, 1));
 }
 
 fn model_clone_keeps_its_values(device: &Device) {
@@ -213,9 +210,8 @@ fn nan_loss_is_passed_on_as_in_stock(device: &Device) {
     let mut fused = FusedOptimizer::new_ok(initial, SgdConfig::new().init());
     let nan = fused.step_ok(1e-2, |model| loss(model, 0));
     assert!(nan.into_scalar::<f32>().is_nan());
-    for ((_, stock), (path, fused)) in weights(&stock).iter().zip(&weights(&fused.model())) {
-        assert!(stock.iter::<f32>().all(f32::is_nan), "`{path}` in stock");
-        assert!(fused.iter::<f32>().all(f32::is_nan), "`{path}` fused");
+    for model in [stock, fused.model()] {
+        assert!(elements(&model).into_iter().all(f64::is_nan));
     }
 }
 

@@ -9,6 +9,8 @@ use burn::optim as stock;
 
 use crate::backends::on_every_backend;
 use crate::common::*;
+use crate::mlp::Mlp;
+use crate::optim::assert_equal;
 
 const RATE: f64 = 0.01;
 
@@ -83,63 +85,25 @@ pub fn rms_prop() -> ElementWiseOptimizer<RmsProp> {
     })
 }
 
-/// Returns the parameter after each step.
-fn run(
-    optimizer: impl Optimizer,
-    mut parameter: Tensor<2>,
-    gradients: &[Tensor<2>],
-) -> Vec<TensorData> {
-    let mut state = None;
-    let mut after = Vec::new();
-    for gradient in gradients {
-        (parameter, state) = optimizer.step(RATE, parameter, gradient.clone(), state);
-        after.push((parameter.clone() + 0.0).into_data());
-    }
-    after
-}
-
 fn own_rule_steps_match_stock(device: &Device) {
     let device = device.clone().inner();
     let random = |scale| Tensor::<2>::random([170, 130], Distribution::Normal(0.0, scale), &device);
     let (parameter, gradients) = (random(1.0), [1e-3, 1.0, 30.0].map(random));
     let burns = stock::RmsPropConfig::new().with_momentum(0.0).build();
-    let burns = run(burns, parameter.clone(), &gradients);
-    let own = run(rms_prop(), parameter, &gradients);
-    for (burns, own) in burns.iter().zip(&own) {
-        if is_exact(&device) {
-            assert_eq!(burns.as_bytes(), own.as_bytes());
-            continue;
-        }
-        let near = |(a, b): (f64, f64)| (a - b).abs() <= 1e-3 * (1.0 + a.abs());
-        assert!(burns.iter::<f64>().zip(own.iter::<f64>()).all(near));
-    }
-}
-
-fn model(device: &Device) -> Vec<Linear> {
-    let linear = |i, o| LinearConfig::new(i, o).init(device);
-    vec![linear(6, 16), linear(16, 3)]
-}
-
-fn loss(model: &[Linear], x: Tensor<2>) -> Tensor<1> {
-    model[1]
-        .forward(model[0].forward(x).tanh())
-        .powi_scalar(2)
-        .mean()
+    assert_equal("RMSProp", burns, rms_prop(), &parameter, &gradients);
 }
 
 fn own_rule_fused_matches_stock_and_resumes(device: &Device) {
-    let initial = model(device);
-    let copy = |initial: &Vec<Linear>| copy(initial, || model(device));
-    let x = Tensor::<2>::random([4, 6], Distribution::Default, device);
-    let loss = |model: &Vec<Linear>, _| loss(model, x.clone());
-    let mut stock = ModuleOptimizer::from(rms_prop());
-    let stock = train_stock(copy(&initial), &mut stock, 4, RATE, loss);
-    let mut first = FusedOptimizer::new_ok(copy(&initial), ModuleOptimizer::from(rms_prop()));
+    let initial = Mlp::init(device);
+    let init = || Mlp::init(device);
+    let x = Tensor::<2>::random([4, 3], Distribution::Default, device);
+    let loss = |model: &Mlp, _| model.loss(x.clone());
+    let mut own = ModuleOptimizer::from(rms_prop());
+    let mut first = FusedOptimizer::new_ok(copy(&initial, init), own.clone());
     train_fused(&mut first, 2, RATE, loss);
-    let mut second =
-        FusedOptimizer::new_ok(copy(&first.model()), ModuleOptimizer::from(rms_prop()));
-    assert_eq!(second.load_record(first.to_record()), Ok(()));
+    let mut second = resumed(&first, own.clone(), init);
     train_fused(&mut second, 2, RATE, loss);
+    let stock = train_stock(copy(&initial, init), &mut own, 4, RATE, loss);
     assert_equal_weights(&stock, &second.model());
     assert_changed(&initial, &second.model(), |_| true);
 }
@@ -147,17 +111,14 @@ fn own_rule_fused_matches_stock_and_resumes(device: &Device) {
 fn own_rule_accumulates_in_state_as_sgd(device: &Device) {
     let momentum = MomentumConfig::new().with_dampening(0.0);
     let sgd = ours::SgdConfig::new().with_momentum(Some(momentum)).build();
-    let initial = model(device);
-    let copy = || copy(&initial, || model(device));
+    let initial = Mlp::init(device);
+    let copy = || copy(&initial, || Mlp::init(device));
     let mut sgd = FusedOptimizer::accumulating_in_state_ok(copy(), sgd);
-    let mut own =
-        FusedOptimizer::accumulating_in_state_ok(copy(), ElementWiseOptimizer::new(HeavyBall));
-    let batch = || Tensor::<2>::random([4, 6], Distribution::Default, device);
-    for _ in 0..2 {
-        let (x, y) = (batch(), batch());
+    let own = ElementWiseOptimizer::new(HeavyBall);
+    let mut own = FusedOptimizer::accumulating_in_state_ok(copy(), own);
+    for pair in randoms(4, [4, 3], device).chunks(2) {
         for fused in [&mut sgd, &mut own] {
-            fused.accumulate_ok(|model| loss(model, x.clone()));
-            fused.step_ok(RATE, |model| loss(model, y.clone()));
+            step_group(fused, RATE, pair, |model, x| model.loss(x.clone()));
         }
     }
     assert_equal_weights(&sgd.model(), &own.model());
@@ -183,23 +144,20 @@ impl ElementWise for Table {
     const STATES: &'static [ElementState] = &[ElementState::signed("velocity")];
 
     fn rule(&self, step: Step) -> Rule {
-        Rule::new(TableRule(
-            self.clone(),
-            step.time as usize - 1,
-            step.learning_rate,
-        ))
+        let index = step.time as usize - 1;
+        Rule::new(TableRule(self.clone(), index, step.learning_rate))
     }
 }
 
 fn own_rule_panic_keeps_value(device: &Device) {
-    let x = Tensor::<2>::ones([4, 6], device);
+    let x = Tensor::<2>::ones([4, 3], device);
     for format in [StateFormat::Full, StateFormat::Bits8] {
         let optimizer = ElementWiseOptimizer::new(Table([0.5, 0.9])).with_state_format(format);
-        let mut fused = FusedOptimizer::new_ok(model(device), optimizer.into());
-        let mut step = || fused.step(RATE, |model| loss(model, x.clone())).map(drop);
+        let mut fused = FusedOptimizer::new_ok(Mlp::init(device), optimizer.into());
+        let mut step = || fused.step(RATE, |model| model.loss(x.clone())).map(drop);
         assert_eq!([step(), step()], [Ok(()), Ok(())]);
         let before = fused.model();
-        let message = panic_of(|| fused.step_ok(RATE, |model| loss(model, x.clone())));
+        let message = panic_of(|| fused.step_ok(RATE, |model| model.loss(x.clone())));
         assert_says(&message, "which keeps its value");
         assert_equal_weights(&before, &fused.model());
     }

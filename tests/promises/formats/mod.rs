@@ -46,10 +46,8 @@ impl Network {
 /// Asserts that weights differ by at most a thousandth of the largest of their parameter. Neighbours in bf16 differ by four.
 pub fn assert_near<M: Module>(expected: &M, found: &M) {
     for ((path, expected), (_, found)) in weights(expected).iter().zip(&weights(found)) {
-        let most = expected
-            .iter::<f64>()
-            .fold(0.0, |most, x| f64::max(most, x.abs()))
-            / 1000.0;
+        let sizes = expected.iter::<f64>().map(f64::abs);
+        let most = sizes.fold(0.0, f64::max) / 1000.0;
         for (expected, found) in expected.iter::<f64>().zip(found.iter::<f64>()) {
             let error = (expected - found).abs();
             assert!(error <= most, "{path}: {found} for {expected}");
@@ -65,11 +63,7 @@ fn formats(device: &Device) -> Vec<(StateFormat, WeightFormat, FloatDType)> {
         formats.push((states, WeightFormat::Plain, FloatDType::F16));
     }
     for states in [StateFormat::Full, StateFormat::Bits8, StateFormat::Bits4] {
-        for weights in [
-            WeightFormat::Plain,
-            WeightFormat::Stochastic,
-            WeightFormat::Split24,
-        ] {
+        for weights in WEIGHT_FORMATS {
             formats.push((states, weights, FloatDType::BF16));
         }
     }
@@ -147,9 +141,8 @@ fn element_wise(
 }
 
 fn batches(device: &Device, dtype: FloatDType) -> Vec<Tensor<2>> {
-    let draw = || Tensor::<2>::random([5, 61], Distribution::Default, &device.clone().inner());
-    let batches = (0..6).map(|_| draw().cast(dtype));
-    batches.map(Tensor::from_inner).collect()
+    let batches = randoms::<2>(6, [5, 61], &device.clone().inner()).into_iter();
+    batches.map(|x| Tensor::from_inner(x.cast(dtype))).collect()
 }
 
 on_every_backend!(
@@ -192,17 +185,11 @@ fn formats_with_all_policies_match_stock(device: &Device) {
     let initial = cast(Network::init(device), dtype).unwrap();
     let copy = || copy(&initial, || cast(Network::init(device), dtype).unwrap());
     let batches = batches(device, dtype);
-    let mut stock = copy();
+    let loss = |model: &Network, batch: &Tensor<2>| model.loss(batch.clone());
     let mut stepped = optimizer.clone();
-    for pair in batches.chunks(2) {
-        let mut sum = burn::optim::GradientsAccumulator::new();
-        for batch in pair {
-            let gradients = stock.loss(batch.clone()).backward();
-            let gradients = burn::optim::GradientsParams::from_grads(gradients, &stock);
-            sum.accumulate(&stock, gradients);
-        }
-        stock = stepped.step(RATE, stock, sum.grads());
-    }
+    let stock = batches.chunks(2).fold(copy(), |model, pair| {
+        step_stock(model, &mut stepped, RATE, pair, loss)
+    });
     let mut fused = FusedOptimizer::new_ok(copy(), optimizer.clone());
     for pair in batches.chunks(2) {
         for batch in pair {
@@ -214,9 +201,8 @@ fn formats_with_all_policies_match_stock(device: &Device) {
 
     // A maximum norm above all norms changes nothing, a smaller one does.
     let clipped = |norm: f64| {
-        let config = GlobalNormClippingConfig::Exact(norm);
-        let mut fused = FusedOptimizer::new_ok(copy(), optimizer.clone())
-            .with_config_ok(FusedConfig::clipping(config));
+        let fused = FusedOptimizer::new_ok(copy(), optimizer.clone());
+        let mut fused = fused.with_config_ok(FusedConfig::exact(norm));
         for batch in &batches {
             fused.step_repeatable_ok(RATE, |model| model.loss(batch.clone()));
         }
@@ -239,10 +225,8 @@ fn formats_changed_between_steps_continue(device: &Device) {
     let start = config(StateFormat::Full).init();
     let mut fused = FusedOptimizer::new_ok(Network::init(device), start);
     fused.step_ok(RATE, |model| model.loss(batches[0].clone()));
-    for (step, states) in [StateFormat::Bits8, StateFormat::Bits4, StateFormat::Full]
-        .into_iter()
-        .enumerate()
-    {
+    let later = [StateFormat::Bits8, StateFormat::Bits4, StateFormat::Full];
+    for (step, states) in later.into_iter().enumerate() {
         let record = fused.to_record();
         let model = fused.model();
         fused = FusedOptimizer::new_ok(model, config(states).init());
@@ -260,10 +244,6 @@ fn formats_changed_between_steps_continue(device: &Device) {
 
 /// Quantized states are stored on the host, or updated there. (Matrix products have other last bits there.)
 fn formats_with_offload_match_without(device: &Device) {
-    let host = match device.clone().inner() == Device::flex() {
-        true => OffloadHost::NdArray,
-        false => OffloadHost::Flex,
-    };
     let initial = Network::init(device);
     let copy = || copy(&initial, || Network::init(device));
     let batches = batches(device, FloatDType::F32);
@@ -272,24 +252,18 @@ fn formats_with_offload_match_without(device: &Device) {
         let mut plain = FusedOptimizer::new_ok(copy(), optimizer.clone());
         train_fused(&mut plain, 4, RATE, loss);
         for offload in [Offload::States, Offload::Updates] {
-            let config = OffloadConfig::new(offload)
-                .with_host(host)
-                .with_min_elements(10);
+            let config = offload_from(device, offload).with_min_elements(10);
             let fused = FusedOptimizer::new_ok(copy(), optimizer.clone());
             let mut fused = fused.with_config_on_ok(FusedConfig::offload(config), device);
             train_fused(&mut fused, 2, RATE, loss);
             // A record has the form of stock Burn by default.
             let full = fused.to_record().into_bytes().unwrap();
-            let compact = optim::compact_records(|| fused.to_record())
-                .into_bytes()
-                .unwrap();
-            assert!(
-                name.ends_with("Sgd") || compact.len() < full.len(),
-                "{name}"
-            );
+            let compact = optim::compact_records(|| fused.to_record());
+            let compact = compact.into_bytes().unwrap();
+            let is_smaller = compact.len() < full.len();
+            assert!(name.ends_with("Sgd") || is_smaller, "{name}");
             for record in [full, compact] {
-                let record = burn::optim::OptimizerRecord::from_bytes(record).unwrap();
-                fused.load_record_ok(record);
+                fused.load_record_ok(OptimizerRecord::from_bytes(record).unwrap());
             }
             for step in 2..4 {
                 fused.step_ok(RATE, |model| loss(model, step));
@@ -332,7 +306,7 @@ fn records_taken_earlier_are_unchanged_by_steps(device: &Device) {
             train_fused(&mut fused, steps, RATE, loss);
             let record = record.into_bytes().unwrap();
             assert_eq!(record.to_vec(), now);
-            resumed.load_record_ok(burn::optim::OptimizerRecord::from_bytes(record).unwrap());
+            resumed.load_record_ok(OptimizerRecord::from_bytes(record).unwrap());
             train_fused(&mut resumed, steps, RATE, loss);
             assert_equal_weights(&fused.model(), &resumed.model());
         }

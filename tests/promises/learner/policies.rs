@@ -4,6 +4,7 @@ use burn::lr_scheduler::constant::ConstantLr;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 
 use super::*;
+use crate::policies::{norm, scale};
 
 const MAX_NORM: f64 = 0.5;
 
@@ -38,36 +39,13 @@ impl TrainStep for Clipped {
         learning_rate: ModuleLearningRate,
         mut gradients: GradientsParams,
     ) -> Self {
-        let mut clip = Clip {
-            gradients: &mut gradients,
-            squares: 0.0,
-            coefficient: 1.0,
-        };
-        self.visit(&mut clip);
-        clip.coefficient = (MAX_NORM / clip.squares.sqrt()).min(1.0);
-        self.visit(&mut clip);
+        let coefficient = (MAX_NORM / norm(&self, &mut gradients)).min(1.0);
+        scale(&self, &mut gradients, coefficient);
         optimizer.step(learning_rate, self, gradients)
     }
 }
 
 impl_inference_step!(Clipped, Points, inner);
-
-struct Clip<'a> {
-    gradients: &'a mut GradientsParams,
-    squares: f64,
-    coefficient: f64,
-}
-
-impl ModuleVisitor for Clip<'_> {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if let Some(gradient) = self.gradients.remove::<D>(param.id) {
-            let squares = gradient.clone().square().sum().into_scalar::<f64>();
-            self.squares += squares;
-            let gradient = gradient.mul_scalar(self.coefficient);
-            self.gradients.register(param.id, gradient);
-        }
-    }
-}
 
 #[test]
 fn exact_clipping_equals_clipping_in_optimize_of_stock() {
@@ -193,10 +171,7 @@ fn checkpoint_restores_loss_scale_under_any_interval() {
         fused.load_record_ok(OptimizerRecord::load(file).unwrap());
         let device = &Device::flex().autodiff();
         let scales = expected.map(|_| {
-            fused.step_repeatable_ok(0.1, |model| {
-                let points = Points::ones(device);
-                model.inner.output(points).loss
-            });
+            fused.step_repeatable_ok(0.1, |model| model.inner.output(Points::ones(device)).loss);
             fused.last_step().loss_scale.unwrap()
         });
         assert_eq!(scales, expected, "epoch {epoch}, interval {interval}");

@@ -35,9 +35,8 @@ fn muon_momentum_in_8_bits_stays_near_full() {
     let device = Device::flex();
     let shape = [96, 80];
     let start = Tensor::<2>::random(shape, Distribution::Default, &device);
-    let gradients: Vec<_> = (0..10)
-        .map(|_| Tensor::<2>::random(shape, Distribution::Normal(0.1, 1.0), &device))
-        .collect();
+    let normal = Distribution::Normal(0.1, 1.0);
+    let gradients = [(); 10].map(|()| Tensor::<2>::random(shape, normal, &device));
     let train = |states| {
         let config = ours::MuonConfig::new().with_state_format(states);
         let after = run(config.build(), start.clone(), &gradients);
@@ -106,11 +105,7 @@ fn muon_matrices_of_any_shape_train_in_every_format() {
             sums.reduce(|a, b| a + b).expect("there are some")
         };
         for states in [StateFormat::Full, StateFormat::Bits8, StateFormat::Bits4] {
-            for weights in [
-                WeightFormat::Plain,
-                WeightFormat::Stochastic,
-                WeightFormat::Split24,
-            ] {
+            for weights in WEIGHT_FORMATS {
                 if dtype == FloatDType::F32 && weights != WeightFormat::Plain {
                     continue;
                 }
