@@ -13,7 +13,7 @@ pub struct Intercepted<O> {
     before: Arc<Before>,
 }
 
-/// Calls `before` with the shape of each parameter that `inner` is about to update.
+/// Returns `inner`, which first calls `before` with the shape of each parameter that it updates.
 pub fn intercepted<O: Optimizer>(
     inner: O,
     before: impl Fn(&[usize]) + Send + Sync + 'static,

@@ -51,11 +51,12 @@ fn assert_equals_sums_in_f32(init: impl Fn() -> Network, dtype: FloatDType, reta
             }
             fused.step_ok(RATE, |model| loss(model, &batches, 4 * group + 3));
         }
+        println!("{dtype:?}, {retained} retained");
         assert_equal_weights(&stock, &fused.model());
     }
 }
 
-/// Also of retained parameters.
+/// With released parameters, and with retained ones.
 #[test]
 fn full_precision_sums_match_stock_loop() {
     let plain = || Network::init(&flex());

@@ -66,10 +66,7 @@ fn all() -> Vec<(String, FloatDType, ModuleOptimizer)> {
 fn tensors_of_another_type_or_rank_are_refused() {
     for (name, dtype, optimizer) in all() {
         let mut fused = trained(&optimizer, dtype);
-        for record in [
-            fused.to_record(),
-            optim::compact_records(|| fused.to_record()),
-        ] {
+        for record in both_records(&fused) {
             let contents = Contents::of(record);
             for (index, tensor) in contents.tensors.iter().enumerate() {
                 let context = format!("{name}, {}", tensor.name);
@@ -139,10 +136,7 @@ fn record_with_missing_or_odd_numbers_does_not_panic() {
     ];
     for (name, dtype, optimizer) in all() {
         let mut fused = trained(&optimizer, dtype);
-        for record in [
-            fused.to_record(),
-            optim::compact_records(|| fused.to_record()),
-        ] {
+        for record in both_records(&fused) {
             let contents = Contents::of(record);
             for scalar in contents.scalars.keys() {
                 for odd in odd {

@@ -9,8 +9,9 @@ use super::*;
 on_every_backend!(loaded_weights_equal_cast_weights);
 
 fn loaded_weights_equal_cast_weights(device: &Device) {
-    let dtypes = [FloatDType::BF16, FloatDType::F16, FloatDType::F32];
-    for dtype in dtypes.into_iter().filter(|it| device.supports_dtype(*it)) {
+    let others = [FloatDType::F64, FloatDType::BF16, FloatDType::F16];
+    let others = others.into_iter().filter(|it| device.supports_dtype(*it));
+    for dtype in others.chain([FloatDType::F32]) {
         let saved = Network::init(device);
         let record = saved.clone().into_record();
         let loaded = load_record_in(Network::init(device), record, dtype).unwrap();

@@ -163,10 +163,7 @@ fn record_of_another_shape_is_refused_and_state_is_unchanged() {
                 model
             });
             let before = fused.to_record().into_bytes().unwrap();
-            for record in [
-                optim::compact_records(|| donor.to_record()),
-                donor.to_record(),
-            ] {
+            for record in both_records(&donor) {
                 let error = fused.load_record(record).unwrap_err();
                 assert_matches!(error, FusedError::RecordShape { .. });
             }

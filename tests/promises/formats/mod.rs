@@ -140,6 +140,12 @@ fn element_wise(
     ]
 }
 
+/// Returns a record in the form of stock Burn, and a compact one.
+fn both_records<M: Module>(fused: &FusedOptimizer<M>) -> [OptimizerRecord; 2] {
+    let compact = optim::compact_records(|| fused.to_record());
+    [fused.to_record(), compact]
+}
+
 fn batches(device: &Device, dtype: FloatDType) -> Vec<Tensor<2>> {
     let batches = randoms::<2>(6, [5, 61], &device.clone().inner()).into_iter();
     batches.map(|x| Tensor::from_inner(x.cast(dtype))).collect()
@@ -257,9 +263,7 @@ fn formats_with_offload_match_without(device: &Device) {
             let mut fused = fused.with_config_on_ok(FusedConfig::offload(config), device);
             train_fused(&mut fused, 2, RATE, loss);
             // A record has the form of stock Burn by default.
-            let full = fused.to_record().into_bytes().unwrap();
-            let compact = optim::compact_records(|| fused.to_record());
-            let compact = compact.into_bytes().unwrap();
+            let [full, compact] = both_records(&fused).map(|record| record.into_bytes().unwrap());
             let is_smaller = compact.len() < full.len();
             assert!(name.ends_with("Sgd") || is_smaller, "{name}");
             for record in [full, compact] {

@@ -1,7 +1,5 @@
 //! Records of states in formats: in the form of stock Burn, or compact.
 
-use backburn::optim::compact_records;
-
 use super::*;
 
 on_every_backend!(
@@ -40,8 +38,7 @@ fn formats_run_resumes_at_any_step_to_bit(device: &Device) {
                 if steps(device, name, states) == 1 {
                     resumed.clear();
                 }
-                let full = saved(fused.to_record());
-                let compact = saved(compact_records(|| fused.to_record()));
+                let [full, compact] = both_records(&fused).map(saved);
                 if states != StateFormat::Full && !name.ends_with("Sgd") {
                     assert!(compact.len() < full.len(), "{name}");
                 }
@@ -62,9 +59,8 @@ fn formats_stock_loop_resumes_to_bit(device: &Device) {
         .with_weight_format(weights);
     let batches = batches(device, dtype);
     let step = |model: Network, optimizer: &mut ModuleOptimizer, step: usize| {
-        let gradients = model.loss(batches[step].clone()).backward();
-        let gradients = burn::optim::GradientsParams::from_grads(gradients, &model);
-        optimizer.step(RATE, model, gradients)
+        let loss = |model: &Network, _| model.loss(batches[step].clone());
+        train_stock(model, optimizer, 1, RATE, loss)
     };
     let mut optimizer = config.init();
     let mut model = cast(Network::init(device), dtype).unwrap();

@@ -1,6 +1,6 @@
 //! Weight formats around any optimizer of Burn.
 
-use backburn::optim::{InFormat, compact_records};
+use backburn::optim::InFormat;
 use burn::optim::{AdaGradConfig, AdafactorConfig, LambConfig, MuonConfig, RmsPropConfig};
 
 use super::*;
@@ -32,11 +32,8 @@ const WIDTH: usize = 66;
 fn model() -> Vec<Linear> {
     let device = Device::flex().autodiff();
     let config = LinearConfig::new(WIDTH, WIDTH).with_bias(false);
-    cast(
-        vec![config.init(&device), config.init(&device)],
-        FloatDType::BF16,
-    )
-    .unwrap()
+    let layers = vec![config.init(&device), config.init(&device)];
+    cast(layers, FloatDType::BF16).unwrap()
 }
 
 fn inputs() -> Vec<Tensor<2>> {
@@ -53,11 +50,7 @@ fn assert_fused_equals_stock(name: &str, wrapped: ModuleOptimizer, _plain: Modul
     let mut fused = FusedOptimizer::new_ok(copy(&initial, model), wrapped.clone());
     train_fused(&mut fused, 2, RATE, loss);
     // Resumes in the middle, from either form of the record.
-    for compact in [false, true] {
-        let record = match compact {
-            true => compact_records(|| fused.to_record()),
-            false => fused.to_record(),
-        };
+    for record in both_records(&fused) {
         let mut resumed = FusedOptimizer::new_ok(fused.model(), wrapped.clone());
         resumed.load_record_ok(reread(record));
         for step in 2..5 {

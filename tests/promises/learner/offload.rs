@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// It stands in for a device with memory of its own.
+/// A device that stands in for one with memory of its own.
 fn there() -> Device {
     cpus()[1].clone()
 }
