@@ -71,7 +71,7 @@ impl Policies {
     pub(crate) fn with_config(
         self,
         config: FusedConfig,
-        mut optimizer: ModuleOptimizer,
+        optimizer: ModuleOptimizer,
     ) -> Result<(Self, ModuleOptimizer), FusedError> {
         config.check(self.in_state)?;
         let policies = Self {
@@ -80,13 +80,19 @@ impl Policies {
             adaptive: PolicyState::default(),
             ..self
         };
-        if let Some(state) = policies.kept() {
+        let optimizer = policies.join(optimizer);
+        Ok((policies, optimizer))
+    }
+
+    /// Returns `optimizer` registered for the extra state and the averages of these policies.
+    pub(crate) fn join(&self, mut optimizer: ModuleOptimizer) -> ModuleOptimizer {
+        if let Some(state) = self.kept() {
             optimizer = state.join(optimizer);
         }
-        if policies.config.averaging.is_some() {
-            optimizer = AverageExtraState::join(optimizer);
+        match self.config.averaging {
+            Some(_) => AverageExtraState::join(optimizer),
+            None => optimizer,
         }
-        Ok((policies, optimizer))
     }
 
     /// Returns the policy state that optimizer records contain, if there is any.

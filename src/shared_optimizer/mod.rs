@@ -6,7 +6,7 @@ mod query;
 mod removed;
 mod states;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamGroup, ParamId};
@@ -17,7 +17,7 @@ pub(crate) use extra_state::{AverageExtraState, EXTRA_STATE_ID, average_id, is_a
 pub(crate) use offloaded::Eviction;
 
 use offloaded::OffloadedStates;
-use removed::Removed;
+use removed::{RemovedParameters, Stateless};
 use states::{holds_codes, joined, split, with_states, written};
 
 use crate::caught::Caught;
@@ -36,15 +36,8 @@ pub(crate) struct SharedOptimizer {
     pub(crate) learning_rate: ModuleLearningRate,
     /// The offloaded states, if states are offloaded.
     pub(crate) offloaded: Option<OffloadedStates>,
-    /// The parameters that were removed from the model.
-    removed: HashSet<ParamId>,
-    /// The number of groups for removed parameters that the optimizer has.
-    removed_groups: usize,
+    removed: RemovedParameters,
 }
-
-/// Maximum number of groups for removed parameters. With more, the states go through a record, which drops the groups.
-/// Each group costs a comparison per step, and a record costs a copy of all states.
-const MAX_REMOVED_GROUPS: usize = 32;
 
 impl SharedOptimizer {
     /// Creates the shared optimizer. States of parameters with at least `offload_from` elements are kept on the host.
@@ -55,8 +48,7 @@ impl SharedOptimizer {
             fresh,
             learning_rate: 0.0.into(),
             offloaded: offload_from.map(|from| OffloadedStates::of(from, HashMap::new())),
-            removed: HashSet::new(),
-            removed_groups: 0,
+            removed: RemovedParameters::default(),
         };
         shared.replace(optimizer);
         shared
@@ -69,9 +61,23 @@ impl SharedOptimizer {
 
     /// Replaces the optimizer by `optimizer`, whose states belong to a new model.
     pub(crate) fn start_over(&mut self, optimizer: ModuleOptimizer) {
-        self.removed.clear();
-        self.removed_groups = 0;
+        self.removed = RemovedParameters::default();
         self.replace(optimizer);
+    }
+
+    /// Returns the optimizer without states, and the parameters that were removed from it, to continue in another
+    /// training.
+    pub(crate) fn removed(&self) -> (ModuleOptimizer, RemovedParameters) {
+        (self.fresh(), self.removed.clone())
+    }
+
+    /// Continues with the result of [`removed`](Self::removed) of the training before.
+    pub(crate) fn continue_without(
+        &mut self,
+        (fresh, removed): (ModuleOptimizer, RemovedParameters),
+    ) {
+        self.fresh = fresh;
+        self.removed = removed;
     }
 
     /// Drops the states of parameters that were removed from the model. Returns `true` if the other states went through
@@ -84,32 +90,37 @@ impl SharedOptimizer {
         is_here: impl Fn(ParamId) -> bool,
         keeps_states: impl FnOnce() -> bool,
     ) -> bool {
-        if let Some(offloaded) = &self.offloaded {
+        if let Some(offloaded) = &mut self.offloaded {
             offloaded.forget(&parameters);
         }
         if !parameters.is_empty() {
-            self.removed.extend(&parameters);
+            self.removed.add(&parameters);
             // Burn drops only the states of a group for which another optimizer is added.
             let group = ParamGroup::from_ids(parameters);
-            self.removed_groups += 1;
-            self.change(|optimizer| optimizer.with_group(group, Removed, None));
+            self.change(|optimizer| optimizer.with_group(group, Stateless, None));
         }
-        let are_back = self.removed.iter().any(|id| is_here(*id));
-        let through_a_record =
-            are_back || self.removed_groups > MAX_REMOVED_GROUPS && keeps_states();
+        let are_back = self.removed.has_any(is_here);
+        let through_a_record = are_back || self.removed.has_many_groups() && keeps_states();
         if through_a_record {
-            self.removed.clear();
-            self.removed_groups = 0;
-            let record = compact_records(|| self.optimizer.to_record());
-            self.optimizer = self.fresh().load_record(record);
+            self.drop_removed_groups();
         }
         through_a_record
+    }
+
+    /// Drops the groups for removed parameters. The states go through a record.
+    pub(crate) fn drop_removed_groups(&mut self) {
+        if self.removed.groups == 0 {
+            return;
+        }
+        self.removed = RemovedParameters::default();
+        let record = compact_records(|| self.optimizer.to_record());
+        self.optimizer = self.fresh().load_record(record);
     }
 
     /// Returns the number of groups for removed parameters.
     #[cfg(all(test, feature = "flex"))]
     pub(crate) fn removed_groups(&self) -> usize {
-        self.removed_groups
+        self.removed.groups
     }
 
     /// Returns the optimizer with all states, which are shared.

@@ -1,13 +1,45 @@
+use std::collections::HashSet;
+
+use burn::module::ParamId;
 use burn::optim::{LearningRate, Optimizer};
 use burn::tensor::{Device, Tensor};
 
 use crate::policy::PolicyState;
 
+/// The parameters that were removed from the model, each in a group of the optimizer that has no state.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct RemovedParameters {
+    ids: HashSet<ParamId>,
+    /// The number of groups.
+    pub(super) groups: usize,
+}
+
+/// Maximum number of groups for removed parameters. With more, the states go through a record, which drops the groups.
+/// Each group costs a comparison per step, and a record costs a copy of all states.
+const MAX_GROUPS: usize = 32;
+
+impl RemovedParameters {
+    /// Adds the parameters of one group.
+    pub(super) fn add(&mut self, parameters: &[ParamId]) {
+        self.ids.extend(parameters);
+        self.groups += 1;
+    }
+
+    /// Returns `true` if `is_here` returns `true` for one of the parameters.
+    pub(super) fn has_any(&self, is_here: impl Fn(ParamId) -> bool) -> bool {
+        self.ids.iter().any(|id| is_here(*id))
+    }
+
+    pub(super) fn has_many_groups(&self) -> bool {
+        self.groups > MAX_GROUPS
+    }
+}
+
 /// An optimizer without states, for parameters that were removed from the model.
 #[derive(Clone)]
-pub(super) struct Removed;
+pub(super) struct Stateless;
 
-impl Optimizer for Removed {
+impl Optimizer for Stateless {
     type State<const D: usize> = PolicyState;
 
     fn step<const D: usize>(

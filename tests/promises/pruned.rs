@@ -182,6 +182,44 @@ fn layer_that_returns_with_offload_starts_without_state() {
     }
 }
 
+/// A training with another config, or another training with the same optimizer, accepts a removed layer again.
+#[test]
+fn layer_that_returns_to_other_config_or_training_trains() {
+    let device = &Device::flex().autodiff();
+    let initial = init(device);
+    let x = Tensor::<2>::random([4, 3], Distribution::Default, device);
+    for optimizer in optimizers() {
+        let loss = |model: &Net, _| loss(model, x.clone());
+        let train = |between: &dyn Fn(FusedOptimizer<Net>) -> FusedOptimizer<Net>| {
+            let start = copy(&initial, || init(device));
+            let mut fused = FusedOptimizer::new_ok(start.clone(), optimizer.clone());
+            train_fused(&mut fused, 2, RATE, loss);
+            fused.change_model_ok(without_last_layer);
+            train_fused(&mut fused, 1, RATE, loss);
+            let mut fused = between(fused);
+            fused.change_model_ok(|mut model| {
+                model.push(start[1].clone());
+                model
+            });
+            train_fused(&mut fused, 2, RATE, loss);
+            assert_eq!(fused.load_record(fused.to_record()), Ok(()));
+            fused.model()
+        };
+        let expected = train(&|fused| fused);
+        let config = FusedConfig::new().with_averaging(Some(WeightAveragingConfig::new()));
+        let other_config = |fused: FusedOptimizer<Net>| {
+            let fused = fused.with_config_ok(config.clone());
+            fused.with_config_ok(FusedConfig::new())
+        };
+        assert_equal_weights(&expected, &train(&other_config));
+        let other_training = |fused: FusedOptimizer<Net>| {
+            let (model, optimizer) = fused.into_parts();
+            FusedOptimizer::new_ok(model, optimizer)
+        };
+        assert_equal_weights(&expected, &train(&other_training));
+    }
+}
+
 #[test]
 fn group_in_optimizer_state_outlives_removed_layer() {
     let device = &Device::flex().autodiff();

@@ -14,7 +14,7 @@ use crate::parameters::load_same;
 use crate::record;
 use crate::shared_optimizer::{SharedOptimizer, average_id};
 use crate::tap::collect_graph;
-use crate::weights::{Accumulated, AttachedModule, MasterParam};
+use crate::weights::{Accumulated, AttachedModule, Inventory, LocalParams, MasterParam};
 
 /// The reason why a training can't resume from records.
 pub(crate) enum ResumeError {
@@ -69,13 +69,7 @@ impl<M: Module> Core<M> {
         let is_here = |id| inventory.get(id).is_some();
         let averages = removed.iter().map(|id| average_id(*id));
         let removed_states = removed.iter().copied().chain(averages).collect();
-        // Burn loads states in f32, and a record ends the group of micro-batches in a state.
-        let keeps_states = || {
-            let accumulates = |master: &MasterParam| {
-                matches!(master.accumulated(), Accumulated::InOptimizerState)
-            };
-            inventory.is_trained_in(DType::F32) && !before.local_params.masters().any(accumulates)
-        };
+        let keeps_states = || record_keeps_states(&inventory, &before.local_params);
         let remove = |optimizer: &mut SharedOptimizer| {
             optimizer.remove(removed_states, is_here, keeps_states)
         };
@@ -84,6 +78,14 @@ impl<M: Module> Core<M> {
             local_params.copy_groups(&before.local_params);
         }
     }
+}
+
+/// Returns `true` if the optimizer states of these parameters are the same after a record.
+pub(super) fn record_keeps_states(inventory: &Inventory, local_params: &LocalParams) -> bool {
+    // Burn loads states in f32, and a record ends the group of micro-batches in a state.
+    let accumulates =
+        |master: &MasterParam| matches!(master.accumulated(), Accumulated::InOptimizerState);
+    inventory.is_trained_in(DType::F32) && !local_params.masters().any(accumulates)
 }
 
 #[cfg(all(test, feature = "flex"))]

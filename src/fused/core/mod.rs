@@ -34,6 +34,7 @@ use crate::shared_optimizer::{AverageExtraState, SharedOptimizer};
 use crate::tap::collect_graph_if_due;
 use crate::weights::{Accumulated, AttachedModule, Inventory, Role, Value, fork_quantized};
 pub(crate) use change::ResumeError;
+use change::record_keeps_states;
 pub(in crate::fused) use rank_pass::{Executor, RankPass};
 pub(super) use ranks::Ranks;
 pub(super) use run::Reports;
@@ -147,13 +148,19 @@ impl<M: Module> Core<M> {
         // Values move from owner to owner, so that no device has to hold all weights.
         let model = ranks.export(AttachedModule::export_in_place);
         let optimizer = self.optimizer();
+        let (fresh, removed) = self.ranks.session().optimizer.lock().removed();
         let (policies, optimizer) = self.policies.with_config(config, optimizer)?;
+        let removed = (policies.join(fresh), removed);
         // Afterwards the model is the only owner of its values.
         drop(self.ranks);
-        match named {
+        let core = match named {
             None => Self::on_one_device(model, optimizer, policies, device.as_ref()),
             Some(devices) => Self::on_devices(model, optimizer, policies, &devices),
-        }
+        }?;
+        let mut optimizer = core.ranks.session().optimizer.lock();
+        optimizer.continue_without(removed);
+        drop(optimizer);
+        Ok(core)
     }
 
     /// Returns an ordinary Burn model with the current values.
@@ -205,6 +212,11 @@ impl<M: Module> Core<M> {
     }
 
     pub(super) fn into_parts(self) -> (M, ModuleOptimizer) {
+        let attached = self.ranks.attached();
+        // Another training may use the removed parameters.
+        if record_keeps_states(&attached.inventory, &attached.local_params) {
+            attached.session.optimizer.lock().drop_removed_groups();
+        }
         // Dropping `self` drops all other handles, so the result is the only owner.
         (self.model(), self.optimizer())
     }
