@@ -85,9 +85,11 @@ impl OffloadedStates {
         elements >= self.from || self.all.lock().contains_key(&id)
     }
 
-    pub(super) fn forget(&self, parameters: &[ParamId]) {
-        let mut all = self.all.lock();
-        all.retain(|id, _| !parameters.contains(id));
+    pub(super) fn forget(&mut self, parameters: &[ParamId]) {
+        let is_kept = |id: &ParamId| !parameters.contains(id);
+        self.all.lock().retain(|id, _| is_kept(id));
+        self.next
+            .retain(|id, next| id.as_ref().is_none_or(is_kept) && is_kept(next));
     }
 
     fn get(&self, id: ParamId) -> Option<OffloadedState> {

@@ -62,6 +62,49 @@ fn steps_leave_no_bytes() {
     }
 }
 
+/// Every 33rd change drops the groups of removed parameters.
+#[test]
+fn changes_that_replace_a_layer_leave_no_bytes() {
+    let _alone = alone();
+    type Net = Vec<Linear>;
+    let layer = |device: &Device| -> Linear { LinearConfig::new(4, 4).init(device) };
+    let lora = || Lora::new(2, 4.0);
+    let plain: &dyn Fn(Net) -> Net = &|model| model;
+    let frozen: &dyn Fn(Net) -> Net = &|model| model.freeze();
+    let adapted: &dyn Fn(Net) -> Net = &|model| model.apply_lora(lora());
+    let on_codes: &dyn Fn(Net) -> Net =
+        &|model| model.apply_reparameterization(QuantizedLora::new(lora(), BaseFormat::Bits4));
+    let offload = OffloadConfig::new(Offload::States).with_min_elements(1);
+    let offload = FusedConfig::offload(offload);
+    let averaging = FusedConfig::new().with_averaging(Some(WeightAveragingConfig::new()));
+    let config = FusedConfig::new();
+    for (name, change, config, device) in [
+        ("trained", plain, &config, device()),
+        ("frozen", frozen, &config, device()),
+        ("with an adapter", adapted, &config, device()),
+        ("with an adapter on 4 bits", on_codes, &config, device()),
+        ("with offloaded states", plain, &offload, other()),
+        ("with averages", plain, &averaging, device()),
+    ] {
+        let x = Tensor::<2>::ones([2, 4], &device);
+        let first = change(vec![layer(&device)]);
+        let model = [first, vec![layer(&device)]].concat();
+        let fused = FusedOptimizer::new_ok(model, AdamWConfig::new().init());
+        let mut fused = fused.with_config_on_ok(config.clone(), &device);
+        let replace = || {
+            fused.step_ok(1e-3, |model: &Net| {
+                let run = |x, layer: &Linear| layer.forward(x);
+                model.iter().fold(x.clone(), run).mean()
+            });
+            fused.change_model_ok(|model| {
+                let first = change(vec![layer(&device)]);
+                [first, model[1..].to_vec()].concat()
+            });
+        };
+        assert_no_growth(name, 3 * 33, 12 * 33, MOST, replace);
+    }
+}
+
 /// The step fails in the optimizer, after the backward pass, and in the second run of a block. Recorded nodes are
 /// released.
 #[test]
