@@ -180,13 +180,10 @@ pub enum FusedError {
     LossNotTracked,
 
     /// No parameter of the model is trained.
-    #[error(
-        "no parameter of the model is trained: all are frozen, for example {paths}. To train adapters, choose a parameter group \
-         of `Lora` that matches these paths; to train parameters, unfreeze them with `Module::unfreeze_group`"
-    )]
+    #[error("no parameter of the model is trained: all are frozen. {advice}")]
     NothingTrained {
-        /// Paths of some parameters.
-        paths: String,
+        /// A way to train some, with the paths of at most five parameters.
+        advice: String,
     },
 
     /// The backward pass reached none of the model's parameters.

@@ -12,12 +12,13 @@ use crate::error::{FusedError, listed};
 use crate::loss::{Loss, on_backward};
 use crate::observer::StepEvent;
 use crate::offload::TransferWorkers;
-use crate::parameters::list;
+use crate::parameters::{Parameter, list};
 use crate::pass::{ClosureKind, FailedIn, Failure, Pass, Scope, Stage};
 use crate::placement::RankContext;
 use crate::random::RandomStream;
 use crate::replica::Membership;
 use crate::weights::{AttachedModule, LocalParams};
+use backburn_base::weight_of_quantized_values;
 
 /// Runs the part of every rank in a pass, each with its attached module.
 type Run<'a, M, R> = dyn FnMut(&[RankPass], &[AttachedModule<M>]) -> Result<R, FusedError> + 'a;
@@ -104,13 +105,7 @@ impl RankPass {
         if self.local_params.iter().next().is_some() {
             return FusedError::LossNotTracked;
         }
-        let frozen = list(model).into_iter();
-        let frozen: Vec<_> = frozen.map(|it| format!("`{}`", it.path)).collect();
-        if frozen.is_empty() {
-            return FusedError::LossNotTracked;
-        }
-        let paths = listed(frozen.iter());
-        FusedError::NothingTrained { paths }
+        nothing_trained(model).unwrap_or(FusedError::LossNotTracked)
     }
 
     /// Runs the forward pass, which returns the loss, and the backward pass.
@@ -164,6 +159,34 @@ impl RankPass {
             Ok((loss, gradients))
         })
     }
+}
+
+/// Returns the error of a model whose parameters are all frozen, or `None` if it has no parameters.
+pub(super) fn nothing_trained<M: Module>(model: &M) -> Option<FusedError> {
+    let mut parameters = list(model);
+    parameters.retain(|it| weight_of_quantized_values(&it.path).is_none());
+    let paths = |which: fn(&Parameter) -> bool| {
+        let found = parameters.iter().filter(|it| which(it));
+        let found: Vec<_> = found.map(|it| format!("`{}`", it.path)).collect();
+        (!found.is_empty()).then(|| listed(found.iter()))
+    };
+    let is_factor = |it: &Parameter| it.path.ends_with(".lora.a") || it.path.ends_with(".lora.b");
+    let is_matrix = |it: &Parameter| it.param.shape().num_dims() == 2;
+    let advice = if let Some(factors) = paths(is_factor) {
+        format!("Unfreeze the adapters with `Module::unfreeze_group`: {factors}")
+    } else if let Some(matrices) = paths(is_matrix) {
+        format!(
+            "To train adapters, choose a parameter group of `Lora` that matches matrices: {matrices}. To train \
+             parameters, unfreeze them with `Module::unfreeze_group`"
+        )
+    } else {
+        let all = paths(|_| true)?;
+        format!(
+            "`Lora` adds adapters to matrices, and the model has none. Unfreeze parameters with \
+             `Module::unfreeze_group`: {all}"
+        )
+    };
+    Some(FusedError::NothingTrained { advice })
 }
 
 /// A guard that waits for all transfers between device and host.

@@ -6,7 +6,7 @@ use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::Module;
 
 use super::Core;
-use super::rank_pass::{Executor, RankPass};
+use super::rank_pass::{Executor, RankPass, nothing_trained};
 use crate::caught::{Caught, catch};
 use crate::error::FusedError;
 use crate::fused::policies::StepSchedule;
@@ -102,7 +102,11 @@ impl<M: Module> Core<M> {
     /// Returns the error of a loss that has reached no parameter.
     pub(in crate::fused) fn unreached(&self) -> FusedError {
         let parameters = self.ranks.local_params().iter().count();
-        FusedError::LossWithoutParameters { parameters }
+        let nothing_trained = match parameters {
+            0 => nothing_trained(&self.ranks.attached().skeleton),
+            _ => None,
+        };
+        nothing_trained.unwrap_or(FusedError::LossWithoutParameters { parameters })
     }
 
     /// Accumulates the gradients of one pass. If it fails after a sum was overwritten, all accumulated gradients are

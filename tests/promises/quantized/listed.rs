@@ -2,22 +2,62 @@
 
 use super::*;
 
-#[test]
-fn lora_group_without_match_is_an_error_with_paths() {
-    let x = batches(1).remove(0);
-    let nowhere = lora().set_param_group(ParamGroup::from_predicate("q_proj"));
-    let model = dense();
-    let quantized = QuantizedLora::new(nowhere.clone(), BaseFormat::Bits4);
-    for model in [
-        model.clone().apply_lora(nowhere),
-        model.apply_reparameterization(quantized),
-    ] {
-        let mut fused = FusedOptimizer::new_ok(model, AdamConfig::new().init());
-        let error = fused.step(RATE, |model| model.loss(x.clone())).unwrap_err();
-        assert_matches!(error, FusedError::NothingTrained { .. });
-        assert_says(&error, "`layers.0.weight`");
-        assert_says(&error, "more");
+/// Panics unless the first step is an error that says these words and none of the others.
+#[track_caller]
+fn assert_nothing_trained<M: Module>(
+    model: M,
+    loss: impl Fn(&M) -> Tensor<1>,
+    words: &[&str],
+    others: &[&str],
+) {
+    let mut fused = FusedOptimizer::new_ok(model, AdamConfig::new().init());
+    let error = fused.step(RATE, loss).unwrap_err();
+    assert_matches!(error, FusedError::NothingTrained { .. });
+    words.iter().for_each(|words| assert_says(&error, words));
+    let error = error.to_string();
+    for others in others {
+        assert!(!error.contains(others), "`{others}` is in: {error}");
     }
+    assert!(error.matches('`').count() <= 2 * 7, "{error}");
+}
+
+#[test]
+fn lora_group_without_matrix_is_an_error_with_paths() {
+    let device = flex();
+    let dense = Stack::init(7, WIDTH, &device);
+    let x = batches(1).remove(0);
+    let loss = |model: &Stack| model.loss(x.clone());
+    // The group matches nothing, or only biases.
+    for group in ["q_proj", "bias"] {
+        let lora = lora().set_param_group(ParamGroup::from_predicate(group));
+        let quantized = QuantizedLora::new(lora.clone(), BaseFormat::Bits4);
+        for model in [
+            dense.clone().apply_lora(lora),
+            dense.clone().apply_reparameterization(quantized),
+        ] {
+            let words = [
+                "`Lora`",
+                "`layers.0.weight`",
+                "`layers.4.weight` and 2 more",
+            ];
+            assert_nothing_trained(model, loss, &words, &["bias"]);
+        }
+    }
+    let adapted = in_codes(dense.clone(), BaseFormat::Bits4).freeze();
+    let words = ["Unfreeze the adapters", "`layers.0.weight.lora.a`", "more"];
+    assert_nothing_trained(adapted, loss, &words, &["bias", "values"]);
+    let norm = in_codes(LayerNormConfig::new(WIDTH).init(&device), BaseFormat::Bits4);
+    let loss = |norm: &LayerNorm| norm.forward(x.clone()).mean();
+    let words = ["matrices, and the model has none", "`gamma`, `beta`"];
+    assert_nothing_trained(norm, loss, &words, &["more"]);
+}
+
+#[test]
+fn tracked_input_of_frozen_model_is_an_error_with_paths() {
+    let x = batches(1).remove(0).require_grad();
+    let loss = |model: &Stack| model.loss(x.clone());
+    let words = ["`layers.0.weight`", "`layers.2.weight`"];
+    assert_nothing_trained(dense().freeze(), loss, &words, &["bias"]);
 }
 
 #[test]
