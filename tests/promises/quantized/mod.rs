@@ -8,6 +8,7 @@ use burn::tensor::quantization::{Calibration, QuantValue};
 
 use crate::common::*;
 
+mod layers;
 mod listed;
 mod moved;
 mod refused;
@@ -72,12 +73,15 @@ fn assert_in_codes(model: &Stack) {
 }
 
 /// Returns Burn's LoRA on the decoded weights of `model`, with its factors.
-fn loras_of(model: &Stack) -> Stack {
+fn loras_of<M: Module>(model: &M) -> M {
     // The second factor is zero, so the adapter adds nothing.
     let decoded = model.clone().materialize();
     let mut factors = Factors {
         is_inside: false,
-        values: factors(model).into_iter().map(|(_, value)| value).collect(),
+        values: factors_of(model)
+            .into_iter()
+            .map(|(_, value)| value)
+            .collect(),
     };
     decoded.apply_lora(lora()).map(&mut factors)
 }
@@ -121,9 +125,15 @@ fn codes<M: Module>(model: &M) -> Vec<(String, TensorData)> {
 }
 
 /// Returns the adapters of all layers in order.
-fn factors(model: &Stack) -> Vec<(String, TensorData)> {
+fn factors_of<M: Module>(model: &M) -> Vec<(String, TensorData)> {
     let mut factors = weights(model);
     factors.retain(|(path, _)| is_factor(path));
+    assert!(!factors.is_empty());
+    factors
+}
+
+fn factors(model: &Stack) -> Vec<(String, TensorData)> {
+    let factors = factors_of(model);
     assert_eq!(factors.len(), 6);
     factors
 }
