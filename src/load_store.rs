@@ -110,7 +110,7 @@ pub fn load_from_store<M: Module, S: ModuleStore>(
 ///
 /// # Errors
 ///
-/// Returns the errors of [`load_from_store`], and one if a weight to quantize has a value that is not finite, or already has an adapter.
+/// Returns the errors of [`load_from_store`], and one if a weight to quantize has a value that is not finite, already has an adapter, or if `lora` adapts no matrix of the model.
 pub fn load_quantized_from_store<M: Module, S: ModuleStore>(
     model: M,
     path: impl AsRef<Path>,
@@ -149,6 +149,10 @@ fn load_into<M: Module, S: ModuleStore>(
     };
     if let Some(reason) = no_weights(path) {
         return Err(unloadable(reason.to_string()));
+    }
+    if let Some(base) = &loading.takes.base {
+        base.check_group(&list(&loading.module))
+            .map_err(&unloadable)?;
     }
     let applied = loading
         .load_from(&mut store(path.to_path_buf()))

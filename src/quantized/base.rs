@@ -6,6 +6,7 @@ use burn::tensor::{FloatDType, Tensor};
 use super::adapter::QuantizedAdapter;
 use super::lora::QuantizedLora;
 use super::stored::QuantizedValues;
+use crate::error::listed;
 use crate::parameters::Parameter;
 
 /// A mapper that quantizes the weights of a model one after the other, and adds adapters after all are loaded.
@@ -47,6 +48,28 @@ impl AdaptedBase {
         let (param, values) = self.lora.quantized(path, param)?;
         self.quantized.insert(id, (shape, values));
         Ok(param)
+    }
+
+    /// Returns an error if no matrix of the model has an adapter.
+    pub(crate) fn check_group(&self, parameters: &[Parameter]) -> Result<(), String> {
+        let is_matrix = |it: &&Parameter| it.param.shape().num_dims() == 2;
+        let matrices: Vec<_> = parameters.iter().filter(is_matrix).collect();
+        let mut matches = matrices
+            .iter()
+            .map(|it| self.lora.adapts(it.param.id(), &it.path));
+        if matches.any(|is_match| is_match) {
+            return Ok(());
+        }
+        if matrices.is_empty() {
+            return Err(
+                "`QuantizedLora` quantizes matrices, and the model has none: use `load_from_store`"
+                    .into(),
+            );
+        }
+        let paths = listed(matrices.iter().map(|it| format!("`{}`", it.path)));
+        Err(format!(
+            "the parameter group of `QuantizedLora` matches no matrix of the model: choose one that matches some of {paths}"
+        ))
     }
 
     /// Returns a parameter that is quantized now and had an adapter before.

@@ -328,6 +328,16 @@ fn weights_from_file_are_coded_as_those_in_memory() {
     fused.step_ok(RATE, |model| model.loss(batches(1).remove(0)));
     assert_eq!(fused.last_step().updated, 6);
 
+    // A parameter group without a matrix is an error.
+    let nowhere = adapters().set_param_group(ParamGroup::from_predicate("bias"));
+    let nowhere = QuantizedLora::new(nowhere, BaseFormat::Bits4);
+    let error = load_quantized_from_store(Stack::dense(), &path, store, dtype, nowhere.clone());
+    let words = "matches no matrix of the model: choose one that matches some of `layers.0.weight`";
+    assert_says(&error.unwrap_err(), words);
+    let norm = LayerNormConfig::new(WIDTH).init(&flex());
+    let error = load_quantized_from_store(norm, &path, store, dtype, nowhere).unwrap_err();
+    assert_says(&error, "the model has none: use `load_from_store`");
+
     // A weight that can't be quantized is an error and does not abort the process.
     let adapted = dense().apply_reparameterization(adapters());
     let part = |path| SafetensorsStore::from_file(path).allow_partial(true);
