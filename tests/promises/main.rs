@@ -13,6 +13,7 @@ mod estimate;
 mod exchange;
 mod faults;
 mod fidelity;
+mod fine_tuning;
 mod formats;
 mod gallery;
 mod gradient_checkpointing;
