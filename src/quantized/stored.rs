@@ -2,7 +2,25 @@ use burn::module::{Content, Module, ModuleDisplay, ModuleDisplayDefault, ModuleM
 use burn::module::{ModuleVisitor, Param, ParamId};
 use burn::tensor::{Device, Tensor};
 
+use crate::device::{copy_to_device, is_cubecl, is_remote, of_data, read};
 use crate::tap::lift;
+
+/// Applies `change` to `rows` without autodiff.
+fn with_inner(rows: Tensor<2>, change: impl FnOnce(Tensor<2>) -> Tensor<2>) -> Tensor<2> {
+    match rows.gradient_checkpointing_strategy() {
+        Some(strategy) => lift(change(rows.inner()), strategy),
+        None => change(rows),
+    }
+}
+
+/// Returns `rows` in memory of their length. Burn loads quantized values in a buffer of twice their length.
+fn in_own_memory(rows: Tensor<2>) -> Tensor<2> {
+    let device = rows.device();
+    match is_cubecl(&device) || is_remote(&device) {
+        true => rows,
+        false => of_data(read(rows), &device),
+    }
+}
 
 /// The quantized values of a weight, as rows of bytes: a frozen parameter of the adapter.
 #[derive(Clone, Debug)]
@@ -10,7 +28,8 @@ pub(super) struct QuantizedValues(Param<Tensor<2>>);
 
 impl QuantizedValues {
     pub(super) fn new(rows: Tensor<2>) -> Self {
-        Self(Param::initialized(ParamId::new(), rows))
+        let rows = Param::initialized(ParamId::new(), rows);
+        Self(rows.load_mapper(|rows| with_inner(rows, in_own_memory)))
     }
 
     /// Returns the rows, without autodiff, from where they are stored.
@@ -18,8 +37,9 @@ impl QuantizedValues {
         Tensor::from_dispatch(self.0.val().inner().into_dispatch())
     }
 
-    /// Returns the parameter as visitors see it: see [`with_value`](backburn_base::with_value).
-    fn shown(&self) -> Param<Tensor<2>> {
+    /// Returns the parameter for visitors. It has no elements, and only its record has the values: see
+    /// [`with_value`](backburn_base::with_value).
+    fn without_elements(&self) -> Param<Tensor<2>> {
         let values = self.0.base();
         let nothing = |device: &Device, _: bool| Tensor::zeros([0, 0], device);
         let shape = [0, 0].into();
@@ -30,7 +50,7 @@ impl QuantizedValues {
 
 impl Module for QuantizedValues {
     fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
-        self.shown().visit(visitor);
+        self.without_elements().visit(visitor);
     }
 
     fn map<M: ModuleMapper>(self, mapper: &mut M) -> Self {
@@ -46,20 +66,14 @@ impl Module for QuantizedValues {
     }
 
     fn to_device(self, device: &Device) -> Self {
-        Self(self.0.to_device(device))
+        let device = device.clone().inner();
+        let copied = |rows| copy_to_device(rows, &device);
+        Self(self.0.map(|rows| with_inner(rows, copied)))
     }
 
     /// Burn's own `fork` dequantizes quantized values.
     fn fork(self, device: &Device) -> Self {
-        let strategy = self.0.gradient_checkpointing_strategy();
-        let inner = device.clone().inner();
-        Self(self.0.map(|values| {
-            let values = values.inner().to_device(&inner);
-            match strategy {
-                Some(strategy) => lift(values, strategy),
-                None => values,
-            }
-        }))
+        self.to_device(device)
     }
 
     fn train(self) -> Self {

@@ -1,6 +1,6 @@
 //! The bytes of a quantized base: between steps, in a step, and during loading.
 
-use burn::store::{ModuleSnapshot, SafetensorsStore};
+use burn::store::{ModuleRecord, ModuleSnapshot, SafetensorsStore};
 
 use super::*;
 
@@ -49,6 +49,38 @@ fn base_in_codes_is_dense_for_one_layer_at_a_time() {
     // The weight that is composed and its inputs, or its gradient: with 48 blocks of two, less than a twentieth of the
     // model.
     assert!(above < 3 * LARGEST, "{above} above {held}, of {dense}");
+}
+
+/// On `ndarray` a placeholder takes one byte per weight, and twice that after Burn has transferred it.
+#[test]
+fn loaded_and_moved_base_takes_bytes_of_its_format() {
+    let _alone = alone();
+    let init = |device: &Device| Mlp::init(DEPTH, WIDTH, device).apply_reparameterization(lora());
+    let [_, codes, others] = bytes();
+    let weights = codes * 64 / 36;
+    type Change<'a> = &'a dyn Fn(Mlp) -> Mlp;
+    let loaded: Change<'_> = &|model| init(&device()).load_record(model.into_record());
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.bpk");
+    let reread: Change<'_> = &|model| {
+        model.into_record().save(&path).unwrap();
+        init(&device()).load_record(ModuleRecord::load(&path).unwrap())
+    };
+    let moved: Change<'_> = &|model| model.to_device(&other());
+    for (name, change, of_placeholders) in [
+        ("loaded", loaded, 0),
+        ("loaded from a file", reread, 0),
+        ("moved", moved, 2 * weights),
+    ] {
+        // The first change starts threads, which keep their buffers.
+        drop(change(init(&device())));
+        let before = BYTES.current_usage();
+        let model = change(init(&device()));
+        let held = BYTES.current_usage() - before;
+        let bound = codes + of_placeholders + others + NOTES;
+        assert!(held < bound, "{name}: {held} bytes, at most {bound}");
+        drop(model);
+    }
 }
 
 #[test]
