@@ -15,7 +15,8 @@ pub(crate) struct RemovedParameters {
 }
 
 /// Maximum number of groups for removed parameters. With more, the states go through a record, which drops the groups.
-/// Each group costs a comparison per step, and a record costs a copy of all states.
+/// Each group costs a comparison per step, and a record costs a copy of all states. Where a record would change the
+/// states, which Burn loads in f32, all groups stay: about 250 bytes each.
 const MAX_GROUPS: usize = 32;
 
 impl RemovedParameters {
