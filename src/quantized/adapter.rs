@@ -1,7 +1,7 @@
 use burn::module::{LoraAdapter, Module, Param, Reparameterization};
 use burn::tensor::Tensor;
 
-use super::placeholder::is_placeholder;
+use super::placeholder::is_weight;
 use super::rematerialized::rematerialized;
 use super::stored::QuantizedValues;
 use super::weight::ComposedWeight;
@@ -37,18 +37,6 @@ impl QuantizedAdapter {
     fn on_floats(&self, base: Tensor<2>) -> Tensor<2> {
         base + self.a.val().matmul(self.b.val()).mul_scalar(self.scale)
     }
-}
-
-/// Returns `true` if `base` is a weight. Burn's `fork` dequantizes a placeholder, which reads as NaN.
-fn is_weight<const D: usize>(base: &Tensor<D>) -> bool {
-    if is_placeholder(base.dtype()) || base.shape().num_elements() == 0 {
-        return false;
-    }
-    let first = base
-        .clone()
-        .inner()
-        .slice(std::array::from_fn::<_, D, _>(|_| 0..1));
-    !first.is_nan().into_scalar::<bool>()
 }
 
 impl Reparameterization for QuantizedAdapter {

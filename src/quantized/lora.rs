@@ -7,7 +7,7 @@ use burn::tensor::{Device, FloatDType};
 
 use super::adapter::QuantizedAdapter;
 use super::format::BaseFormat;
-use super::placeholder::{is_placeholder, placeholder_of};
+use super::placeholder::{is_placeholder, is_weight, placeholder_of};
 use super::stored::QuantizedValues;
 use super::weight::{is_finite, quantized};
 
@@ -18,11 +18,12 @@ use super::weight::{is_finite, quantized};
 /// frozen and otherwise unchanged. Each matrix is quantized before the next is read; a lazy one is initialized when it
 /// is read.
 ///
-/// Differences to Burn's `QLora`:
+/// Differences from Burn's `QLora`:
 ///
 /// - 4 bits take 0.56 bytes per weight (Burn's take one byte on `flex` and `ndarray`). In addition, a placeholder shows
 ///   the dense shape of the weight. It takes one byte on `flex`, a quarter of a byte per weight on CubeCL devices, and
-///   one byte per weight on `ndarray` and in records.
+///   one byte per weight on `ndarray` and in records. Burn's own [`fork`](burn::module::Module::fork) makes dense floats
+///   of it: 4 bytes per weight.
 /// - The dense weight is rematerialized in the backward pass, so it exists for one layer at a time, also without
 ///   [gradient checkpointing](crate::gradient_checkpointing()). Its gradient exists until the gradients of the factors
 ///   are computed. In fused training this is immediately; in stock training it is at the end of the pass, because Burn
@@ -101,9 +102,9 @@ impl QuantizedLora {
                 true => value,
                 false => saved.on_save(value),
             })
-            .load_mapper(move |value| match is_placeholder(value.dtype()) {
-                true => placeholder_of(&value),
-                false => loaded.on_load(value),
+            .load_mapper(move |value| match is_weight(&value) {
+                true => loaded.on_load(value),
+                false => placeholder_of(&value),
             });
         Ok((param, values))
     }

@@ -41,6 +41,18 @@ pub(crate) fn is_placeholder(dtype: DType) -> bool {
     is(on_processor()) || is(on_device())
 }
 
+/// Returns `true` if `base` is a weight. Burn's `fork` dequantizes a placeholder, which reads as NaN.
+pub(super) fn is_weight<const D: usize>(base: &Tensor<D>) -> bool {
+    if is_placeholder(base.dtype()) || base.shape().num_elements() == 0 {
+        return false;
+    }
+    let first = base
+        .clone()
+        .inner()
+        .slice(std::array::from_fn::<_, D, _>(|_| 0..1));
+    !first.is_nan().into_scalar::<bool>()
+}
+
 /// Returns a placeholder of the shape of `value`, on its device. It reads as NaN.
 pub(super) fn placeholder_of<const D: usize>(value: &Tensor<D>) -> Tensor<D> {
     let placeholder = placeholder(value.shape(), &value.device().inner());
