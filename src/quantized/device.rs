@@ -38,11 +38,11 @@ fn unsigned(bytes: Tensor<2>) -> Tensor<2> {
 fn scale(bytes: Tensor<2>) -> (Tensor<2>, Tensor<2>) {
     let [groups, _] = bytes.dims();
     let byte = |place| bytes.clone().slice([0..groups, place..place + 1]);
-    let lowest_of_exponent = byte(2).greater_equal_elem(128.0).float();
+    let exponent_bit = byte(2).greater_equal_elem(128.0).float();
     let sign = byte(3).greater_equal_elem(128.0).float();
     let highest = byte(3) - sign.clone().mul_scalar(128.0);
-    let exponent = highest.mul_scalar(2.0) + lowest_of_exponent.clone();
-    let high = byte(2) - lowest_of_exponent.mul_scalar(128.0);
+    let exponent = highest.mul_scalar(2.0) + exponent_bit.clone();
+    let high = byte(2) - exponent_bit.mul_scalar(128.0);
     let mantissa = high.mul_scalar(65_536.0) + byte(1).mul_scalar(256.0) + byte(0);
     let powers: Vec<f32> = (0..255)
         .map(|exponent| match exponent {

@@ -8,31 +8,31 @@ use super::format::{BaseFormat, GROUP, LEVELS, SCALE};
 const SCALES: [f32; 8] = [1.0, 0.96, 0.92, 0.88, 0.84, 0.8, 0.76, 0.72];
 
 /// Minimum number of groups per thread.
-const GRAIN: usize = 512;
+const GROUPS_PER_THREAD: usize = 512;
 
-/// Burn appends the scale of a tensor to its bytes, and would reallocate without spare capacity.
-const ROOM: usize = 64;
+/// Spare capacity in bytes. Burn appends the scale of a tensor to its bytes, and would reallocate without it.
+const SPARE: usize = 64;
 
 /// Quantizes `values`, which are finite, to rows; the last group is padded with zeros.
 pub(super) fn quantized(values: &[f32], format: BaseFormat) -> Vec<u8> {
     let bytes = values.len().div_ceil(GROUP) * format.row();
-    let mut rows = Vec::with_capacity(bytes + ROOM);
+    let mut rows = Vec::with_capacity(bytes + SPARE);
     rows.resize(bytes, 0);
-    let code = |(row, values)| encode(values, format, row);
+    let encode = |(row, values)| encode(values, format, row);
     rows.par_chunks_mut(format.row())
         .zip(values.par_chunks(GROUP))
-        .with_min_len(GRAIN)
-        .for_each(code);
+        .with_min_len(GROUPS_PER_THREAD)
+        .for_each(encode);
     rows
 }
 
 /// Multiplies `values` by `scale`, and adds the weights in `rows`.
 pub(super) fn add(rows: &[u8], format: BaseFormat, scale: f32, values: &mut [f32]) {
-    let decode = |(row, values)| add_group(row, format, scale, values);
+    let add = |(row, values)| add_group(row, format, scale, values);
     rows.par_chunks(format.row())
         .zip(values.par_chunks_mut(GROUP))
-        .with_min_len(GRAIN)
-        .for_each(decode);
+        .with_min_len(GROUPS_PER_THREAD)
+        .for_each(add);
 }
 
 fn encode(values: &[f32], format: BaseFormat, row: &mut [u8]) {
@@ -56,16 +56,16 @@ fn encode(values: &[f32], format: BaseFormat, row: &mut [u8]) {
 
 fn add_group(row: &[u8], format: BaseFormat, scale: f32, values: &mut [f32]) {
     let (head, tail) = row.split_at(SCALE);
-    let of_group = f32::from_le_bytes(head.try_into().expect("a scale has four bytes"));
+    let group_scale = f32::from_le_bytes(head.try_into().expect("a scale has four bytes"));
     match format {
         BaseFormat::Bits8 => {
             for (value, code) in values.iter_mut().zip(tail) {
-                *value = *value * scale + f32::from(*code as i8) * of_group;
+                *value = *value * scale + f32::from(*code as i8) * group_scale;
             }
         }
         BaseFormat::Bits4 => {
-            let levels = LEVELS[usize::from(of_group.is_sign_negative())];
-            let levels = levels.map(|level| level * of_group.abs());
+            let levels = LEVELS[usize::from(group_scale.is_sign_negative())];
+            let levels = levels.map(|level| level * group_scale.abs());
             for (values, code) in values.chunks_mut(2).zip(tail) {
                 let pair = [code & 15, code >> 4];
                 for (value, code) in values.iter_mut().zip(pair) {
@@ -76,9 +76,9 @@ fn add_group(row: &[u8], format: BaseFormat, scale: f32, values: &mut [f32]) {
     }
 }
 
-/// Returns the scale that maps the largest weight of a group to `top` levels from zero; `None` for a group that
-/// devices can't distinguish from zero.
-fn reaching(group: &[f32; GROUP], top: f32) -> Option<f32> {
+/// Returns the scale with which the largest weight of a group is `top` levels from zero. Returns `None` for a group
+/// that devices can't distinguish from zero.
+fn scale_of_largest(group: &[f32; GROUP], top: f32) -> Option<f32> {
     let largest = group
         .iter()
         .fold(0.0_f32, |largest, value| largest.max(value.abs()));
@@ -96,7 +96,7 @@ const SMALLEST: f32 = 1e-30;
 
 /// Quantizes a group in even levels.
 fn even(group: &[f32; GROUP]) -> (f32, [u8; GROUP]) {
-    let Some(scale) = reaching(group, 127.0) else {
+    let Some(scale) = scale_of_largest(group, 127.0) else {
         return (0.0, [0; GROUP]);
     };
     let code = |value: f32| (value / scale).round().clamp(-127.0, 127.0) as i8 as u8;
@@ -105,7 +105,7 @@ fn even(group: &[f32; GROUP]) -> (f32, [u8; GROUP]) {
 
 /// Quantizes a group in the levels with the smaller error; a negative scale means even levels.
 fn normal_or_even(group: &[f32; GROUP]) -> (f32, [u8; GROUP]) {
-    let Some(largest) = reaching(group, 1.0) else {
+    let Some(largest) = scale_of_largest(group, 1.0) else {
         return (0.0, [nearest(&HALFWAY[0], 0.0); GROUP]);
     };
     let mut best = (f32::INFINITY, 0.0, [0; GROUP]);

@@ -22,8 +22,8 @@ impl ComposedWeight {
         let base = copy_to_device(self.base.clone(), &device);
         let format = BaseFormat::of_row(base.dims()[1]).expect("rows have the length of a format");
         let dtype = product.dtype();
-        let is_at_hand = !is_cubecl(&device) && !is_remote(&device);
-        if is_at_hand && dtype == DType::F32 {
+        let is_on_host = !is_cubecl(&device) && !is_remote(&device);
+        if is_on_host && dtype == DType::F32 {
             // In place.
             let mut data = product.into_data();
             let values = data.as_mut_slice::<f32>().expect("it is in f32");
@@ -32,7 +32,7 @@ impl ComposedWeight {
         }
         let shape = product.dims();
         let elements = shape.iter().product();
-        let weights = if is_at_hand {
+        let weights = if is_on_host {
             let mut values = vec![0.0; elements];
             values::add(&rows_of(base), format, 1.0, &mut values);
             Tensor::from_data(
