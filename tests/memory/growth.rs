@@ -72,7 +72,7 @@ fn changes_that_replace_a_layer_leave_no_bytes() {
     let plain: &dyn Fn(Net) -> Net = &|model| model;
     let frozen: &dyn Fn(Net) -> Net = &|model| model.freeze();
     let adapted: &dyn Fn(Net) -> Net = &|model| model.apply_lora(lora());
-    let on_codes: &dyn Fn(Net) -> Net =
+    let quantized: &dyn Fn(Net) -> Net =
         &|model| model.apply_reparameterization(QuantizedLora::new(lora(), BaseFormat::Bits4));
     let offload = OffloadConfig::new(Offload::States).with_min_elements(1);
     let offload = FusedConfig::offload(offload);
@@ -82,7 +82,7 @@ fn changes_that_replace_a_layer_leave_no_bytes() {
         ("trained", plain, &config, device()),
         ("frozen", frozen, &config, device()),
         ("with an adapter", adapted, &config, device()),
-        ("with an adapter on 4 bits", on_codes, &config, device()),
+        ("with an adapter on 4 bits", quantized, &config, device()),
         ("with offloaded states", plain, &offload, other()),
         ("with averages", plain, &averaging, device()),
     ] {

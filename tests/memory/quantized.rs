@@ -24,7 +24,7 @@ fn bytes() -> [usize; 3] {
 }
 
 #[test]
-fn base_in_codes_is_dense_for_one_layer_at_a_time() {
+fn quantized_base_is_dense_for_one_layer_at_a_time() {
     let _alone = alone();
     let [dense, codes, others] = bytes();
     let x = Tensor::<2>::random([2, WIDTH], Distribution::Default, &device());
@@ -84,7 +84,7 @@ fn loaded_and_moved_base_takes_bytes_of_its_format() {
 }
 
 #[test]
-fn weights_from_file_are_coded_one_at_a_time() {
+fn weights_from_file_are_quantized_one_at_a_time() {
     let _alone = alone();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.safetensors");

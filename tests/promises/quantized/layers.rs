@@ -27,7 +27,7 @@ fn x() -> Tensor<3> {
 fn assert_as_lora<M: Module + Display>(dense: M, forward: impl Fn(&M) -> Tensor<3>) {
     let name = dense.to_string();
     for format in FORMATS {
-        let quantized = in_codes(dense.clone(), format);
+        let quantized = with_quantized_base(dense.clone(), format);
         let expected = loras_of(&quantized);
         assert_eq!(quantized.to_string(), expected.to_string());
         assert_eq!(quantized.num_params(), expected.num_params(), "{name}");
@@ -138,7 +138,7 @@ fn convolutions_beside_quantized_layer_stay_in_floats() {
         second: Conv2dConfig::new([4, 3], [1, 1]).init(&device),
         head: LinearConfig::new(6, 4).init(&device),
     };
-    let quantized = in_codes(model.clone(), BaseFormat::Bits4);
+    let quantized = with_quantized_base(model.clone(), BaseFormat::Bits4);
     let of = |model: &Convolutions| model.first.weight.val().into_data();
     assert_eq!(of(&quantized), of(&model));
     assert_as_lora(model, |model| {

@@ -43,10 +43,10 @@ fn lora_group_without_matrix_is_an_error_with_paths() {
             assert_nothing_trained(model, loss, &words, &["bias"]);
         }
     }
-    let adapted = in_codes(dense.clone(), BaseFormat::Bits4).freeze();
+    let adapted = with_quantized_base(dense.clone(), BaseFormat::Bits4).freeze();
     let words = ["Unfreeze the adapters", "`layers.0.weight.lora.a`", "more"];
     assert_nothing_trained(adapted, loss, &words, &["bias", "values"]);
-    let norm = in_codes(LayerNormConfig::new(WIDTH).init(&device), BaseFormat::Bits4);
+    let norm = with_quantized_base(LayerNormConfig::new(WIDTH).init(&device), BaseFormat::Bits4);
     let loss = |norm: &LayerNorm| norm.forward(x.clone()).mean();
     let words = ["matrices, and the model has none", "`gamma`, `beta`"];
     assert_nothing_trained(norm, loss, &words, &["more"]);
@@ -68,7 +68,7 @@ fn display_lists_trained_and_frozen_parameters() {
     let factors = ParamGroup::from_predicate("lora.a");
     let muon = optim::MuonConfig::new().build();
     let optimizer = AdamConfig::new().init().with_group(factors, muon, None);
-    let model = in_codes(dense(), BaseFormat::Bits4);
+    let model = with_quantized_base(dense(), BaseFormat::Bits4);
     let model = model.unfreeze_group(ParamGroup::from_path("1.bias"));
     let fused = FusedOptimizer::new_ok(model, optimizer);
     // Two matrices of 4 x 3 and biases of 3; factors of rank 2.

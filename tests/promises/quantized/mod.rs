@@ -1,4 +1,4 @@
-//! Adapters on quantized weights train as LoRA on the decoded weights.
+//! Adapters on quantized weights train as LoRA on the dequantized weights.
 
 use std::collections::VecDeque;
 
@@ -31,12 +31,12 @@ fn lora() -> Lora {
     Lora::new(2, 3.0)
 }
 
-fn in_codes<M: Module>(model: M, format: BaseFormat) -> M {
+fn with_quantized_base<M: Module>(model: M, format: BaseFormat) -> M {
     model.apply_reparameterization(QuantizedLora::new(lora(), format))
 }
 
 fn quantized(format: BaseFormat) -> Stack {
-    in_codes(dense(), format)
+    with_quantized_base(dense(), format)
 }
 
 fn quantizer(value: QuantValue) -> Quantizer {
@@ -68,14 +68,14 @@ fn train(fused: &mut FusedOptimizer<Stack>, xs: &[Tensor<2>], in_blocks: bool) {
 }
 
 #[track_caller]
-fn assert_in_codes(model: &Stack) {
+fn assert_quantized(model: &Stack) {
     assert_matches!(model.layers[0].weight.base().dtype(), DType::QFloat(_));
 }
 
-/// Returns Burn's LoRA on the decoded weights of `model`, with its factors.
+/// Returns Burn's LoRA on the dequantized weights of `model`, with its factors.
 fn loras_of<M: Module>(model: &M) -> M {
     // The second factor is zero, so the adapter adds nothing.
-    let decoded = model.clone().materialize();
+    let dequantized = model.clone().materialize();
     let mut factors = Factors {
         is_inside: false,
         values: factors_of(model)
@@ -83,7 +83,7 @@ fn loras_of<M: Module>(model: &M) -> M {
             .map(|(_, value)| value)
             .collect(),
     };
-    decoded.apply_lora(lora()).map(&mut factors)
+    dequantized.apply_lora(lora()).map(&mut factors)
 }
 
 struct Factors {
@@ -117,11 +117,11 @@ fn is_factor(path: &str) -> bool {
 }
 
 /// Returns the quantized values of all matrices.
-fn codes<M: Module>(model: &M) -> Vec<(String, TensorData)> {
-    let mut codes = weights(model);
-    codes.retain(|(path, _)| path.ends_with("lora.values"));
-    assert!(!codes.is_empty());
-    codes
+fn quantized_values<M: Module>(model: &M) -> Vec<(String, TensorData)> {
+    let mut quantized_values = weights(model);
+    quantized_values.retain(|(path, _)| path.ends_with("lora.values"));
+    assert!(!quantized_values.is_empty());
+    quantized_values
 }
 
 /// Returns the adapters of all layers in order.
@@ -146,11 +146,11 @@ fn assert_equal_factors(expected: &Stack, found: &Stack) {
 }
 
 #[test]
-fn adapters_on_codes_train_as_lora_on_decoded_weights() {
+fn quantized_base_trains_as_lora_on_dequantized_weights() {
     for dtype in [FloatDType::F32, FloatDType::BF16] {
         let xs: Vec<_> = batches(6).into_iter().map(|x| x.cast(dtype)).collect();
         for format in FORMATS {
-            let initial = in_codes(cast(dense(), dtype).unwrap(), format);
+            let initial = with_quantized_base(cast(dense(), dtype).unwrap(), format);
             let expected = stock(loras_of(&initial), &xs);
             assert_equal_factors(&expected, &stock(initial.clone(), &xs));
             for in_blocks in [false, true] {
@@ -158,7 +158,7 @@ fn adapters_on_codes_train_as_lora_on_decoded_weights() {
                 let mut fused = FusedOptimizer::new_ok(initial.clone(), adam);
                 train(&mut fused, &xs, in_blocks);
                 assert_equal_factors(&expected, &fused.model());
-                assert_in_codes(&fused.model());
+                assert_quantized(&fused.model());
             }
         }
     }
@@ -173,7 +173,7 @@ fn assert_equal_on(
     trained: &[&str],
 ) {
     let layer = LinearConfig::new(inputs, outputs).init(device);
-    let initial = change(in_codes(layer, format));
+    let initial = change(with_quantized_base(layer, format));
     let x = Tensor::<2>::random([4, inputs], Distribution::Default, device);
     let loss = |layer: &Linear, _| layer.forward(x.clone()).tanh().square().mean();
     let adam = || AdamConfig::new().init();
@@ -189,7 +189,7 @@ fn assert_equal_on(
 const ODD: [[usize; 2]; 5] = [[1, 1], [5, 13], [7, 11], [3, 129], [9, 7]];
 
 #[test]
-fn adapters_on_codes_train_in_any_shape_and_on_any_backend() {
+fn quantized_base_trains_in_any_shape_and_on_any_backend() {
     let frozen =
         |layer: Linear| layer.set_require_grad_group(ParamGroup::from_predicate("lora.a"), false);
     for device in cpus() {
@@ -212,7 +212,7 @@ fn quantized_values_survive_any_type() {
         for format in FORMATS {
             let init = || {
                 let layer = LinearConfig::new(inputs, outputs).init(&device);
-                in_codes(layer, format)
+                with_quantized_base(layer, format)
             };
             let layer: Linear = init();
             for dtype in [
@@ -227,8 +227,8 @@ fn quantized_values_survive_any_type() {
                     for next in [FloatDType::F32, FloatDType::BF16] {
                         let loaded = load_record_in(init(), record.clone(), next).unwrap();
                         assert_eq!(
-                            codes(&loaded),
-                            codes(&layer),
+                            quantized_values(&loaded),
+                            quantized_values(&layer),
                             "{shape:?} {dtype:?} {next:?}"
                         );
                         let value = loaded.weight.val();
@@ -236,14 +236,14 @@ fn quantized_values_survive_any_type() {
                         let x = Tensor::<2>::ones([2, inputs], &device).cast(next);
                         let optimizer = AdamConfig::new().init();
                         let error = FusedOptimizer::new(loaded.clone().unfreeze(), optimizer);
-                        let error = error.expect_err("codes are not trained");
+                        let error = error.expect_err("quantized values are not trained");
                         assert!(matches!(error, FusedError::QuantizedInTraining { .. }));
                         let mut fused = FusedOptimizer::new_ok(loaded, AdamConfig::new().init());
                         fused.step_ok(RATE, |model| model.forward(x).square().mean());
                         let error = fused.change_model(Linear::unfreeze).unwrap_err();
                         assert!(matches!(error, FusedError::QuantizedInTraining { .. }));
                         assert_eq!(fused.last_step().updated, 2);
-                        assert_eq!(codes(&fused.model()), codes(&layer));
+                        assert_eq!(quantized_values(&fused.model()), quantized_values(&layer));
                     }
                 }
             }
@@ -252,7 +252,7 @@ fn quantized_values_survive_any_type() {
 }
 
 #[test]
-fn estimates_count_codes_as_codes() {
+fn estimates_count_bytes_of_quantized_values() {
     let adamw = optim::AdamWConfig::new().init();
     for (format, row) in FORMATS.into_iter().zip([68, 36]) {
         let estimate = MemoryEstimate::new(&quantized(format), &adamw);
@@ -265,10 +265,10 @@ fn estimates_count_codes_as_codes() {
 }
 
 #[test]
-fn layers_in_columns_are_coded_saved_and_merged() {
+fn layers_in_columns_are_quantized_saved_and_merged() {
     let device = Device::flex().autodiff();
     let columns = LinearConfig::new(8, 24).with_layout(LinearLayout::Col);
-    let init = || in_codes(columns.init(&device), BaseFormat::Bits8);
+    let init = || with_quantized_base(columns.init(&device), BaseFormat::Bits8);
     let layer = init();
     let loaded = copy(&layer, init);
     assert_equal_weights(&layer, &loaded);
@@ -279,7 +279,7 @@ fn layers_in_columns_are_coded_saved_and_merged() {
 }
 
 #[test]
-fn weights_from_file_are_coded_as_those_in_memory() {
+fn weights_from_file_are_quantized_as_those_in_memory() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.safetensors");
     let saved = dense();
@@ -331,7 +331,7 @@ fn weights_from_file_are_coded_as_those_in_memory() {
     // A parameter group without a matrix is an error.
     let nowhere = adapters().set_param_group(ParamGroup::from_predicate("bias"));
     let nowhere = QuantizedLora::new(nowhere, BaseFormat::Bits4);
-    let error = load_quantized_from_store(Stack::dense(), &path, store, dtype, nowhere.clone());
+    let error = load_quantized_from_store(dense(), &path, store, dtype, nowhere.clone());
     let words = "matches no matrix of the model: choose one that matches some of `layers.0.weight`";
     assert_says(&error.unwrap_err(), words);
     let norm = LayerNormConfig::new(WIDTH).init(&flex());
@@ -370,7 +370,7 @@ impl WithNothing {
 
 /// (Burn's matrix product on `ndarray` divides by the number of elements.)
 #[test]
-fn matrix_without_elements_is_coded_and_trained() {
+fn matrix_without_elements_is_quantized_and_trained() {
     let device = Device::flex().autodiff();
     for (format, dtype) in FORMATS.into_iter().zip([FloatDType::F32, FloatDType::F64]) {
         for shape in [[8, 0], [0, 8], [0, 0]] {
@@ -379,7 +379,7 @@ fn matrix_without_elements_is_coded_and_trained() {
                 nothing: Param::from_tensor(Tensor::zeros(shape, &device)),
             };
             let dense = cast(dense, dtype).unwrap();
-            let model = in_codes(dense, format);
+            let model = with_quantized_base(dense, format);
             let mut fused = FusedOptimizer::new_ok(model, AdamConfig::new().init());
             let x = Tensor::<2>::ones([4, 8], &device).cast(dtype);
             let step = |model: &WithNothing| model.loss(x.clone());

@@ -4,14 +4,14 @@ use super::*;
 
 /// Quantized values may be on a device that can't compute in their type.
 #[test]
-fn codes_on_any_host_survive_changes_of_training() {
+fn quantized_values_on_any_host_survive_changes_of_training() {
     let of_burn = QLora::new(lora(), quantizer(QuantValue::Q8S));
     let of_burn = dense().apply_qlora(of_burn);
     for initial in [quantized(BaseFormat::Bits4), of_burn] {
         for device in cpus() {
             let x = Tensor::<2>::ones([4, 16], &device);
             let device = device.inner();
-            let is_in_codes = |model: &Stack| {
+            let is_quantized = |model: &Stack| {
                 let first = &model.layers[0].weight;
                 first.reparameterization::<QuantizedAdapter>().is_some()
             };
@@ -29,7 +29,7 @@ fn codes_on_any_host_survive_changes_of_training() {
                 step(&mut fused);
                 let valid = fused.valid();
                 let loss = valid.loss(x.clone().inner()).into_scalar::<f32>();
-                assert_eq!(is_in_codes(&valid), is_in_codes(&initial));
+                assert_eq!(is_quantized(&valid), is_quantized(&initial));
                 let mut fused = fused.with_config_on_ok(FusedConfig::new(), &device);
                 step(&mut fused);
                 let fused = fused.with_config_on_ok(FusedConfig::new(), &Device::flex());
@@ -39,8 +39,8 @@ fn codes_on_any_host_survive_changes_of_training() {
             for offload in OFFLOADS {
                 let (found, loss_too) = train(Some(offload));
                 assert_equal_factors(&expected, &found);
-                // Other formats and devices decode in another order.
-                let is_exact = is_in_codes(&initial) && device == Device::flex();
+                // Other formats and devices dequantize in another order.
+                let is_exact = is_quantized(&initial) && device == Device::flex();
                 let tolerance = if is_exact { 0.0 } else { 1e-6 };
                 let near = (loss - loss_too).abs() <= tolerance;
                 assert!(near, "{offload:?}: {loss} and {loss_too}");

@@ -28,7 +28,7 @@ fn quantized_weight_in_training_is_an_error_by_name() {
 }
 
 #[test]
-fn weight_that_cannot_be_coded_is_refused_by_name() {
+fn weight_that_cannot_be_quantized_is_refused_by_name() {
     let scaled = |mut model: Stack, by: f64| {
         let weight = model.layers[1].weight.clone();
         model.layers[1].weight = weight.map(|weight| weight * by);
@@ -47,8 +47,14 @@ fn weight_that_cannot_be_coded_is_refused_by_name() {
         ),
         (of_burn, "parameter `layers.0.weight` is already quantized"),
     ] {
-        assert_says(&panic_of(|| in_codes(model, BaseFormat::Bits4)), words);
+        assert_says(
+            &panic_of(|| with_quantized_base(model, BaseFormat::Bits4)),
+            words,
+        );
     }
     // Merged adapters are no longer adapters.
-    assert_in_codes(&in_codes(adapted.materialize(), BaseFormat::Bits4));
+    assert_quantized(&with_quantized_base(
+        adapted.materialize(),
+        BaseFormat::Bits4,
+    ));
 }

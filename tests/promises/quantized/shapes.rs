@@ -87,7 +87,7 @@ fn trains_as_stock<M: Module>(dense: M, loss: fn(&M) -> Tensor<1>) {
     let loras = dense.clone().apply_lora(lora());
     for format in FORMATS {
         let head = || ParamGroup::from_path("head.bias");
-        let initial = in_codes(dense.clone(), format).unfreeze_group(head());
+        let initial = with_quantized_base(dense.clone(), format).unfreeze_group(head());
         assert_eq!(initial.num_params(), loras.num_params());
         assert_eq!(shapes(&initial), shapes(&loras));
         let adam = || AdamConfig::new().init();
@@ -105,10 +105,11 @@ fn trains_as_stock<M: Module>(dense: M, loss: fn(&M) -> Tensor<1>) {
             }
         }
         // A record of it, loaded into another model, has the same results.
-        let loaded = in_codes(dense.clone(), format).load_record(trained.clone().into_record());
+        let loaded =
+            with_quantized_base(dense.clone(), format).load_record(trained.clone().into_record());
         let of = |model: &M| loss(&model.valid()).into_scalar::<f32>();
         assert_eq!(of(&loaded), of(&trained));
-        assert_eq!(codes(&loaded), codes(&initial));
+        assert_eq!(quantized_values(&loaded), quantized_values(&initial));
         let merged = trained.materialize();
         assert_eq!(merged.num_params(), dense.num_params());
         let stock = dense.clone().load_record(merged.into_record());
@@ -133,20 +134,21 @@ fn quantized_feed_forward_shows_dense_shapes() {
         let shown = |model: &PositionWiseFeedForward| format!("{model}");
         let loras = dense.clone().apply_lora(lora());
         for format in FORMATS {
-            let model = in_codes(dense.clone(), format);
+            let model = with_quantized_base(dense.clone(), format);
             assert_eq!(model.linear_inner.weight.shape().dims(), [64, 128]);
             assert_eq!(model.linear_inner.weight.dims(), [64, 128]);
             assert_eq!(shown(&model), shown(&loras));
             assert_eq!(model.forward(x.clone()).dims(), [2, 3, 64]);
             let there_and_back = model.clone().valid().train();
             assert_eq!(shown(&there_and_back), shown(&loras));
-            assert_eq!(codes(&there_and_back), codes(&model));
+            assert_eq!(quantized_values(&there_and_back), quantized_values(&model));
             let forked = model.clone().fork(&device);
             assert_eq!(forked.num_params(), model.num_params());
             let of = |model: &PositionWiseFeedForward| model.forward(x.clone()).into_data();
             assert_eq!(of(&forked), of(&model));
             // Burn's `fork` makes floats of a placeholder, and loading makes a placeholder of them.
-            let loaded = in_codes(dense.clone(), format).load_record(forked.into_record());
+            let loaded =
+                with_quantized_base(dense.clone(), format).load_record(forked.into_record());
             assert_matches!(loaded.linear_inner.weight.base().dtype(), DType::QFloat(_));
             assert_eq!(of(&loaded), of(&model));
         }
@@ -159,7 +161,7 @@ fn quantized_weight_loaded_in_floats_is_loaded_weight() {
     let dense: Linear = LinearConfig::new(8, 4).init(&device);
     let other: Linear = LinearConfig::new(8, 4).init(&device);
     let record = || other.clone().into_record();
-    let model = in_codes(dense, BaseFormat::Bits4);
+    let model = with_quantized_base(dense, BaseFormat::Bits4);
     // The record does not contain the quantized values.
     assert!(model.clone().try_load_record(record()).is_err());
     let loaded = model.load_record(record().allow_partial(true));
