@@ -98,8 +98,8 @@ pub enum StepEvent<'a> {
 /// # Ok::<(), backburn::FusedError>(())
 /// ```
 pub trait StepObserver: Send + Sync + 'static {
-    /// Receives an event. A panic fails the step, except at [`StepEvent::End`], where the step is complete. The model must
-    /// not be read here.
+    /// Receives an event. A panic fails the step. A panic at [`StepEvent::End`] is passed on after the step, which is then
+    /// complete. The model must not be read here.
     fn observe(&self, event: StepEvent<'_>);
 }
 

@@ -17,7 +17,9 @@ use burn::module::{Module, ParamGroup, ParamId};
 use burn::optim::{ModuleOptimizer, OptimizerRecord};
 use burn::store::ModuleRecord;
 use burn::tensor::Device;
+use parking_lot::Mutex;
 
+use crate::caught::Caught;
 use crate::config::FusedConfig;
 use crate::device::{catch_message, host};
 use crate::error::FusedError;
@@ -44,6 +46,8 @@ pub struct Core<M: Module> {
     pub(super) ranks: Ranks<M>,
     pub(super) policies: Policies,
     pub(super) reports: Reports,
+    /// The panic of an observer at the end of a pass, until the step is complete.
+    end_panic: Mutex<Option<Caught>>,
 }
 
 /// A front end that owns a training [`Core`].
@@ -126,6 +130,7 @@ impl<M: Module> Core<M> {
             ranks,
             policies,
             reports: Reports::default(),
+            end_panic: Mutex::default(),
         };
         core.restore_kept();
         core

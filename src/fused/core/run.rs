@@ -1,15 +1,17 @@
 //! One pass of all ranks, from its beginning to its end.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 
 use burn::module::{Module, ParamId};
 
 use super::rank_pass::RankPass;
 use super::ranks::Ranks;
+use crate::caught::{Caught, catch};
 use crate::device::{AsyncErrors, catch_message, check_connected};
 use crate::error::FusedError;
 use crate::memory::Category;
-use crate::observer::StepEvent;
+use crate::observer::{Observers, StepEvent};
 use crate::pass::{ClosureKind, FailedIn, PassGuard, PassSettings};
 use crate::policy::GradientUse;
 use crate::replica::Group;
@@ -135,8 +137,9 @@ impl<M: Module> RunningPass<'_, M> {
         self.check()
     }
 
-    /// Commits the pass. Returns a report per parameter, over all ranks, in module order.
-    pub(super) fn commit(mut self) -> Vec<(ParamId, ParameterReport)> {
+    /// Commits the pass. Returns a report per parameter, over all ranks, in module order, and the panic of an observer
+    /// that received the end of the pass.
+    pub(super) fn commit(mut self) -> (Vec<(ParamId, ParameterReport)>, Option<Caught>) {
         let reports = self.end(true);
         for (attached, running) in self.attached_modules.iter_mut().zip(&mut self.running) {
             if attached.has_block_copies {
@@ -151,10 +154,8 @@ impl<M: Module> RunningPass<'_, M> {
         ));
         // Nothing is left to roll back.
         std::mem::forget(self);
-        if let Some(observers) = observers {
-            observers.emit(StepEvent::End);
-        }
-        reports
+        let emit = |observers: Arc<Observers>| catch(|| observers.emit(StepEvent::End)).err();
+        (reports, observers.and_then(emit))
     }
 
     /// Ends the pass on all ranks, and restores the values of the leaves.

@@ -24,8 +24,10 @@ impl<M: Module> Core<M> {
         learning_rate: Option<ModuleLearningRate>,
         executor: &mut Executor<M, R>,
     ) -> Result<R, FusedError> {
+        *self.end_panic.get_mut() = None;
         let Some(learning_rate) = learning_rate else {
-            return self.accumulate(executor);
+            let ended = self.accumulate(executor);
+            return self.resume_end_panic(ended);
         };
         let schedule = self.policies.schedule;
         let computes = executor.closures[0] != ClosureKind::Nothing;
@@ -34,7 +36,7 @@ impl<M: Module> Core<M> {
             if self.has_accumulated() {
                 self.step_accumulated(learning_rate)?;
             }
-            return Ok(output);
+            return self.resume_end_panic(Ok(output));
         }
         let session = &self.ranks.attached_modules[0].session;
         session.optimizer.lock().learning_rate = learning_rate;
@@ -47,10 +49,11 @@ impl<M: Module> Core<M> {
             StepSchedule::TwoPass if computes => self.two_passes(executor),
             StepSchedule::TwoPass | StepSchedule::Buffered => self.apply_buffered(executor),
         });
-        let failure = match ended {
-            Ok(Ok(output)) => return Ok(output),
-            Ok(Err(error)) => Failure::Error(error),
-            Err(panic) => self.panicked(panic),
+        let failure = match (ended, self.end_panic.get_mut().take()) {
+            (Ok(Ok(output)), None) => return Ok(output),
+            (Ok(Ok(_)), Some(panic)) => panic.resume(),
+            (Ok(Err(error)), _) => Failure::Error(error),
+            (Err(panic), _) => self.panicked(panic),
         };
         if !self.policies.bear_overflow() {
             self.drop_accumulated_if_not_finite();
@@ -90,7 +93,16 @@ impl<M: Module> Core<M> {
     ) -> Result<R, FusedError> {
         memory::enter_dry_run(|| ModelKey::of(&self.ranks.attached().module));
         let pipeline = self.policies.pipeline(GradientUse::Measure, None);
-        self.pass(pipeline, None, executor)
+        let ended = self.pass(pipeline, None, executor);
+        self.resume_end_panic(ended)
+    }
+
+    /// Resumes the panic of an observer at the end of a pass. Before the step was complete, it would have left out the rest.
+    fn resume_end_panic<R>(&mut self, ended: Result<R, FusedError>) -> Result<R, FusedError> {
+        match (ended, self.end_panic.get_mut().take()) {
+            (Ok(_), Some(panic)) => panic.resume(),
+            (ended, _) => ended,
+        }
     }
 
     /// Returns `error` for a step that has not begun.
@@ -198,7 +210,9 @@ impl<M: Module> Core<M> {
         if !transaction.ranks[0].local_params.leaves.is_empty() {
             transaction.finish(gradient_use)?;
         }
-        let reports = transaction.commit();
+        let (reports, panic) = transaction.commit();
+        let end_panic = self.end_panic.get_mut();
+        *end_panic = end_panic.take().or(panic);
         let attached = &self.ranks.attached_modules[0];
         self.reports.report(attached, reports);
 
