@@ -310,11 +310,11 @@ pub enum FusedError {
     },
 
     /// A closure that runs the backward pass itself, or a `TrainStep`, edited the gradient of a parameter that the backward
-    /// pass updates. A `TrainStep` may also have removed it.
+    /// pass updates. A `TrainStep` may also have removed it, or added one for a frozen parameter.
     #[error(
-        "the training step edited or removed the gradient of parameter `{path}`, which the backward pass has already applied: \
-        don't edit the gradients that the step returns (`GradientsParams`, `TrainOutput::grads`); change gradients in a \
-        hook (`with_hook`), which receives each before it is applied"
+        "the training step edited, added or removed the gradient of parameter `{path}` after the backward pass, which has \
+        already applied all gradients: don't edit the gradients that the step returns (`GradientsParams`, \
+        `TrainOutput::grads`); change gradients in a hook (`with_hook`), which receives each before it is applied"
     )]
     GradientReturned {
         /// Path of the parameter; the first of the module if there are several.

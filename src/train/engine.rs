@@ -5,7 +5,7 @@ use burn::train::{LearnerModel, TrainOutput, TrainStep};
 use crate::caught::catch;
 use crate::error::FusedError;
 use crate::fused::{Core, Trainer};
-use crate::weights::removed_from;
+use crate::weights::removed_or_added_in;
 use crate::{FusedOptimizer, FusedReplicas};
 
 /// The fused optimizer of a learner, on one device or on several.
@@ -77,7 +77,7 @@ fn train<M: LearnerModel>(
         ),
         _ => panic.resume(),
     });
-    match removed_from(&grads, model) {
+    match removed_or_added_in(&grads, model) {
         Some(path) => Err(FusedError::GradientReturned { path }),
         None => Ok((item, grads)),
     }

@@ -122,28 +122,41 @@ impl LocalParam {
     }
 }
 
-/// Returns the path of the first parameter of an attached module whose applied gradient is not in `gradients`.
+/// Returns the path of a parameter of an attached module whose applied gradient was removed from `gradients`, or that is
+/// frozen and has a gradient there. The backward pass leaves neither.
 #[cfg(feature = "train")]
-pub(crate) fn removed_from<M: Module>(gradients: &GradientsParams, module: &M) -> Option<String> {
-    let mut removed = Removed {
+pub(crate) fn removed_or_added_in<M: Module>(
+    gradients: &GradientsParams,
+    module: &M,
+) -> Option<String> {
+    let mut edits = Edits {
         gradients,
         names: Vec::new(),
-        first: None,
+        removed: None,
+        added: Vec::new(),
     };
-    module.visit(&mut removed);
-    removed.first
+    module.visit(&mut edits);
+    edits.removed.or(edits.added.into_iter().next())
 }
 
 #[cfg(feature = "train")]
-struct Removed<'a> {
+struct Edits<'a> {
     gradients: &'a GradientsParams,
     names: Vec<String>,
-    first: Option<String>,
+    /// The path of the first parameter whose applied gradient was removed.
+    removed: Option<String>,
+    /// The paths of untracked parameters with a gradient.
+    added: Vec<String>,
 }
 
 #[cfg(feature = "train")]
-impl ModuleVisitor for Removed<'_> {
+impl ModuleVisitor for Edits<'_> {
     fn enter_module(&mut self, name: &str, _container_type: &str) {
+        // Burn visits a placeholder, which is untracked, before its handle.
+        if name == Handle::NAME {
+            let placeholder = self.names.join(".");
+            self.added.pop_if(|path| *path == placeholder);
+        }
         self.names.push(name.to_string());
     }
 
@@ -155,9 +168,13 @@ impl ModuleVisitor for Removed<'_> {
         let Some((last, parameter)) = self.names.split_last() else {
             return;
         };
-        let is_applied = last == Handle::NAME && self.first.is_none();
-        if is_applied && self.gradients.get::<D>(param.id).is_none() {
-            self.first = Some(parameter.join("."));
+        let has_gradient = self.gradients.get::<D>(param.id).is_some();
+        if last == Handle::NAME {
+            if !has_gradient && self.removed.is_none() {
+                self.removed = Some(parameter.join("."));
+            }
+        } else if has_gradient && !param.is_require_grad() {
+            self.added.push(self.names.join("."));
         }
     }
 }

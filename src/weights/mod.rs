@@ -40,7 +40,7 @@ mod unreadable;
 mod update;
 
 #[cfg(feature = "train")]
-pub(crate) use applied::removed_from;
+pub(crate) use applied::removed_or_added_in;
 pub(crate) use attached_module::AttachedModule;
 pub(crate) use entry::{Entry, Role};
 pub(crate) use export::Value;

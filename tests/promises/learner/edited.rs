@@ -10,6 +10,10 @@ enum Edit {
     Scale,
     Unwrap,
     Remove,
+    /// Exchanges two gradients of the same shape.
+    Swap,
+    /// Gives a frozen parameter a gradient.
+    Add,
     DropAll,
     Nothing,
 }
@@ -29,6 +33,16 @@ impl Edited {
             Edit::Nothing => {}
             Edit::DropAll => return GradientsParams::new(),
             Edit::Remove => drop(gradients.remove::<2>(id)),
+            Edit::Swap => {
+                let ids = [&self.inner.norm.gamma, &self.inner.norm.beta].map(|it| it.id);
+                let [first, second] = ids.map(|id| gradients.remove::<1>(id).unwrap());
+                gradients.register(ids[0], second);
+                gradients.register(ids[1], first);
+            }
+            Edit::Add => {
+                let id = self.inner.input.weight.id;
+                gradients.register(id, Tensor::<2>::ones([2, 6], &Device::flex()));
+            }
             Edit::Replace => gradients.register(id, Tensor::<2>::ones([6, 1], &Device::flex())),
             Edit::Scale => {
                 if let Some(gradient) = gradients.remove::<2>(id) {
@@ -58,7 +72,10 @@ impl TrainStep for Edited {
 impl_inference_step!(Edited, Points, inner);
 
 fn edited(edit: Edit) -> Edited {
-    let inner = Regression::init();
+    let mut inner = Regression::init();
+    if edit == Edit::Add {
+        inner.input = inner.input.freeze();
+    }
     Edited { inner, edit }
 }
 
@@ -68,21 +85,31 @@ fn learner_gradient_edited_by_train_step_is_an_error() {
     let two: fn() -> ExecutionStrategy =
         || ExecutionStrategy::multi(vec![Device::flex(); 2], MultiDeviceOptim::OptimSharded);
     let exact = FusedConfig::exact(1.0);
-    for edit in [Edit::Replace, Edit::Remove, Edit::DropAll] {
-        for (strategy, config) in [
-            (None, FusedConfig::new()),
-            (Some(one), exact.clone()),
-            (Some(two), FusedConfig::new()),
+    for edit in [
+        Edit::Replace,
+        Edit::Remove,
+        Edit::Swap,
+        Edit::Add,
+        Edit::DropAll,
+    ] {
+        for (strategy, config, accumulation) in [
+            (None, FusedConfig::new(), None),
+            (None, FusedConfig::new(), Some(2)),
+            (Some(one), exact.clone(), None),
+            (Some(two), FusedConfig::new(), None),
         ] {
             let run = Run {
                 strategy,
                 config,
+                accumulation,
                 ..Run::new(1)
             };
             let result = run.fused(edited(edit), folder().path());
             let error = result.error.expect("the training failed").to_string();
             let path = match edit {
                 Edit::DropAll => "`inner.",
+                Edit::Swap => "`inner.norm.gamma`",
+                Edit::Add => "`inner.input.weight`",
                 _ => "`inner.output.weight`",
             };
             assert_says(&error, path);
@@ -125,6 +152,72 @@ fn returned_gradient_of_released_parameter_is_an_error() {
                 }
                 _ => assert_eq!((step(), step()), (Ok(()), Ok(()))),
             }
+        }
+    }
+}
+
+/// A weight that two losses use, and a bias that no loss uses.
+#[derive(Module, Debug)]
+struct Tied {
+    weight: Param<Tensor<2>>,
+    bias: Param<Tensor<1>>,
+    #[module(skip)]
+    edit: Edit,
+}
+
+impl Tied {
+    fn output(&self, batch: Points) -> RegressionOutput {
+        let output = batch.x.matmul(self.weight.val()).matmul(self.weight.val());
+        let loss =
+            (output.clone() - batch.y.clone()).square().mean() + self.weight.val().abs().mean();
+        RegressionOutput::new(loss, output, batch.y)
+    }
+}
+
+impl TrainStep for Tied {
+    type Input = Points;
+    type Output = RegressionOutput;
+
+    fn step(&self, batch: Points) -> TrainOutput<RegressionOutput> {
+        let output = self.output(batch);
+        let mut output = TrainOutput::new(self, output.loss.backward(), output);
+        let device = &Device::flex();
+        match self.edit {
+            Edit::Remove => drop(output.grads.remove::<2>(self.weight.id)),
+            Edit::Replace => {
+                let ones = Tensor::<2>::ones([2, 2], device);
+                output.grads.register(self.weight.id, ones);
+            }
+            Edit::Add => {
+                let ones = Tensor::<1>::ones([2], device);
+                output.grads.register(self.bias.id, ones);
+            }
+            _ => {}
+        }
+        output
+    }
+}
+
+impl_inference_step!(Tied, Points);
+
+#[test]
+fn learner_edited_gradient_of_tied_or_unused_parameter_is_an_error() {
+    let device = Device::flex().autodiff();
+    for (edit, path) in [
+        (Edit::Remove, Some("`weight`")),
+        (Edit::Replace, Some("`weight`")),
+        (Edit::Add, Some("`bias`")),
+        (Edit::Nothing, None),
+    ] {
+        let model = Tied {
+            weight: Param::from_tensor(Tensor::ones([2, 2], &device)),
+            bias: Param::from_tensor(Tensor::ones([2], &device)),
+            edit,
+        };
+        let result = Run::new(1).fused(model, folder().path());
+        match (result.error, path) {
+            (Some(error), Some(path)) => assert_says(&error, path),
+            (error, path) => assert_eq!((error.is_some(), path), (false, None), "{edit:?}"),
         }
     }
 }
