@@ -12,7 +12,7 @@ use crate::error::{FusedError, listed};
 use crate::loss::{Loss, on_backward};
 use crate::observer::StepEvent;
 use crate::offload::TransferWorkers;
-use crate::parameters::{Parameter, list};
+use crate::parameters::{Parameter, list, running_statistics};
 use crate::pass::{ClosureKind, FailedIn, Failure, Pass, Scope, Stage};
 use crate::placement::RankContext;
 use crate::random::RandomStream;
@@ -164,7 +164,11 @@ impl RankPass {
 /// Returns the error of a model whose parameters are all frozen, or `None` if it has no parameters.
 pub(super) fn nothing_trained<M: Module>(model: &M) -> Option<FusedError> {
     let mut parameters = list(model);
-    parameters.retain(|it| weight_of_quantized_values(&it.path).is_none());
+    let statistics = running_statistics(model);
+    let can_be_trained = |it: &Parameter| {
+        weight_of_quantized_values(&it.path).is_none() && !statistics.contains(&it.param.id())
+    };
+    parameters.retain(can_be_trained);
     let paths = |which: fn(&Parameter) -> bool| {
         let found = parameters.iter().filter(|it| which(it));
         let found: Vec<_> = found.map(|it| format!("`{}`", it.path)).collect();

@@ -1,5 +1,7 @@
 //! Trained parameters are displayed as a list, and an error names paths if nothing is trained.
 
+use burn::nn::conv::{Conv2d, Conv2dConfig};
+
 use super::*;
 
 /// Panics unless the first step is an error that says these words and none of the others.
@@ -58,6 +60,36 @@ fn tracked_input_of_frozen_model_is_an_error_with_paths() {
     let loss = |model: &Stack| model.loss(x.clone());
     let words = ["`layers.0.weight`", "`layers.2.weight`"];
     assert_nothing_trained(dense().freeze(), loss, &words, &["bias"]);
+}
+
+/// A model without matrices, with running statistics.
+#[derive(Module, Debug)]
+struct Convolution {
+    conv: Conv2d,
+    norm: BatchNorm,
+}
+
+#[test]
+fn advice_for_frozen_parameters_works_for_each_path() {
+    let device = flex();
+    let model = Convolution {
+        conv: Conv2dConfig::new([1, 2], [2, 2]).init(&device),
+        norm: BatchNormConfig::new(2).init(&device),
+    };
+    let model = model.freeze();
+    let x = Tensor::<4>::ones([2, 1, 4, 4], &device);
+    let loss = |model: &Convolution| model.norm.forward(model.conv.forward(x.clone())).mean();
+    let fused = |model| FusedOptimizer::new_ok(model, AdamConfig::new().init());
+    let error = fused(model.clone()).step(RATE, loss).unwrap_err();
+    let error = error.to_string();
+    let (_, paths) = error.split_once("unfreeze_group`: ").unwrap();
+    let paths: Vec<_> = paths.split('`').skip(1).step_by(2).collect();
+    assert_eq!(paths.len(), 4, "{paths:?}");
+    for path in paths {
+        let mut fused = fused(model.clone().unfreeze_group(ParamGroup::from_path(path)));
+        fused.step_ok(RATE, loss);
+        assert_eq!(fused.last_step().updated, 1, "{path}");
+    }
 }
 
 #[test]
