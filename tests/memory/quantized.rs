@@ -51,7 +51,8 @@ fn quantized_base_is_dense_for_one_layer_at_a_time() {
     assert!(above < 3 * LARGEST, "{above} above {held}, of {dense}");
 }
 
-/// On `ndarray` a placeholder takes one byte per weight, and twice that after Burn has transferred it.
+/// On `ndarray` a placeholder takes one byte per weight, and twice that after Burn has transferred it. Burn's `fork` makes
+/// floats of it.
 #[test]
 fn loaded_and_moved_base_takes_bytes_of_its_format() {
     let _alone = alone();
@@ -67,10 +68,14 @@ fn loaded_and_moved_base_takes_bytes_of_its_format() {
         init(&device()).load_record(ModuleRecord::load(&path).unwrap())
     };
     let moved: Change<'_> = &|model| model.to_device(&other());
+    let forked: Change<'_> = &|model| model.fork(&device());
+    let loaded_from_fork: Change<'_> = &|model| loaded(forked(model));
     for (name, change, of_placeholders) in [
         ("loaded", loaded, 0),
         ("loaded from a file", reread, 0),
         ("moved", moved, 2 * weights),
+        ("forked", forked, 4 * weights),
+        ("loaded from a fork", loaded_from_fork, 0),
     ] {
         // The first change starts threads, which keep their buffers.
         drop(change(init(&device())));
