@@ -77,9 +77,9 @@ impl Observations {
     }
 }
 
-/// The lock that a forward pass holds.
+/// The lock of the generators that a forward pass holds.
 #[derive(Debug)]
-pub(super) struct Forward {
+pub(super) struct ForwardLock {
     _lock: RngLock,
     /// The numbers since the last seed; `None` if the seed is unknown.
     numbers: Option<RandomStream>,
@@ -104,8 +104,8 @@ impl Pass {
         Ok(lock)
     }
 
-    /// Takes the lock for the forward pass on `devices`, which begins with `numbers`, if the pass has its own numbers
-    /// or may draw. The numbers are launched on the `asynchronous` devices before the lock is released.
+    /// Takes the lock for the forward pass on `devices`, if the pass has its own `numbers` or may draw. The forward pass
+    /// begins with `numbers`. The lock is released after the `asynchronous` devices have launched what was drawn.
     ///
     /// If another pass holds the lock, the program's numbers are out of order anyway. So this pass is seeded, to
     /// observe whether it draws. A model that draws nothing waits only once.
@@ -135,7 +135,7 @@ impl Pass {
         };
         if let Some(lock) = lock {
             numbers.iter().for_each(RandomStream::start);
-            *self.forward.lock() = Some(Forward {
+            *self.forward.lock() = Some(ForwardLock {
                 _lock: lock,
                 numbers,
             });

@@ -35,7 +35,7 @@ pub(crate) use blocks::{BlockMode, Blocks};
 pub use config::GradientCheckpointingConfig;
 pub use context::{StepContext, scale_loss};
 pub(crate) use drawing::{Drawn, RandomRun};
-use drawing::{Draws, Forward, Observations};
+use drawing::{Draws, ForwardLock, Observations};
 pub(crate) use reads::{BlockReads, Graph, PendingCount, PendingGradient, Reads};
 pub(crate) use scope::{ReadMode, Scope};
 use stage::Failed;
@@ -50,7 +50,7 @@ pub(crate) struct Pass {
     /// The stage of the pass.
     pub(crate) stage: Mutex<Stage>,
     pub(crate) closure: ClosureKind,
-    /// `true` after the loss was scaled; `None` if the closure need not scale it.
+    /// `true` after the closure has scaled its loss; `None` if it need not.
     scaled: Option<AtomicBool>,
     /// Each running hook holds a clone.
     hooks: Arc<()>,
@@ -61,7 +61,7 @@ pub(crate) struct Pass {
     /// The gradients of the ordinary leaves, from the backward pass until they are applied.
     pub(crate) leaf_gradients: Mutex<GradientsParams>,
     /// The lock of the random generators while the forward pass holds it.
-    forward: Mutex<Option<Forward>>,
+    forward: Mutex<Option<ForwardLock>>,
     /// The blocks under gradient checkpointing.
     pub(crate) blocks: Blocks,
     /// The observers, if there are any. They receive the events of updates on the thread of the backward pass.

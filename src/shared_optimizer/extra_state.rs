@@ -116,7 +116,8 @@ impl Optimizer for AverageExtraState {
     }
 }
 
-/// Exchanges the extra state of this id and path. Only a step of the optimizer can do that.
+/// Stores extra state in the optimizer under this id and path, and restores what the optimizer has loaded for it. Burn's
+/// only interface for both is a step.
 fn exchange_state(
     optimizer: &mut ModuleOptimizer,
     id: ParamId,

@@ -25,8 +25,8 @@ use crate::optim::call::Call;
 use crate::optimizer_record::{compact_records, load_in_own_memory, records_are_compact};
 use crate::parameters::{AnyTensor, as_inner, with_rank};
 
-/// Steps one parameter with Burn's own [`ModuleOptimizer`], so every optimizer, parameter group,
-/// learning rate, clipping and record of Burn's works unchanged.
+/// The optimizer of a training. It steps one parameter at a time with Burn's own [`ModuleOptimizer`], so every optimizer,
+/// parameter group, learning rate, clipping and record of Burn works unchanged.
 ///
 /// The optimizer is not cloned while training: Burn updates a state in place only while it has one owner.
 pub(crate) struct SharedOptimizer {
@@ -40,14 +40,15 @@ pub(crate) struct SharedOptimizer {
 }
 
 impl SharedOptimizer {
-    /// Creates the shared optimizer. States of parameters with at least `offload_from` elements are kept on the host.
-    pub(crate) fn new(optimizer: ModuleOptimizer, offload_from: Option<usize>) -> Self {
+    /// Creates the shared optimizer. States of parameters with at least `min_offloaded` elements are offloaded
+    /// to the host.
+    pub(crate) fn new(optimizer: ModuleOptimizer, min_offloaded: Option<usize>) -> Self {
         let fresh = optimizer.clone().load_record(OptimizerRecord::default());
         let mut shared = Self {
             optimizer: fresh.clone(),
             fresh,
             learning_rate: 0.0.into(),
-            offloaded: offload_from.map(|from| OffloadedStates::of(from, HashMap::new())),
+            offloaded: min_offloaded.map(|min| OffloadedStates::of(min, HashMap::new())),
             removed: RemovedParameters::default(),
         };
         shared.replace(optimizer);
@@ -65,14 +66,14 @@ impl SharedOptimizer {
         self.replace(optimizer);
     }
 
-    /// Returns the optimizer without states, and the parameters that were removed from it, to continue in another
-    /// training.
-    pub(crate) fn removed(&self) -> (ModuleOptimizer, RemovedParameters) {
+    /// Returns the optimizer without states, and the parameters that were removed from it, for
+    /// [`restore_removed`](Self::restore_removed) in another training.
+    pub(crate) fn fresh_and_removed(&self) -> (ModuleOptimizer, RemovedParameters) {
         (self.fresh(), self.removed.clone())
     }
 
-    /// Continues with the result of [`removed`](Self::removed) of the training before.
-    pub(crate) fn continue_without(
+    /// Restores the removed parameters of an earlier training of the same model.
+    pub(crate) fn restore_removed(
         &mut self,
         (fresh, removed): (ModuleOptimizer, RemovedParameters),
     ) {
@@ -81,9 +82,9 @@ impl SharedOptimizer {
     }
 
     /// Drops the states of parameters that were removed from the model. Returns `true` if the other states went through
-    /// a record. This happens if `is_here` returns `true` for one of the removed parameters, which then starts with a
-    /// fresh state, or if there are many groups for removed parameters and `keeps_states` says that a record loses
-    /// nothing.
+    /// a record. This happens if `is_here` returns `true` for a parameter that was removed now or earlier, which then
+    /// starts with a fresh state. It also happens if there are many groups for removed parameters and `keeps_states`
+    /// returns `true`: a record changes no state.
     pub(crate) fn remove(
         &mut self,
         parameters: Vec<ParamId>,
@@ -123,7 +124,7 @@ impl SharedOptimizer {
         self.removed.groups
     }
 
-    /// Returns the optimizer with all states, which are shared.
+    /// Returns the optimizer with all states. They share the tensors of this one.
     pub(crate) fn with_all_states(&self) -> ModuleOptimizer {
         if self.has_no_offloaded_state() {
             return self.optimizer.clone();
@@ -141,7 +142,7 @@ impl SharedOptimizer {
         if let Some(offloaded) = &mut self.offloaded {
             let record = compact_records(|| self.optimizer.to_record());
             let (states, others) = split(record);
-            *offloaded = OffloadedStates::of(offloaded.from, states);
+            *offloaded = OffloadedStates::of(offloaded.min_elements, states);
             self.optimizer = with_states(&self.optimizer, [others]);
         }
         before
@@ -159,7 +160,7 @@ impl SharedOptimizer {
             return record;
         }
         let offloaded = self.offloaded.iter().flat_map(OffloadedStates::records);
-        let offloaded = offloaded.map(|state| self.asked_for(state));
+        let offloaded = offloaded.map(|state| self.in_requested_format(state));
         joined([written(record)].into_iter().chain(offloaded))
     }
 
@@ -182,8 +183,8 @@ impl SharedOptimizer {
         compact_records(|| alone.to_record())
     }
 
-    /// Returns the record of an offloaded state in the requested format: it is stored quantized.
-    fn asked_for(&self, state: Bytes) -> Bytes {
+    /// Returns the record of an offloaded state in the format of this thread's records. It is stored in compact format.
+    fn in_requested_format(&self, state: Bytes) -> Bytes {
         match holds_codes(&state) && !records_are_compact() {
             true => written(with_states(&self.optimizer, [state]).to_record()),
             false => state,
@@ -234,9 +235,9 @@ impl SharedOptimizer {
             let Some(offloaded) = offloaded else {
                 return step_one(all, learning_rate, path, id, value, gradient);
             };
-            let mut own = offloaded.take(id, &value.device(), all);
+            let mut own = offloaded.fetch(id, &value.device(), all);
             let stepped = step_one(&mut own, learning_rate, path, id, value, gradient);
-            eviction = Some(offloaded.put(id, own));
+            eviction = Some(offloaded.store(id, own));
             stepped
         };
         let (stepped, call) = call.make(step);

@@ -18,7 +18,7 @@ use crate::optimizer_record::{compact_records, load_on};
 /// The offloaded optimizer states.
 pub(crate) struct OffloadedStates {
     /// States of parameters with at least this number of elements are offloaded.
-    pub(super) from: usize,
+    pub(super) min_elements: usize,
     all: Arc<Mutex<HashMap<ParamId, OffloadedState>>>,
     /// The successor of each parameter in the last pass that stepped it; `None` precedes the first.
     next: HashMap<Option<ParamId>, ParamId>,
@@ -58,17 +58,17 @@ impl OffloadedState {
         }
     }
 
-    fn is(&self, optimizer: &Arc<ModuleOptimizer>) -> bool {
+    fn is_held_by(&self, optimizer: &Arc<ModuleOptimizer>) -> bool {
         matches!(self, Self::OnDevice(here, _) if Arc::ptr_eq(here, optimizer))
     }
 }
 
 impl OffloadedStates {
-    pub(super) fn of(from: usize, records: HashMap<ParamId, Bytes>) -> Self {
+    pub(super) fn of(min_elements: usize, records: HashMap<ParamId, Bytes>) -> Self {
         let all = records.into_iter();
         let all = all.map(|(id, record)| (id, OffloadedState::OnHost(record)));
         Self {
-            from,
+            min_elements,
             all: Arc::new(Mutex::new(all.collect())),
             next: HashMap::new(),
             last: None,
@@ -82,7 +82,7 @@ impl OffloadedStates {
 
     /// Returns `true` if this state is offloaded. A loaded state remains offloaded for any size.
     pub(super) fn has(&self, id: ParamId, elements: usize) -> bool {
-        elements >= self.from || self.all.lock().contains_key(&id)
+        elements >= self.min_elements || self.all.lock().contains_key(&id)
     }
 
     pub(super) fn forget(&mut self, parameters: &[ParamId]) {
@@ -143,8 +143,8 @@ impl OffloadedStates {
     }
 
     /// Returns `optimizer` with only the state of the parameter, on `device` if its kind allows. The stored state is
-    /// unchanged until [`put`](Self::put).
-    pub(super) fn take(
+    /// unchanged until [`store`](Self::store).
+    pub(super) fn fetch(
         &mut self,
         id: ParamId,
         device: &Device,
@@ -164,7 +164,7 @@ impl OffloadedStates {
     }
 
     /// Stores the state in `optimizer`, which has no other. Returns its eviction.
-    pub(super) fn put(&mut self, id: ParamId, optimizer: ModuleOptimizer) -> Eviction {
+    pub(super) fn store(&mut self, id: ParamId, optimizer: ModuleOptimizer) -> Eviction {
         let here = Arc::new(optimizer);
         let mut all = self.all.lock();
         let bytes = all.get(&id).and_then(OffloadedState::bytes);
@@ -174,7 +174,7 @@ impl OffloadedStates {
             let record = recorded(&here);
             let mut all = all.lock();
             // If the parameter has been stepped again, a newer state is stored.
-            let state = all.get_mut(&id).filter(|state| state.is(&here));
+            let state = all.get_mut(&id).filter(|state| state.is_held_by(&here));
             let before =
                 state.map(|state| std::mem::replace(state, OffloadedState::OnHost(record)));
             drop(all);
@@ -194,7 +194,7 @@ fn recorded(optimizer: &ModuleOptimizer) -> Bytes {
 
 #[cfg(test)]
 thread_local! {
-    /// For each state taken on this thread: `true` if it was prefetched.
+    /// For each state fetched on this thread: `true` if it was prefetched.
     pub(crate) static PREFETCHED: std::cell::RefCell<Vec<bool>> = const { std::cell::RefCell::new(Vec::new()) };
 }
 

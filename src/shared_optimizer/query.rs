@@ -57,8 +57,8 @@ impl SharedOptimizer {
         call.make(step).1.refusal
     }
 
-    /// Returns the names of the tensors in the state that the optimizer keeps for a parameter of this path and rank, as in its records. Burn's
-    /// optimizers don't tell their own names. It steps a single element on the default device to answer.
+    /// Returns the names of the tensors in the state of a parameter of this path and rank, as in the optimizer's records.
+    /// Burn has no interface for these names, so this steps a single element on the default device.
     pub(crate) fn state_names(&self, id: ParamId, path: &str, rank: usize) -> Vec<String> {
         let one = || with_rank!(rank, D => AnyTensor::from(Tensor::<D>::ones([1; D], &Device::default())));
         let stepped = catch(|| {

@@ -15,8 +15,8 @@ pub(crate) struct RemovedParameters {
 }
 
 /// Maximum number of groups for removed parameters. With more, the states go through a record, which drops the groups.
-/// Each group costs a comparison per step, and a record costs a copy of all states. Where a record would change the
-/// states, which Burn loads in f32, all groups stay: about 250 bytes each.
+/// Each group costs a comparison per step, and a record costs a copy of all states. If a record would change the states
+/// (Burn loads them in f32), all groups stay: about 250 bytes each.
 const MAX_GROUPS: usize = 32;
 
 impl RemovedParameters {
@@ -36,7 +36,7 @@ impl RemovedParameters {
     }
 }
 
-/// An optimizer without states, for parameters that were removed from the model.
+/// The optimizer of the parameters that were removed from the model. It has no states, and its step panics.
 #[derive(Clone)]
 pub(super) struct Stateless;
 
@@ -51,8 +51,8 @@ impl Optimizer for Stateless {
         _state: Option<PolicyState>,
     ) -> (Tensor<D>, Option<PolicyState>) {
         panic!(
-            "it was removed from the model together with its optimizer state: add it again with \
-             `FusedOptimizer::change_model`, or create a new optimizer"
+            "it was removed from the model of an earlier training together with its optimizer state: create a new \
+             optimizer, or add the parameter again with `FusedOptimizer::change_model` before `into_parts`"
         )
     }
 

@@ -1,10 +1,10 @@
-//! Gradients that a training step which runs its own backward pass finds for parameters whose gradients were applied.
+//! Stand-ins for applied gradients, which a closure that runs the backward pass itself finds in their place.
 //!
 //! # Invariants
 //!
-//! Burn collects gradients with a visitor, which looks up the node of each parameter. The handle of a parameter shows it a leaf
-//! with the id of the parameter, and the tap registers an [`AppliedGradient`] for that leaf. It takes no memory and can't be read.
-//! An edit is found because the step does not return this tensor: multiplied, replaced or removed.
+//! Burn collects gradients with a visitor, which looks up the node of each parameter. The handle of a parameter shows the
+//! visitor a leaf with the id of the parameter, and the tap registers an [`AppliedGradient`] for that leaf. It takes no
+//! memory and can't be read. A step that returns another tensor, or none, has edited the gradient.
 
 use std::any::Any;
 use std::fmt::{Debug, Formatter};
@@ -38,7 +38,7 @@ pub(super) struct AppliedGradient {
 }
 
 /// Returns the message for a read of the gradient of the parameter at `path`.
-fn applied(path: &str) -> String {
+fn read_message(path: &str) -> String {
     format!(
         "the gradient of parameter `{path}` was read after the backward pass, which has applied and released it: change or \
         read gradients in a hook (`FusedLearner::with_hook`, `FusedOptimizer::with_hook`)"
@@ -49,7 +49,7 @@ impl AppliedGradient {
     fn new<const D: usize>(local_param: &LocalParam) -> Option<Self> {
         let master = &local_param.master;
         let gradient: Tensor<D> = unreadable(
-            applied,
+            read_message,
             &master.path,
             &master.shape,
             local_param.dtype,

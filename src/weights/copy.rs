@@ -3,7 +3,7 @@
 //! | residency | a copy is fetched | and dropped |
 //! |---|---|---|
 //! | [`Aliased`](Residency::Aliased) | never: the master's value is used | |
-//! | [`Cached`](Residency::Cached) | with the first read, and after every update | when the next one has arrived; from the host, before |
+//! | [`Cached`](Residency::Cached) | with the first read, and after every update | when the next copy has arrived; a copy from the host before the next is fetched |
 //! | [`OnDemand`](Residency::OnDemand) | with a read; from the host for a block, before it | with the graph that has read it, or with the run of the block |
 //! | [`Gathered`](Residency::Gathered) | with a read | with the graph that has read it |
 //!

@@ -74,19 +74,19 @@ impl LocalParam {
     fn add_gradient(self: &Arc<Self>, pass: &Arc<Pass>, gradient: AnyTensor, admits: bool) {
         let mut state = self.state.lock();
         let GradientState::Accumulating(expecting) = &mut state.stage else {
-            unreachable!("a tap is owed for until its gradient arrives")
+            unreachable!("a gradient is pending until it arrives")
         };
         // The tap is a second handle to the value.
         expecting.tapped = None;
-        let is_zero = Arc::strong_count(&expecting.pending_count) == 1;
+        let is_last = Arc::strong_count(&expecting.pending_count) == 1;
         let gradient = match expecting.partial.take() {
-            None if is_zero => gradient,
+            None if is_last => gradient,
             partial => {
                 let partial = match partial {
                     Some(partial) => partial.with(gradient, pass.pipeline.accumulation),
                     None => PartialSum::of(gradient),
                 };
-                if !is_zero {
+                if !is_last {
                     expecting.partial = Some(Box::new(partial));
                     return;
                 }
@@ -100,16 +100,17 @@ impl LocalParam {
         }
         // One queue keeps the order of arrival.
         let engine = self.context.engine.as_ref();
-        let queue = engine.filter(|p| !p.config.offloads_states() && pass.observers.is_none());
+        let queue =
+            engine.filter(|engine| !engine.config.offloads_states() && pass.observers.is_none());
         match queue {
             None => self.report_gradient(pass, Some(gradient)),
             Some(engine) => {
-                let (local_param, of_queue) = (self.clone(), pass.clone());
+                let (local_param, queued_pass) = (self.clone(), pass.clone());
                 engine.queue_update(self.bytes(), move || {
                     // A failure on another thread stops the pass at the next gradient.
-                    if !of_queue.is_stopped() {
-                        of_queue.guarded(FailedIn::Update, || {
-                            local_param.report_gradient(&of_queue, Some(gradient))
+                    if !queued_pass.is_stopped() {
+                        queued_pass.guarded(FailedIn::Update, || {
+                            local_param.report_gradient(&queued_pass, Some(gradient))
                         });
                     }
                 });

@@ -84,17 +84,17 @@ impl MasterParam {
         }
     }
 
-    /// Returns the accumulated sum of a parameter without a gradient in this pass. Applies what the optimizer state
-    /// holds.
+    /// Returns the accumulated sum, for a parameter without a gradient in this pass. If earlier micro-batches are in the
+    /// optimizer state, steps the parameter with a gradient of zeros instead.
     fn take_accumulated(&self, pass: &Arc<Pass>) -> Option<AnyTensor> {
         if pass.pipeline.gradient_use == GradientUse::Accumulate || !pass.admits() {
             return None;
         }
         let mut state = self.state.lock();
         let sum = state.accumulated.sum(pass.pipeline.consumes_sums);
-        let begun = matches!(state.accumulated, Accumulated::InOptimizerState);
+        let is_in_state = matches!(state.accumulated, Accumulated::InOptimizerState);
         drop(state);
-        if sum.is_none() && begun && pass.pipeline.gradient_use == GradientUse::Update {
+        if sum.is_none() && is_in_state && pass.pipeline.gradient_use == GradientUse::Update {
             let nothing = self.value().zeros_like();
             self.step(pass, nothing.into());
         }
@@ -140,7 +140,7 @@ impl MasterParam {
         let value = state.value.take();
         let value = value.unwrap_or_else(|| panic!("{}", missing_message(path)));
         let value = value.0.into_dispatch();
-        // With another owner the value is copied instead of updated in place.
+        // If the value has another owner, it is copied instead of updated in place.
         let copied = (self.storage.detects_sole_owner).then(|| !value.can_mut());
         let value = Tensor::<1>::from_dispatch(value).into();
         let is_last_micro_batch = pass.pipeline.gradient_use == GradientUse::Update;
@@ -207,14 +207,14 @@ impl MasterParam {
                 panic.message()
             ),
         };
-        let may = |engine: &&Arc<OffloadEngine>| {
+        let fits = |engine: &&Arc<OffloadEngine>| {
             eviction.bytes.unwrap_or(usize::MAX) <= engine.transfers.limit.prefetch()
         };
-        match engine.filter(may) {
+        match engine.filter(fits) {
             None => evict(),
             Some(engine) => {
-                let of_queue = pass.clone();
-                engine.evict_state(move || of_queue.guarded(FailedIn::Update, evict));
+                let queued_pass = pass.clone();
+                engine.evict_state(move || queued_pass.guarded(FailedIn::Update, evict));
             }
         }
     }

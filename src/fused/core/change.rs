@@ -34,7 +34,7 @@ impl<M: Module> Core<M> {
     ) -> Result<(), FusedError> {
         let ranks = self.ranks.changed(change, &self.policies.config)?;
         self.and_collect(());
-        self.enter(ranks);
+        self.replace_ranks(ranks);
         Ok(())
     }
 
@@ -53,15 +53,15 @@ impl<M: Module> Core<M> {
         let fresh = self.ranks.session().optimizer.lock().fresh();
         let optimizer = record::load(optimizer, &fresh, &model).map_err(ResumeError::Optimizer)?;
         let ranks = self.ranks.with_model(model, &self.policies.config);
-        self.enter(ranks.map_err(ResumeError::Fused)?);
-        self.begin_from(|shared| shared.start_over(optimizer));
+        self.replace_ranks(ranks.map_err(ResumeError::Fused)?);
+        self.load_state(|shared| shared.start_over(optimizer));
         // Removes the graph nodes of the previous parameters.
         collect_graph(&self.ranks.device());
         Ok(())
     }
 
     /// Replaces the ranks by those of a changed model.
-    fn enter(&mut self, ranks: Ranks<M>) {
+    fn replace_ranks(&mut self, ranks: Ranks<M>) {
         let before = std::mem::replace(&mut self.ranks, ranks);
         let (before, local_params) = (before.attached(), self.ranks.local_params().clone());
         let inventory = self.ranks.attached().inventory.clone();

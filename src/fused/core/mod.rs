@@ -132,7 +132,7 @@ impl<M: Module> Core<M> {
             reports: Reports::default(),
             end_panic: Mutex::default(),
         };
-        core.restore_kept();
+        core.restore_extra_state();
         core
     }
 
@@ -153,7 +153,7 @@ impl<M: Module> Core<M> {
         // Values move from owner to owner, so that no device has to hold all weights.
         let model = ranks.export(AttachedModule::export_in_place);
         let optimizer = self.optimizer();
-        let (fresh, removed) = self.ranks.session().optimizer.lock().removed();
+        let (fresh, removed) = self.ranks.session().optimizer.lock().fresh_and_removed();
         let (policies, optimizer) = self.policies.with_config(config, optimizer)?;
         let removed = (policies.join(fresh), removed);
         // Afterwards the model is the only owner of its values.
@@ -163,7 +163,7 @@ impl<M: Module> Core<M> {
             Some(devices) => Self::on_devices(model, optimizer, policies, &devices),
         }?;
         let mut optimizer = core.ranks.session().optimizer.lock();
-        optimizer.continue_without(removed);
+        optimizer.restore_removed(removed);
         drop(optimizer);
         Ok(core)
     }
@@ -282,7 +282,7 @@ impl<M: Module> Core<M> {
         let optimizer = self.ranks.session().optimizer.lock().with_all_states();
         let loaded = record::load(record, &optimizer, &self.ranks.attached().module)?;
         drop(optimizer);
-        self.begin_from(|optimizer| drop(optimizer.replace(loaded)));
+        self.load_state(|optimizer| drop(optimizer.replace(loaded)));
         Ok(())
     }
 
@@ -293,7 +293,7 @@ impl<M: Module> Core<M> {
     }
 
     /// Applies `change`, which loads another optimizer state.
-    pub(super) fn begin_from(&mut self, change: impl FnOnce(&mut SharedOptimizer)) {
+    pub(super) fn load_state(&mut self, change: impl FnOnce(&mut SharedOptimizer)) {
         // The current averages belong to other weights.
         let masters = self.ranks.local_params().masters();
         masters.for_each(|master| master.drop_average());
@@ -339,13 +339,13 @@ impl<M: Module> Core<M> {
         change: impl FnOnce(&mut SharedOptimizer) -> R,
     ) -> R {
         let changed = change(&mut self.ranks.session().optimizer.lock());
-        self.restore_kept();
+        self.restore_extra_state();
         changed
     }
 
-    /// Connects the optimizer's records to the policy state and to the averages that the config requires, after
-    /// restoring what the optimizer has loaded.
-    fn restore_kept(&mut self) {
+    /// Restores the policy state and the averages that the optimizer has loaded, if the config requires them. From now on
+    /// the optimizer's records contain both.
+    fn restore_extra_state(&mut self) {
         let device = self.ranks.device().inner();
         self.ranks
             .session()

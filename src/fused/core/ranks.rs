@@ -23,11 +23,12 @@ use crate::weights::{AttachedModule, Inventory, LocalParams, Role};
 pub(in crate::fused) struct Ranks<M> {
     /// The attached module of each rank.
     pub(in crate::fused) attached_modules: Vec<AttachedModule<M>>,
-    /// The devices that the ranks were given, if any: with autodiff, and the model's gradient checkpointing strategy.
+    /// The devices that the user named, if any: with autodiff, and the model's gradient checkpointing strategy.
     pub(in crate::fused) named: Option<Vec<Device>>,
     /// The compute devices.
     pub(in crate::fused) devices: Vec<Device>,
-    /// `true` if these devices read lazily: a transferred tensor may show later in-place writes.
+    /// `true` if one of these reports a failed kernel late. Such a device also reads lazily: a transferred tensor may show
+    /// later in-place writes.
     pub(in crate::fused) reports_errors_late: bool,
     /// `true` if one of these is remote.
     pub(in crate::fused) remote: bool,

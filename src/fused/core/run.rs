@@ -31,13 +31,13 @@ impl<M: Module> Ranks<M> {
             let transfers = transfers.filter(|_| settings.checkpointing.offload_inputs);
             let prefetcher = attached.has_block_copies.then(|| attached.prefetcher());
             let session = &attached.session;
-            let running = session.begin(settings, *closure, prefetcher, transfers.cloned());
+            let guard = session.begin(settings, *closure, prefetcher, transfers.cloned());
             let devices = match &attached.context.member {
                 Some(member) => vec![member.device().clone()],
                 None => self.devices.clone(),
             };
             let rank = RankPass {
-                pass: running.pass.clone(),
+                pass: guard.pass.clone(),
                 local_params: attached.local_params.clone(),
                 context: attached.context.clone(),
                 asynchronous: if asynchronous {
@@ -48,24 +48,24 @@ impl<M: Module> Ranks<M> {
                 devices,
                 reports_errors_late: self.reports_errors_late,
             };
-            (running, rank)
+            (guard, rank)
         };
         let begun = self.attached_modules.iter().zip(closures).map(begin);
-        let (running, ranks) = begun.unzip();
-        let transaction = RunningPass {
+        let (guards, ranks) = begun.unzip();
+        let running_pass = RunningPass {
             ranks,
             attached_modules: &mut self.attached_modules,
-            running,
+            guards,
             group: self.group.as_deref(),
         };
-        if let Some(observers) = &transaction.ranks[0].pass.observers {
-            let masters = transaction.attached_modules[0].local_params.masters();
+        if let Some(observers) = &running_pass.ranks[0].pass.observers {
+            let masters = running_pass.attached_modules[0].local_params.masters();
             for value in masters.filter_map(MasterParam::find) {
                 observers.emit(StepEvent::Tensor(Category::Parameter, &value));
             }
             observers.emit(StepEvent::Forward);
         }
-        transaction
+        running_pass
     }
 
     /// Returns an error if a device is lost.
@@ -91,7 +91,8 @@ impl<M: Module> Ranks<M> {
 pub(super) struct RunningPass<'a, M: Module> {
     pub(super) attached_modules: &'a mut [AttachedModule<M>],
     pub(super) ranks: Vec<RankPass>,
-    running: Vec<PassGuard>,
+    /// The guard of the pass of each rank.
+    guards: Vec<PassGuard>,
     group: Option<&'a Group>,
 }
 
@@ -141,15 +142,15 @@ impl<M: Module> RunningPass<'_, M> {
     /// that received the end of the pass.
     pub(super) fn commit(mut self) -> (Vec<(ParamId, ParameterReport)>, Option<Caught>) {
         let reports = self.end(true);
-        for (attached, running) in self.attached_modules.iter_mut().zip(&mut self.running) {
+        for (attached, guard) in self.attached_modules.iter_mut().zip(&mut self.guards) {
             if attached.has_block_copies {
-                attached.update_block_order(&running.pass.blocks.block_order.lock());
+                attached.update_block_order(&guard.pass.blocks.block_order.lock());
             }
-            running.has_succeeded = true;
+            guard.has_succeeded = true;
         }
         let observers = self.ranks[0].pass.observers.clone();
         drop((
-            std::mem::take(&mut self.running),
+            std::mem::take(&mut self.guards),
             std::mem::take(&mut self.ranks),
         ));
         // Nothing is left to roll back.

@@ -203,14 +203,14 @@ impl<M: Module> Core<M> {
             true => Vec::new(),
             false => self.ranks.guard_statistics(),
         };
-        let mut transaction = self.ranks.begin(&settings, executor.closures);
+        let mut running_pass = self.ranks.begin(&settings, executor.closures);
         // Forward and backward on every rank, for a loss in `RankPass::forward_backward`.
-        let output = (executor.run)(&transaction.ranks, transaction.attached_modules)?;
-        transaction.check()?;
-        if !transaction.ranks[0].local_params.leaves.is_empty() {
-            transaction.finish(gradient_use)?;
+        let output = (executor.run)(&running_pass.ranks, running_pass.attached_modules)?;
+        running_pass.check()?;
+        if !running_pass.ranks[0].local_params.leaves.is_empty() {
+            running_pass.finish(gradient_use)?;
         }
-        let (reports, panic) = transaction.commit();
+        let (reports, panic) = running_pass.commit();
         let end_panic = self.end_panic.get_mut();
         *end_panic = end_panic.take().or(panic);
         let attached = &self.ranks.attached_modules[0];
