@@ -167,11 +167,10 @@ fn fine_tunes<M: Module>(names: Names, init: fn() -> M, loss: fn(&M) -> Tensor<1
         };
         let initial = load();
         let adam = || AdamConfig::new().init();
-        let expected = train_stock(initial.clone(), &mut adam(), 2, RATE, |model, _| {
-            loss(model)
-        });
+        let loss_of = |model: &M, _| loss(model);
+        let expected = train_stock(initial.clone(), &mut adam(), 2, RATE, loss_of);
         let mut fused = FusedOptimizer::new_ok(initial.clone(), adam());
-        train_fused(&mut fused, 2, RATE, |model, _| loss(model));
+        train_fused(&mut fused, 2, RATE, loss_of);
         let found = fused.model();
         assert_changed(&initial, &found, is_factor);
         for ((path, expected), (_, found)) in weights(&expected).iter().zip(&weights(&found)) {
@@ -182,15 +181,15 @@ fn fine_tunes<M: Module>(names: Names, init: fn() -> M, loss: fn(&M) -> Tensor<1
         // The merged weights, in a file with the names of the first one.
         let merged = found.valid().materialize();
         assert_eq!(names.save(&merged, &trained), keys);
-        let store = |path| names.store(path);
-        let (exported, _) = load_from_store(init(), &trained, store, FloatDType::F32).unwrap();
+        let exported = load_from_store(init(), &trained, |it| names.store(it), FloatDType::F32);
+        let (exported, _) = exported.unwrap();
         assert_eq!(of(&exported), of(&merged));
         assert_eq!(of(&merged), of(&found));
         std::fs::remove_file(&trained).unwrap();
         // The adapters alone.
         let factors = ParamGroup::from_any_predicates(vec!["lora.a", "lora.b"]);
-        let record = found.clone().into_record_group(factors).into_bytes();
-        let record = ModuleRecord::from_bytes(record.unwrap()).unwrap();
+        let bytes = found.clone().into_record_group(factors).into_bytes();
+        let record = ModuleRecord::from_bytes(bytes.unwrap()).unwrap();
         let adapted = load().load_record(record.allow_partial(true));
         assert_eq!(of(&adapted), of(&found));
     }
@@ -204,6 +203,6 @@ fn bert_from_file_trains_adapters_and_is_exported() {
 
 #[test]
 fn decoder_from_file_trains_adapters_and_is_exported() {
-    let key = "blocks.1.pwff.linear_outer.weight";
-    fine_tunes(Names::decoder(), Decoder::init, Decoder::loss, key);
+    let (names, key) = (Names::decoder(), "blocks.1.pwff.linear_outer.weight");
+    fine_tunes(names, Decoder::init, Decoder::loss, key);
 }

@@ -24,7 +24,6 @@ impl<M: Module> Core<M> {
         learning_rate: Option<ModuleLearningRate>,
         executor: &mut Executor<M, R>,
     ) -> Result<R, FusedError> {
-        *self.end_panic.get_mut() = None;
         let Some(learning_rate) = learning_rate else {
             let ended = self.accumulate(executor);
             return self.resume_end_panic(ended);
@@ -32,11 +31,11 @@ impl<M: Module> Core<M> {
         let schedule = self.policies.schedule;
         let computes = executor.closures[0] != ClosureKind::Nothing;
         if schedule == StepSchedule::Buffered && computes {
-            let output = self.accumulate(executor)?;
-            if self.has_accumulated() {
+            let ended = self.accumulate(executor);
+            if ended.is_ok() && self.has_accumulated() {
                 self.step_accumulated(learning_rate)?;
             }
-            return self.resume_end_panic(Ok(output));
+            return self.resume_end_panic(ended);
         }
         let session = &self.ranks.attached_modules[0].session;
         session.optimizer.lock().learning_rate = learning_rate;
