@@ -39,11 +39,11 @@ fn quantized_base_is_dense_for_one_layer_at_a_time() {
         };
         step();
         let rest = step();
-        (rest - before, BYTES.peak_usage() - rest)
+        Some((rest.checked_sub(before)?, BYTES.peak_usage() - rest))
     };
-    // The first training of a process starts threads, which keep their buffers.
+    // The first training starts threads, which keep their buffers. Later, threads of other tests may free theirs.
     train();
-    let (held, above) = train();
+    let (held, above) = (0..3).find_map(|_| train()).expect("no other thread ends");
     let bound = codes + others + NOTES;
     assert!(held < bound, "{held} bytes, at most {bound}");
     // The weight that is composed and its inputs, or its gradient: with 48 blocks of two, less than a twentieth of the
