@@ -55,6 +55,17 @@ impl StepSeeds {
     }
 }
 
+/// The run that drew numbers from a stream before other numbers follow. The values are part of the seeds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Run {
+    /// The forward pass of a block.
+    Block = 1,
+    /// The recomputation of a block.
+    RecomputedBlock = 2,
+    /// The forward pass outside of blocks.
+    OutsideOfBlocks = 3,
+}
+
 /// A repeatable stream of random numbers on some devices.
 #[derive(Clone, Debug)]
 pub(crate) struct RandomStream {
@@ -88,9 +99,9 @@ impl RandomStream {
         seed(&self.devices, self.seed);
     }
 
-    /// Continues with new numbers after a `run`, independent of how many numbers it drew.
-    pub(crate) fn advance(&mut self, run: u64) {
-        self.seed = mix(self.seed, run);
+    /// Continues with new numbers after `run`, independent of how many numbers it drew.
+    pub(crate) fn advance(&mut self, run: Run) {
+        self.seed = mix(self.seed, run as u64);
         self.start();
     }
 

@@ -15,7 +15,7 @@ use crate::error::FusedError;
 use crate::observer::StepEvent;
 use crate::parameters::Statistics;
 use crate::pass::{BlockReads, Drawn, FailedIn, Scope};
-use crate::random::RandomStream;
+use crate::random::{RandomStream, Run};
 use crate::tap::{collect_graph, lift};
 use crate::weights::{OwnLeaf, own_leaf, with_frozen, with_own_leaves};
 
@@ -177,7 +177,7 @@ where
             random.iter().for_each(RandomStream::start);
             let output = forward(&recorded, input);
             if let Some(mut random) = random.clone() {
-                random.advance(2);
+                random.advance(Run::RecomputedBlock);
             }
             output
         };

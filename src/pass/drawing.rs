@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use super::{Pass, Scope};
 use crate::device::is_cubecl;
 use crate::error::FusedError;
-use crate::random::{GENERATORS, RandomStream, RngLock, system_seed};
+use crate::random::{GENERATORS, RandomStream, RngLock, Run, system_seed};
 
 /// Where a model draws random numbers, as far as observed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -53,7 +53,7 @@ impl Observations {
     }
 
     /// Returns `true` if this forward pass can't add to what is known of the draws.
-    pub(super) fn knows_draws(&self) -> bool {
+    pub(super) fn draws_are_known(&self) -> bool {
         match self.draws() {
             Draws::Unknown => false,
             Draws::OutsideOfBlocks => !self.seeded.load(Ordering::Relaxed),
@@ -168,7 +168,7 @@ impl Pass {
         if self.blocks.observations.draws() != Draws::Always {
             self.has_drawn(&numbers);
         }
-        numbers.advance(3);
+        numbers.advance(Run::OutsideOfBlocks);
     }
 
     /// Continues the forward pass with `numbers`.
@@ -182,7 +182,7 @@ impl Pass {
     /// check would wait for a CubeCL device, so after the first pass such a device is assumed to draw as before.
     fn has_drawn(&self, numbers: &RandomStream) -> bool {
         let observations = &self.blocks.observations;
-        if observations.knows_draws() && numbers.devices.iter().any(is_cubecl) {
+        if observations.draws_are_known() && numbers.devices.iter().any(is_cubecl) {
             return observations.may_draw();
         }
         let drawn = numbers.was_drawn();
@@ -276,7 +276,7 @@ impl RandomRun {
         }
         let drawn = self.pass.has_drawn(&self.numbers);
         let mut next = self.numbers.clone();
-        next.advance(1);
+        next.advance(Run::Block);
         self.pass.continue_with(next);
         match drawn {
             true => Drawn::Numbers(self.numbers),
