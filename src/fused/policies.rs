@@ -86,7 +86,7 @@ impl Policies {
 
     /// Returns `optimizer` registered for the extra state and the averages of these policies.
     pub(crate) fn join(&self, mut optimizer: ModuleOptimizer) -> ModuleOptimizer {
-        if let Some(state) = self.kept() {
+        if let Some(state) = self.recorded_state() {
             optimizer = state.join(optimizer);
         }
         match self.config.averaging {
@@ -96,7 +96,7 @@ impl Policies {
     }
 
     /// Returns the policy state that optimizer records contain, if there is any.
-    pub(crate) fn kept(&self) -> Option<&PolicyState> {
+    pub(crate) fn recorded_state(&self) -> Option<&PolicyState> {
         // Lagged clipping also uses the norm of earlier exact clipping.
         let kept = self.config.clipping.is_some() || self.config.loss_scaling.is_some();
         kept.then_some(&self.adaptive)
@@ -138,7 +138,7 @@ impl Policies {
             GradientUse::AccumulateInState | GradientUse::Update => self.clips_lagged(),
         };
         if measures {
-            pipeline.measure(pipeline.gradient_use.steps() && !self.bear_overflow());
+            pipeline.measure(pipeline.gradient_use.steps() && !self.tolerates_overflow());
         }
         if !pipeline.gradient_use.steps() {
             return;
@@ -174,7 +174,7 @@ impl Policies {
 
     /// Returns `true` if a step handles gradients that are not finite: it skips their parameters, or itself, and
     /// reduces the loss scale.
-    pub(crate) fn bear_overflow(&self) -> bool {
+    pub(crate) fn tolerates_overflow(&self) -> bool {
         self.overflow() == Some(Overflow::SkipParameter) || self.can_back_off()
     }
 

@@ -200,7 +200,7 @@ where
         .unwrap_or_else(|error| panic!("{error}"));
     match mode {
         BlockMode::KeepActivations => {
-            let _entered = scope.kept(random.numbers.seed).enter();
+            let _entered = scope.recorded(random.numbers.seed).enter();
             let block = with_frozen(block.clone(), scope.pass.blocks.engine());
             let output = forward(&block, input);
             random.end();

@@ -84,7 +84,7 @@ impl Scope {
     }
 
     /// Returns the scope of a block whose operations are recorded in the current graph.
-    pub(crate) fn kept(&self, seed: u64) -> Self {
+    pub(crate) fn recorded(&self, seed: u64) -> Self {
         self.block(self.mode.clone(), seed)
     }
 

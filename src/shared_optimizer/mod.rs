@@ -17,7 +17,7 @@ pub(crate) use extra_state::{AverageExtraState, EXTRA_STATE_ID, average_id, is_a
 pub(crate) use offloaded::Eviction;
 
 use offloaded::OffloadedStates;
-use removed::{RemovedParameters, Stateless};
+use removed::{RemovedOptimizer, RemovedParameters};
 use states::{holds_codes, joined, split, with_states, written};
 
 use crate::caught::Caught;
@@ -98,7 +98,7 @@ impl SharedOptimizer {
             self.removed.add(&parameters);
             // Burn drops only the states of a group for which another optimizer is added.
             let group = ParamGroup::from_ids(parameters);
-            self.change(|optimizer| optimizer.with_group(group, Stateless, None));
+            self.change(|optimizer| optimizer.with_group(group, RemovedOptimizer, None));
         }
         let are_back = self.removed.has_any(is_here);
         let through_a_record = are_back || self.removed.has_many_groups() && keeps_states();

@@ -38,9 +38,9 @@ impl RemovedParameters {
 
 /// The optimizer of the parameters that were removed from the model. It has no states, and its step panics.
 #[derive(Clone)]
-pub(super) struct Stateless;
+pub(super) struct RemovedOptimizer;
 
-impl Optimizer for Stateless {
+impl Optimizer for RemovedOptimizer {
     type State<const D: usize> = PolicyState;
 
     fn step<const D: usize>(

@@ -94,7 +94,7 @@ pub(super) enum Outcome {
     /// Measured by a hook, and dropped.
     Measured,
     /// Added to the optimizer state; the parameter is updated with the last micro-batch.
-    Began,
+    AddedToState,
     /// Applied by the optimizer. `copied` is `true` if the value had another owner and was copied; `None` if the
     /// backend does not detect that.
     Updated { copied: Option<bool> },

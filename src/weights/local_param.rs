@@ -49,7 +49,7 @@ pub(super) struct State {
     pub(super) stage: GradientState,
     pub(super) copy: Option<Box<ComputeCopy>>,
     /// `true` if a gradient of the parameter has passed the check for asynchronous errors.
-    pub(super) proven: bool,
+    pub(super) passed_check: bool,
 }
 
 impl State {
@@ -87,7 +87,7 @@ impl LocalParam {
         let state = State {
             stage: GradientState::Idle,
             copy: None,
-            proven: false,
+            passed_check: false,
         };
         let clock = session.clocks.lock().of(&device, master.strategy);
         let local_param = Self {

@@ -163,7 +163,7 @@ impl MasterParam {
     /// | outcome of the pass | left after a commit | left after a rollback |
     /// |---|---|---|
     /// | added | the sum | what was left, or an overwritten sum |
-    /// | began | in the optimizer state | in the optimizer state |
+    /// | added to the state | in the optimizer state | in the optimizer state |
     /// | updated | nothing | what was left, except for gradients in the optimizer state |
     /// | vetoed | what was left, without a sum | what was left |
     /// | measured | what was left | what was left |
@@ -176,13 +176,15 @@ impl MasterParam {
         let report = match outcome {
             Outcome::Updated { copied } => ParameterReport::Updated { copied },
             Outcome::Vetoed => ParameterReport::Vetoed,
-            Outcome::Added(_) | Outcome::Measured | Outcome::Began => ParameterReport::Received,
+            Outcome::Added(_) | Outcome::Measured | Outcome::AddedToState => {
+                ParameterReport::Received
+            }
         };
         let before = std::mem::take(&mut state.accumulated);
         state.accumulated = match (outcome, before, committed) {
             (Outcome::Added(sum), _, true) => Accumulated::Sum(sum),
             // The optimizer state is not rolled back.
-            (Outcome::Began, ..) => Accumulated::InOptimizerState,
+            (Outcome::AddedToState, ..) => Accumulated::InOptimizerState,
             (Outcome::Updated { .. }, _, true)
             | (Outcome::Updated { .. }, Accumulated::InOptimizerState, false)
             | (Outcome::Vetoed, Accumulated::Sum(_), true) => Accumulated::Nothing,

@@ -175,14 +175,14 @@ impl LocalParam {
                 let path = &master.path;
                 observers.emit(StepEvent::GradientReady { path, bytes });
             }
-            let is_proven = self.state.lock().proven && self.context.engine.is_none();
-            if !is_proven {
+            let has_passed = self.state.lock().passed_check && self.context.engine.is_none();
+            if !has_passed {
                 if let Err(reason) = device::check_async_errors(&**gradient) {
                     let path = master.path.to_string();
                     let error = FusedError::GradientNotComputed { path, reason };
                     return pass.fail(FailedIn::Update, error);
                 }
-                self.state.lock().proven = true;
+                self.state.lock().passed_check = true;
             }
         }
         // The compute copy is the master's value, so the gradient is already there.

@@ -151,7 +151,7 @@ impl MasterParam {
                 .step(path, self.id, value, gradient, is_last_micro_batch);
         state.value = stepped.value;
         if stepped.result.is_ok() && !is_last_micro_batch {
-            state.outcome = Some(Outcome::Began);
+            state.outcome = Some(Outcome::AddedToState);
         } else {
             self.version.fetch_add(1, Ordering::AcqRel);
             if stepped.result.is_ok() {

@@ -149,7 +149,7 @@ impl<M: Module> Core<M> {
     ) -> Result<Self, FusedError> {
         let ranks = &self.ranks;
         let device = device.or(ranks.attached().context.device()).cloned();
-        let named = ranks.named.clone();
+        let given_devices = ranks.given_devices.clone();
         // Values move from owner to owner, so that no device has to hold all weights.
         let model = ranks.export(AttachedModule::export_in_place);
         let optimizer = self.optimizer();
@@ -158,7 +158,7 @@ impl<M: Module> Core<M> {
         let removed = (policies.join(fresh), removed);
         // Afterwards the model is the only owner of its values.
         drop(self.ranks);
-        let core = match named {
+        let core = match given_devices {
             None => Self::on_one_device(model, optimizer, policies, device.as_ref()),
             Some(devices) => Self::on_devices(model, optimizer, policies, &devices),
         }?;
@@ -352,7 +352,7 @@ impl<M: Module> Core<M> {
             .optimizer
             .lock()
             .change(|mut optimizer| {
-                if let Some(state) = self.policies.kept() {
+                if let Some(state) = self.policies.recorded_state() {
                     state.take_over(&mut optimizer, &device);
                 }
                 if let Some(averaging) = &self.policies.config.averaging {

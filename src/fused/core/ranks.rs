@@ -23,8 +23,8 @@ use crate::weights::{AttachedModule, Inventory, LocalParams, Role};
 pub(in crate::fused) struct Ranks<M> {
     /// The attached module of each rank.
     pub(in crate::fused) attached_modules: Vec<AttachedModule<M>>,
-    /// The devices that the user named, if any: with autodiff, and the model's gradient checkpointing strategy.
-    pub(in crate::fused) named: Option<Vec<Device>>,
+    /// The devices that the user gave, if any: with autodiff, and the model's gradient checkpointing strategy.
+    pub(in crate::fused) given_devices: Option<Vec<Device>>,
     /// The compute devices.
     pub(in crate::fused) devices: Vec<Device>,
     /// `true` if one of these reports a failed kernel late. Such a device also reads lazily: a transferred tensor may show
@@ -106,7 +106,7 @@ impl<M: Module> Ranks<M> {
         Ok(Self::of(attached_modules, Some(devices)))
     }
 
-    fn of(attached_modules: Vec<AttachedModule<M>>, named: Option<Vec<Device>>) -> Self {
+    fn of(attached_modules: Vec<AttachedModule<M>>, given_devices: Option<Vec<Device>>) -> Self {
         let group = attached_modules[0]
             .context
             .member
@@ -120,7 +120,7 @@ impl<M: Module> Ranks<M> {
             statistics: running_statistics(&attached_modules[0].skeleton),
             deferred: Mutex::default(),
             attached_modules,
-            named,
+            given_devices,
             reports_errors_late: devices.iter().any(is_cubecl),
             remote: devices.iter().any(is_remote),
             devices,
@@ -134,7 +134,7 @@ impl<M: Module> Ranks<M> {
         model: M,
         config: &FusedConfig,
     ) -> Result<Self, FusedError> {
-        match &self.named {
+        match &self.given_devices {
             None => Self::on_one_device(model, self.session(), self.attached().context.clone()),
             Some(devices) => Self::on_devices(model, devices, self.session(), config),
         }

@@ -54,7 +54,7 @@ impl<M: Module> Core<M> {
             (Ok(Err(error)), _) => Failure::Error(error),
             (Err(panic), _) => self.panicked(panic),
         };
-        if !self.policies.bear_overflow() {
+        if !self.policies.tolerates_overflow() {
             self.drop_accumulated_if_not_finite();
         }
         if schedule == StepSchedule::Buffered {
@@ -172,7 +172,7 @@ impl<M: Module> Core<M> {
             not_finite: Some(path),
             ..
         }) = &norm
-            && !self.policies.bear_overflow()
+            && !self.policies.tolerates_overflow()
         {
             let (norm, path) = (*value, path.clone());
             return Err(FusedError::UpdatedNotFinite { norm, path });

@@ -161,7 +161,7 @@ impl<M: Module + 'static> FusedReplicas<M> {
     /// Returns the devices of the ranks, to create batches on. They have autodiff and the gradient checkpointing strategy
     /// of the model, even if the devices given to `new` had not.
     pub fn devices(&self) -> &[Device] {
-        self.core.ranks.named.as_deref().unwrap_or_default()
+        self.core.ranks.given_devices.as_deref().unwrap_or_default()
     }
 
     /// Returns the rank that owns the parameter at `path`; `None` if no such parameter is trained.
