@@ -1,6 +1,7 @@
 //! Locks with a fixed order: the lock of a local parameter, then the lock of its master, then the lock of the optimizer. A
 //! thread holds none of the first two while it calls a hook or waits for a rank. (A step may wait for the prefetch of an
-//! optimizer state, which takes none of these locks.) Between two passes only the caller's thread runs. Builds with debug assertions check this.
+//! optimizer state, which takes none of these locks.) Between two passes only the caller's thread runs. Builds with debug assertions
+//! check this, except on threads of a rayon pool: while such a thread waits for an optimizer, it may run another training.
 
 use std::cell::Cell;
 
@@ -18,11 +19,16 @@ thread_local! {
     static HELD: Cell<u8> = const { Cell::new(0) };
 }
 
+/// Returns `true` if this thread belongs to a rayon pool.
+fn is_in_pool() -> bool {
+    rayon::current_thread_index().is_some()
+}
+
 /// Panics if this thread is about to wait or to call user code while it holds one of these locks.
 pub(crate) fn check_none_held(doing: &str) {
     if cfg!(debug_assertions) {
         assert!(
-            HELD.get() == 0,
+            HELD.get() == 0 || is_in_pool(),
             "{doing} while a local parameter or a master is locked"
         );
     }
@@ -69,7 +75,7 @@ mod checked {
             crate::schedule::point();
             let (level, held) = (self.level, HELD.get());
             assert!(
-                held < level as u8,
+                held < level as u8 || super::is_in_pool(),
                 "a {level:?} is locked while another is (held: {held:#b})"
             );
             HELD.set(held | level as u8);
