@@ -52,8 +52,21 @@ impl Squares {
     }
 }
 
+/// Elements of a part of a sum. From four times as many, `flex` adds parts in the order in which its threads end.
+const PART: usize = 1 << 20;
+
 /// Reads the sum of the squares from the device.
 fn sum_of_squares<const D: usize>(elements: Tensor<D>) -> f64 {
+    let count = elements.shape().num_elements();
+    let elements = elements.reshape([count]);
+    let parts = (0..count).step_by(PART);
+    parts
+        .map(|start| sum_of_part(elements.clone().narrow(0, start, PART.min(count - start))))
+        .sum()
+}
+
+/// Reads the sum of the squares of a part from the device.
+fn sum_of_part(elements: Tensor<1>) -> f64 {
     // Most gradients need neither a second pass nor a copy.
     let count = elements.shape().num_elements() as f64;
     let sum = elements.clone().square().sum().into_scalar::<f64>();
@@ -124,5 +137,29 @@ pub(super) fn widened<const D: usize>(tensor: &Tensor<D>) -> Tensor<D> {
     match tensor.dtype() {
         DType::F16 | DType::BF16 => tensor.clone().cast(FloatDType::F32),
         _ => tensor.clone(),
+    }
+}
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use burn::tensor::Distribution;
+    use rayon::ThreadPoolBuilder;
+
+    use super::*;
+
+    #[test]
+    fn norm_of_large_tensor_is_same_on_any_number_of_threads() {
+        let uniform = Distribution::Uniform(-1.0, 1.0);
+        let elements = Tensor::<2>::random([2100, 2100], uniform, &Device::flex());
+        let sum = || Squares::of(&elements).value().unwrap();
+        let expected = sum();
+        assert!((expected / (2100.0 * 2100.0) - 1.0 / 3.0).abs() < 1e-3);
+        for threads in [1, 2, 4] {
+            let pool = ThreadPoolBuilder::new().num_threads(threads).build();
+            let pool = pool.unwrap();
+            for _ in 0..5 {
+                assert_eq!(pool.install(sum), expected);
+            }
+        }
     }
 }

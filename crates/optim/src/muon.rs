@@ -73,7 +73,7 @@ impl MuonConfig {
         let [rows, columns] = matrix.dims();
         let is_tall = rows > columns;
         let wide = if is_tall { matrix.transpose() } else { matrix };
-        let norm = wide.clone().powf_scalar(2.0).sum().sqrt();
+        let norm = sum_in_order(wide.clone().powf_scalar(2.0)).sqrt();
         let mut x = wide.div(norm.clamp_min(self.epsilon).unsqueeze());
         for _ in 0..self.ns_steps {
             let square = x.clone().matmul(x.clone().transpose());
@@ -84,6 +84,18 @@ impl MuonConfig {
         }
         if is_tall { x.transpose() } else { x }
     }
+}
+
+/// Returns the sum. From 4,194,304 elements on, `flex` adds parts in the order in which its threads end; here parts are smaller.
+fn sum_in_order(matrix: Tensor<2>) -> Tensor<1> {
+    let [rows, columns] = matrix.dims();
+    if rows * columns < 1 << 22 {
+        return matrix.sum();
+    }
+    let height = ((1 << 20) / columns).max(1);
+    let parts = (0..rows).step_by(height);
+    let parts = parts.map(|row| matrix.clone().narrow(0, row, height.min(rows - row)).sum());
+    Tensor::cat(parts.collect(), 0).sum()
 }
 
 /// The Muon optimizer, which updates a matrix by its orthogonalized momentum.
