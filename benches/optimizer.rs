@@ -10,7 +10,14 @@
 //! and to the speed of a copy, both measured in the same rounds, and the peak of the bytes allocated during a
 //! step, in multiples of the parameter's in f32. A single pass of AdamW moves 28 bytes per element: it reads
 //! gradient, parameter and two states, and writes all but the gradient.
+//!
+//! Then it prints the time of PyTorch's AdamW in multiples of ours, in turn with it, if `python3`, or `$PYTHON`, has the package
+//! `torch`.
 
+#[path = "turns/mod.rs"]
+mod turns;
+
+use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use backburn::optim::{self as ours, StateFormat, WeightFormat};
@@ -20,6 +27,7 @@ use burn::prelude::*;
 use burn::tensor::{Distribution, FloatDType};
 use peak_alloc::PeakAlloc;
 use rayon::prelude::*;
+use turns::Worker;
 
 #[global_allocator]
 static BYTES: PeakAlloc = PeakAlloc;
@@ -125,6 +133,16 @@ fn main() {
         ours::LionConfig::new().build(),
         FloatDType::F32,
     );
+    let python = std::env::var("PYTHON").unwrap_or("python3".to_string());
+    let mut imports = Command::new(&python);
+    let imports = imports.args(["-c", "import torch"]).stderr(Stdio::null());
+    match imports.status() {
+        Ok(status) if status.success() => {
+            row.print_pytorch(&python, "foreach");
+            row.print_pytorch(&python, "fused");
+        }
+        _ => println!("{python} has no torch"),
+    }
 }
 
 struct Row {
@@ -172,6 +190,28 @@ impl Row {
             moved / copied,
             burns.allocated as f64 / (4 * elements) as f64,
             ours.allocated as f64 / (4 * elements) as f64,
+        );
+    }
+}
+
+impl Row {
+    /// Prints the time of PyTorch's AdamW with this option, beside ours.
+    fn print_pytorch(&self, python: &str, way: &str) {
+        const PROGRAM: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/pytorch/optimizer.py");
+        let (elements, threads) = (self.elements, rayon::current_num_threads());
+        let mut program = Command::new(python);
+        program.args([PROGRAM, way, &elements.to_string(), &threads.to_string()]);
+        let mut pytorch = Worker::of(program);
+        let adamw = ours::AdamWConfig::new().build();
+        let mut adamw = Stepped::new(adamw, elements, FloatDType::F32);
+        let rounds: Vec<[f64; 2]> = (0..ROUNDS)
+            .map(|_| [pytorch.step(), adamw.step()])
+            .collect();
+        println!(
+            "PyTorch's AdamW({way}=True): {:.1} ms, ours {:.1}, times {:.2}",
+            1e3 * median(rounds.iter().map(|times| times[0])),
+            1e3 * median(rounds.iter().map(|times| times[1])),
+            median(rounds.iter().map(|times| times[0] / times[1])),
         );
     }
 }
