@@ -34,5 +34,6 @@ mod quantized;
 mod records;
 mod residual;
 mod statistics;
+mod threads;
 mod trace;
 mod vit;
