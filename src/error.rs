@@ -250,14 +250,16 @@ pub enum FusedError {
         is_second: bool,
     },
 
-    /// Another training held the lock of Burn's random generators longer than the timeout.
+    /// A run must draw the same random numbers twice, but another one uses Burn's generators.
     #[error(
-        "another training has locked Burn's random generators for {waited:?}. The closure of a step must not wait for \
-        another step: call the other step before or after it"
+        "{place} draws random numbers twice, and another training or another thread of this one uses Burn's generators, which all \
+        threads share. {advice}"
     )]
     RandomNumbersLocked {
-        /// The time for which the other training held the lock.
-        waited: std::time::Duration,
+        /// The step or the block.
+        place: String,
+        /// The cause on this thread, and what to do.
+        advice: &'static str,
     },
 
     /// `step_accumulated` was called without accumulated gradients.

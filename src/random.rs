@@ -3,7 +3,7 @@
 //! # Invariants
 //!
 //! Burn's generators can be seeded but not read, and all threads of the process share them. Runs that must draw equal numbers
-//! start with the same seed and hold a [lock](RngLock). Code that draws without the lock is detected by comparing results.
+//! start with the same seed and hold a [lock](RngLock) until both have ended. Code that draws without the lock is detected by comparing results.
 
 mod lock;
 
@@ -16,7 +16,7 @@ use burn::tensor::{DType, Device, Distribution, Tensor};
 
 use crate::device::{is_cubecl, read_with_timeout};
 
-pub(crate) use lock::{GENERATORS, RngLock};
+pub(crate) use lock::{RngLock, UnlockedStep, is_in_pool, locked_error};
 
 /// A sequence of seeds derived from a first one.
 #[derive(Debug)]

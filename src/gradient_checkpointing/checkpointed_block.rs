@@ -14,7 +14,7 @@ use crate::device::is_cubecl;
 use crate::error::FusedError;
 use crate::observer::StepEvent;
 use crate::parameters::Statistics;
-use crate::pass::{BlockReads, Drawn, FailedIn, Scope};
+use crate::pass::{BlockNumbers, BlockReads, FailedIn, Scope};
 use crate::random::{RandomStream, Run};
 use crate::tap::{collect_graph, lift};
 use crate::weights::{OwnLeaf, own_leaf, with_frozen, with_own_leaves};
@@ -46,10 +46,9 @@ pub(super) struct BlockCall<B, X, F> {
 /// Properties of the first run that the recomputation must reproduce.
 pub(super) struct FirstRun {
     outputs: OutputSpecs,
-    /// Seed of the nested blocks.
-    seed: u64,
-    /// The random numbers that the run drew.
-    random: Option<RandomStream>,
+    /// The random numbers of the run, whose seed is that of its nested blocks.
+    numbers: RandomStream,
+    kind: BlockNumbers,
     /// Hashes of the outputs, if the run may have drawn and reading the outputs does not wait for a device.
     fingerprint: Option<Fingerprint>,
     /// The running statistics of the block before it.
@@ -61,21 +60,16 @@ impl FirstRun {
     pub(super) fn of<Y: Activations>(
         output: &Y,
         outputs: OutputSpecs,
-        seed: u64,
-        drawn: Drawn,
+        (numbers, kind): (RandomStream, BlockNumbers),
         statistics: Statistics,
     ) -> Self {
         let is_async = outputs.device.as_ref().is_some_and(is_cubecl);
-        let is_compared = !is_async && !matches!(drawn, Drawn::Nothing);
-        let random = match drawn {
-            Drawn::Numbers(numbers) => Some(numbers),
-            Drawn::Nothing | Drawn::Unknown => None,
-        };
+        let is_compared = !is_async && !matches!(kind, BlockNumbers::Nothing);
         Self {
-            seed,
             fingerprint: is_compared.then(|| Fingerprint::of(output)),
             outputs,
-            random,
+            numbers,
+            kind,
             statistics,
         }
     }
@@ -148,12 +142,13 @@ where
             ..
         } = self;
         let (block, tracked, forward) = (call.block, call.tracked, call.forward);
-        let random = first.random;
+        let repeats = matches!(first.kind, BlockNumbers::Repeated(_));
+        let random = repeats.then(|| first.numbers.clone());
         let device = first.outputs.device.clone();
-        let _lock = random
+        let turn = random
             .as_ref()
-            .map(|random| scope.repeat_random(random))
-            .transpose()?;
+            .map(|random| scope.repeat_random(&name, random));
+        let _turn = turn.transpose()?;
         let strategy = first.outputs.strategy;
         // The run owns its inputs, so that they are freed as soon as possible.
         let input = call.input.take(&name)?;
@@ -172,7 +167,7 @@ where
         });
         leaves.extend(leaves_of_block);
 
-        let (inside, reads) = scope.recompute(first.seed);
+        let (inside, reads) = scope.recompute(first.numbers.seed, first.kind);
         let run = || {
             random.iter().for_each(RandomStream::start);
             let output = forward(&recorded, input);

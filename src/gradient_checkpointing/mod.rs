@@ -23,6 +23,7 @@ mod sequential;
 mod tiled;
 
 use std::any::type_name;
+use std::panic::resume_unwind;
 use std::sync::Arc;
 
 use burn::module::Module;
@@ -44,7 +45,8 @@ use crate::parameters::StatisticsGuard;
 use crate::pass::{BlockMode, RandomRun, Scope};
 use crate::tap::lift;
 use crate::weights::{
-    TrackedTensor, is_in_training, tracked_outside_of_masters, with_constants, with_frozen,
+    TrackedTensor, is_in_stock_training, is_in_training, tracked_outside_of_masters,
+    with_constants, with_frozen,
 };
 
 /// Runs a block of a model and keeps only its `input`. The backward pass recomputes the activations.
@@ -128,8 +130,10 @@ use crate::weights::{
 /// step. With dropout, the results therefore differ from those of plain calls as the results of two seeds do. They
 /// equal those of blocks that [keep their activations](crate::GradientCheckpointingConfig::keep_activations).
 ///
-/// All threads share Burn's generator, so a run that draws holds a lock, and concurrent trainings wait for each other. The first
-/// step detects a model that draws nothing, which then takes no lock. If a thread outside of the training draws during a run (a
+/// All threads share Burn's generator, so a step that draws holds a lock, and trainings on several threads take turns. The first
+/// step detects a model that draws nothing, which then waits for no lock. A thread of a rayon pool does not wait: a block that draws
+/// and can't have the lock ends its step with [`FusedError::RandomNumbersLocked`](crate::FusedError::RandomNumbersLocked) before it
+/// runs. If a thread outside of the training draws during a run (a
 /// worker of a data loader, for example), or the recomputation computes another result, the step ends with
 /// [`FusedError::RandomNumbers`](crate::FusedError::RandomNumbers). CubeCL devices are not checked, because that would wait for the
 /// device. They also draw one seed for all steps, so seeding the device later affects only numbers that are drawn outside of blocks.
@@ -174,7 +178,7 @@ where
         // Inference, possibly within a step.
         return forward(block, input);
     }
-    let Some(scope) = Scope::current() else {
+    let Some(scope) = Scope::current().filter(|_| !is_in_stock_training(block)) else {
         assert!(
             !is_in_training(block),
             "the block `{}` under gradient checkpointing is called outside of a training step, or on another thread \
@@ -195,12 +199,12 @@ where
         };
         observers.emit(StepEvent::BlockForward { index });
     }
-    let random = scope
-        .begin_random(devices)
-        .unwrap_or_else(|error| panic!("{error}"));
+    let random = scope.begin_random(type_name::<B>(), devices);
+    // The step returns the error.
+    let random = random.unwrap_or_else(|error| resume_unwind(Box::new(error)));
     match mode {
         BlockMode::KeepActivations => {
-            let _entered = scope.recorded(random.numbers.seed).enter();
+            let _entered = scope.recorded(&random).enter();
             let block = with_frozen(block.clone(), scope.pass.blocks.engine());
             let output = forward(&block, input);
             random.end();
@@ -243,11 +247,11 @@ where
         tracked.push(is_tracked.then(|| TrackedTensor::new(tensor.clone(), what)));
         tensor.inner()
     });
-    let (inside, block_reads) = scope.unrecorded(random.numbers.seed);
+    let (inside, block_reads) = scope.unrecorded(&random);
     // Both runs start with these running statistics.
     let statistics = StatisticsGuard::new(&block).commit();
-    let (seed, on) = (random.numbers.seed, random.numbers.devices.first().cloned());
-    let (output, drawn) = {
+    let on = random.numbers.devices.first().cloned();
+    let (output, numbers) = {
         let _entered = inside.enter();
         let input = detached
             .clone()
@@ -302,7 +306,7 @@ where
             tracked: is_tracked,
             forward,
         },
-        first: FirstRun::of(&output, specs, seed, drawn, statistics),
+        first: FirstRun::of(&output, specs, numbers, statistics),
         scope,
         block_reads,
         index,

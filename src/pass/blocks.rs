@@ -126,8 +126,9 @@ impl Blocks {
 
     /// Seeds the generators, so that later numbers do not depend on which blocks were recomputed.
     pub(super) fn end(&self) {
+        let drawn_on = std::mem::take(&mut *self.drawn_on.lock());
         if let Some(seeds) = self.own_seeds.get() {
-            random::seed(&self.drawn_on.lock(), mix(seeds.first, u64::MAX));
+            random::seed(&drawn_on, mix(seeds.first, u64::MAX));
         }
     }
 }

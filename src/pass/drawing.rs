@@ -1,40 +1,48 @@
-//! The random numbers of a pass, and the lock of the generators.
+//! The random numbers of a step, of its forward passes and of its blocks.
+//!
+//! # Invariants
+//!
+//! - A step that may draw holds the lock of the generators until no run has to repeat its numbers: to the end of the forward
+//!   pass, or of the pass if a block drew, or of the step if it has several ranks or passes.
+//! - Ranks draw in turn, and so do blocks on several threads of a closure.
+//! - A run without the lock neither seeds the generators nor draws a seed. Its result is compared with that of its repetition.
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use burn::tensor::Device;
 use parking_lot::Mutex;
 
-use super::{Pass, Scope};
-use crate::device::is_cubecl;
+use super::{Pass, Scope, Session};
+use crate::device::{catch_message, is_cubecl};
 use crate::error::FusedError;
-use crate::random::{GENERATORS, RandomStream, RngLock, Run, system_seed};
+use crate::random::{
+    RandomStream, RngLock, Run, UnlockedStep, is_in_pool, locked_error, system_seed,
+};
 
-/// Where a model draws random numbers, as far as observed.
+/// Observed draws of random numbers by some code.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Draws {
-    /// Unknown: no pass has ended.
+pub(crate) enum Draws {
     #[default]
     Unknown,
-    /// Blocks draw nothing. The rest of the forward pass continues the program's numbers, where draws can't be
-    /// observed.
-    OutsideOfBlocks,
-    Never,
-    Always,
+    Nothing,
+    Numbers,
 }
 
-/// Facts about a model that were observed in earlier passes.
+/// Facts about a model that were observed in earlier passes, on all ranks.
 #[derive(Debug, Default)]
 pub(crate) struct Observations {
     reported: Mutex<HashSet<String>>,
-    pub(super) draws: Mutex<Draws>,
-    /// The numbers of this forward pass began with a seed, so draws are observed.
-    pub(super) seeded: AtomicBool,
-    /// Another pass held the generators when a run began, so its draws are unknown.
-    unlocked: AtomicBool,
+    /// Draws of [`BLOCKS`], and of the [`REST`] of the closure.
+    draws: Mutex<[Draws; 2]>,
+    /// The turn of a rank in its forward pass, or of a block, to draw.
+    turns: Arc<Mutex<()>>,
 }
+
+/// Index of what blocks draw.
+const BLOCKS: usize = 0;
+/// Index of what the closure draws outside of blocks. It is observed only if its numbers began with a seed.
+const REST: usize = 1;
 
 impl Observations {
     /// Returns `true` if this message is new.
@@ -42,245 +50,373 @@ impl Observations {
         self.reported.lock().insert(reported)
     }
 
-    /// Returns where the model draws random numbers, as far as observed.
-    pub(super) fn draws(&self) -> Draws {
-        *self.draws.lock()
-    }
-
-    /// Returns `true` if the model draws random numbers, or no pass has ended yet.
+    /// Returns `true` unless the model is known to draw nothing.
     pub(crate) fn may_draw(&self) -> bool {
-        matches!(self.draws(), Draws::Unknown | Draws::Always)
+        *self.draws.lock() != [Draws::Nothing; 2]
     }
 
-    /// Returns `true` if this forward pass can't add to what is known of the draws.
-    pub(super) fn draws_are_known(&self) -> bool {
-        match self.draws() {
-            Draws::Unknown => false,
-            Draws::OutsideOfBlocks => !self.seeded.load(Ordering::Relaxed),
-            Draws::Never | Draws::Always => true,
-        }
-    }
-
-    /// Records that a run has begun without the lock of the generators.
-    pub(super) fn start_unlocked(&self) {
-        self.unlocked.store(true, Ordering::Relaxed);
-    }
-
-    /// Returns `true` if a run has begun without the lock since the last call.
-    pub(crate) fn take_unlocked(&self) -> bool {
-        self.unlocked.swap(false, Ordering::Relaxed)
-    }
-
-    /// Records that a run has drawn random numbers.
+    /// Records that a run has drawn random numbers that it must repeat.
     pub(crate) fn has_drawn(&self) {
-        *self.draws.lock() = Draws::Always;
+        self.draws.lock()[BLOCKS] = Draws::Numbers;
     }
 }
 
-/// The lock of the generators that a forward pass holds.
-#[derive(Debug)]
-pub(super) struct ForwardLock {
-    _lock: RngLock,
-    /// The numbers since the last seed; `None` if the seed is unknown.
-    numbers: Option<RandomStream>,
+/// The random numbers of a step, the same in all of its passes.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct StepNumbers {
+    /// `None` if another training has the lock, or nothing is drawn.
+    lock: Option<Arc<RngLock>>,
+    /// The numbers with which a forward pass begins. Without them it continues those of the program.
+    stream: Option<RandomStream>,
+    /// `true` if the step has two passes, which draw the same numbers.
+    pub(crate) repeats: bool,
+    /// The record of a step without the lock that may draw, until it ends.
+    pub(crate) unlocked: Option<Arc<UnlockedStep>>,
 }
 
-impl Pass {
-    /// Takes the lock of the generators to draw on `devices`. Returns `None` if another pass holds it and this model draws
-    /// nothing.
+impl StepNumbers {
+    /// Returns `true` if the step has the lock of the generators.
+    pub(crate) fn are_locked(&self) -> bool {
+        self.lock.is_some()
+    }
+
+    /// Returns the seed of the blocks of both passes.
+    pub(super) fn seed(&self) -> Option<u64> {
+        let stream = self.stream.as_ref().filter(|_| self.repeats);
+        stream.map(|stream| stream.seed)
+    }
+}
+
+impl Session {
+    /// Begins the random numbers of a step on `devices`, in one pass, or in two if it `repeats`.
+    ///
+    /// A plain step continues the numbers of the program, and can't be observed. If another training holds the lock, the order of
+    /// these numbers is arbitrary anyway, so the step begins with a seed. A model that draws nothing therefore waits once.
     ///
     /// # Errors
     ///
-    /// If another pass holds the lock for too long.
-    pub(crate) fn lock_generators(
+    /// If a model that draws can't have the lock and must repeat its numbers, or the device is lost.
+    pub(crate) fn begin_numbers(
         &self,
         devices: &[Device],
-    ) -> Result<Option<RngLock>, FusedError> {
-        let observations = &self.blocks.observations;
-        let lock = GENERATORS.take(self, devices, observations.may_draw())?;
-        if lock.is_none() {
-            observations.start_unlocked();
+        repeats: bool,
+    ) -> Result<StepNumbers, FusedError> {
+        let observations = &self.observations;
+        let is_one_of_several = self.membership.is_some();
+        if !repeats && !is_one_of_several && !observations.may_draw() {
+            return Ok(StepNumbers::default());
         }
-        Ok(lock)
-    }
-
-    /// Takes the lock for the forward pass on `devices`, if the pass has its own `numbers` or may draw. The forward pass
-    /// begins with `numbers`. The lock is released after the `asynchronous` devices have launched what was drawn.
-    ///
-    /// If another pass holds the lock, the program's numbers are out of order anyway. So this pass is seeded, to
-    /// observe whether it draws. A model that draws nothing waits only once.
-    pub(crate) fn begin_forward(
-        &self,
-        numbers: Option<RandomStream>,
-        devices: &[Device],
-        asynchronous: &[Device],
-    ) -> Result<(), FusedError> {
-        let observations = &self.blocks.observations;
-        observations
-            .seeded
-            .store(numbers.is_some(), Ordering::Relaxed);
+        let lock = lock_generators(devices, observations.may_draw());
         let draws = *observations.draws.lock();
-        let (lock, numbers) = match (numbers, draws) {
-            (None, Draws::Never) => return Ok(()),
-            (None, Draws::OutsideOfBlocks) => match GENERATORS.take(self, asynchronous, false)? {
-                Some(lock) => (Some(lock), None),
-                None => {
-                    let lock = GENERATORS.take(self, asynchronous, true)?;
-                    observations.seeded.store(true, Ordering::Relaxed);
-                    let seed = |device: &Device| self.blocks.seeds.next(device);
-                    (lock, Some(RandomStream::new(devices.to_vec(), seed)))
-                }
-            },
-            (numbers, _) => (self.lock_generators(asynchronous)?, numbers),
+        if lock.is_none() && repeats && draws.contains(&Draws::Numbers) {
+            return Err(locked_error("the step".to_string()));
+        }
+        let is_observed = |lock: &Arc<RngLock>| lock.waited && draws[REST] == Draws::Unknown;
+        let is_seeded = repeats || is_one_of_several || lock.as_ref().is_some_and(is_observed);
+        let seed = |device: &Device| match &lock {
+            Some(_) => self.seeds.next(device),
+            None => system_seed(),
         };
-        if let Some(lock) = lock {
-            numbers.iter().for_each(RandomStream::start);
-            *self.forward.lock() = Some(ForwardLock {
-                _lock: lock,
-                numbers,
-            });
-        }
-        Ok(())
-    }
-
-    /// Releases the lock of the forward pass, before other ranks are waited for.
-    pub(crate) fn end_forward(&self) {
-        let mut forward = self.forward.lock();
-        if let Some(numbers) = forward.as_mut().and_then(|it| it.numbers.take()) {
-            self.end_numbers(numbers);
-        }
-        *forward = None;
-    }
-
-    /// Releases the lock of a forward pass that may have failed.
-    pub(crate) fn release_generators(&self) {
-        *self.forward.lock() = None;
-    }
-
-    /// Returns `true` if the forward pass holds the lock.
-    pub(crate) fn holds_generators(&self) -> bool {
-        self.forward.lock().is_some()
-    }
-
-    /// Ends the numbers that the forward pass draws outside of blocks. Later numbers do not depend on these numbers, or
-    /// on the check for draws.
-    fn end_numbers(&self, mut numbers: RandomStream) {
-        if self.blocks.observations.draws() != Draws::Always {
-            self.has_drawn(&numbers);
-        }
-        numbers.advance(Run::OutsideOfBlocks);
-    }
-
-    /// Continues the forward pass with `numbers`.
-    fn continue_with(&self, numbers: RandomStream) {
-        if let Some(forward) = &mut *self.forward.lock() {
-            forward.numbers = Some(numbers);
-        }
-    }
-
-    /// Returns `true` if numbers were drawn from `numbers` since its start, and replaces the numbers that follow. The
-    /// check would wait for a CubeCL device, so after the first pass such a device is assumed to draw as before.
-    fn has_drawn(&self, numbers: &RandomStream) -> bool {
-        let observations = &self.blocks.observations;
-        if observations.draws_are_known() && numbers.devices.iter().any(is_cubecl) {
-            return observations.may_draw();
-        }
-        let drawn = numbers.was_drawn();
-        if drawn {
-            observations.has_drawn();
-        }
-        drawn
+        let stream = || RandomStream::new(devices.to_vec(), seed);
+        let stream = is_seeded.then(|| catch_message(stream)).transpose();
+        let stream = stream.map_err(|reason| FusedError::DeviceLost {
+            device: format!("{:?}", devices[0]),
+            reason,
+        })?;
+        let is_unlocked = lock.is_none() && observations.may_draw();
+        Ok(StepNumbers {
+            lock,
+            stream,
+            repeats,
+            unlocked: is_unlocked.then(|| Arc::new(UnlockedStep::begin())),
+        })
     }
 }
 
-/// The random numbers that the first run of a block drew.
-pub(crate) enum Drawn {
+/// Takes the lock of the generators to draw on `devices`. A step within the closure of another one shares its lock. Returns `None`
+/// if another training has it, and keeps it or this thread must not wait.
+pub(crate) fn lock_generators(devices: &[Device], waits: bool) -> Option<Arc<RngLock>> {
+    // On a thread of a pool, the other step may only be below on the stack.
+    let outer = Scope::current().filter(|_| !is_in_pool());
+    let shared = outer.and_then(|scope| scope.pass.drawing.lock.lock().clone());
+    shared.or_else(|| RngLock::of_process(devices, waits).map(Arc::new))
+}
+
+/// The numbers that a run has drawn since their last seed; `None` if they don't begin with a known one.
+type SinceSeed = Mutex<Option<RandomStream>>;
+
+/// The random numbers of one rank in a pass.
+#[derive(Debug, Default)]
+pub(crate) struct Drawing {
+    /// The lock of the generators, until no run has to repeat its numbers.
+    lock: Mutex<Option<Arc<RngLock>>>,
+    /// The numbers of the step, without its lock: another thread may hold the pass after its end.
+    pub(crate) numbers: StepNumbers,
+    /// The numbers outside of blocks, in the forward pass.
+    rest: SinceSeed,
+    /// The turn of this rank, in its forward pass.
+    turn: Mutex<Option<RngLock>>,
+    /// Draws of blocks and of the rest that this pass has observed.
+    found: Mutex<[Draws; 2]>,
+    /// The steps of other trainings without the lock, at the begin of the pass.
+    unlocked: Option<usize>,
+}
+
+impl Drawing {
+    pub(super) fn new(mut numbers: StepNumbers) -> Self {
+        numbers.unlocked = None;
+        Self {
+            lock: Mutex::new(numbers.lock.take()),
+            numbers,
+            found: Mutex::new([Draws::Nothing, Draws::Unknown]),
+            unlocked: UnlockedStep::count(),
+            ..Self::default()
+        }
+    }
+
+    /// Records that the pass makes progress, if others may be waiting for it.
+    pub(crate) fn report_progress(&self) {
+        self.lock
+            .lock()
+            .iter()
+            .for_each(|lock| lock.report_progress());
+    }
+
+    /// Ends the turn of a rank, before other ranks are waited for.
+    pub(crate) fn end_turn(&self) {
+        self.turn.lock().take();
+    }
+}
+
+impl Pass {
+    /// Begins the random numbers of the forward pass, on this rank.
+    pub(crate) fn begin_forward(&self) {
+        let drawing = &self.drawing;
+        let stream = drawing.numbers.stream.clone();
+        let Some(mut stream) = stream.filter(|_| drawing.lock.lock().is_some()) else {
+            return;
+        };
+        if let Some(member) = &self.membership {
+            stream = stream.of_rank(member.rank, member.device());
+            let Observations { turns, .. } = &*self.blocks.observations;
+            // A rank has a thread of its own, which may wait.
+            let turn = RngLock::take(turns, &stream.devices, self.blocks.observations.may_draw());
+            match turn {
+                None => return,
+                turn => *drawing.turn.lock() = turn,
+            }
+        }
+        stream.start();
+        drawing.found.lock()[REST] = Draws::Nothing;
+        *drawing.rest.lock() = Some(stream);
+    }
+
+    /// Ends the random numbers of the forward pass, before other ranks are waited for.
+    pub(crate) fn end_forward(&self) {
+        let drawing = &self.drawing;
+        if let Some(mut numbers) = self.observe(REST, &drawing.rest) {
+            numbers.advance(Run::OutsideOfBlocks);
+        }
+        drawing.end_turn();
+        if self.membership.is_none() && drawing.found.lock()[BLOCKS] != Draws::Numbers {
+            self.release_generators();
+        }
+    }
+
+    /// Ends the numbers of a run since their last seed, and observes whether it drew. After the first pass, a CubeCL device is assumed
+    /// to draw as before, because to observe it would wait for it.
+    fn observe(&self, place: usize, numbers: &SinceSeed) -> Option<RandomStream> {
+        let numbers = numbers.lock().take()?;
+        let known = self.blocks.observations.draws.lock()[place];
+        let is_assumed = known != Draws::Unknown && numbers.devices.iter().any(is_cubecl);
+        let mut found = self.drawing.found.lock();
+        if found[place] != Draws::Numbers {
+            let has_drawn = match is_assumed {
+                true => known == Draws::Numbers,
+                false => numbers.was_drawn(),
+            };
+            if has_drawn {
+                found[place] = Draws::Numbers;
+            }
+        }
+        Some(numbers)
+    }
+
+    /// Releases the lock of the generators. Later numbers don't depend on how many this pass drew.
+    fn release_generators(&self) {
+        let lock = self.drawing.lock.lock().take();
+        if lock.is_some() {
+            let of_ranks = self.drawing.numbers.stream.as_ref();
+            let of_ranks = of_ranks.filter(|_| self.membership.is_some());
+            of_ranks.into_iter().for_each(RandomStream::end);
+            self.blocks.end();
+        }
+    }
+
+    /// Ends the random numbers of a pass. A pass that `has_succeeded` adds to what is known of the model.
+    pub(super) fn end_numbers(&self, has_succeeded: bool) {
+        self.drawing.end_turn();
+        self.release_generators();
+        let found = *self.drawing.found.lock();
+        let unlocked = self.drawing.unlocked;
+        let is_disturbed = unlocked.is_none() || unlocked != UnlockedStep::count();
+        let mut known = self.blocks.observations.draws.lock();
+        for (known, found) in known.iter_mut().zip(found) {
+            *known = match (*known, found) {
+                _ if !has_succeeded => *known,
+                // Another training may have drawn the numbers.
+                (_, Draws::Numbers) if is_disturbed => *known,
+                (Draws::Numbers, _) | (_, Draws::Unknown) => *known,
+                (_, found) => found,
+            };
+        }
+    }
+}
+
+/// The source of the random numbers of a block.
+#[derive(Clone, Debug)]
+pub(crate) enum BlockNumbers {
+    /// From a stream of its own.
+    Repeated(Arc<SinceSeed>),
+    /// Not at all, in both of its runs.
     Nothing,
-    Numbers(RandomStream),
-    /// Another pass held the generators.
-    Unknown,
+    /// From the numbers of all threads: another run has the lock of the generators.
+    Shared,
 }
 
 /// The first run of a block, with its own random numbers.
 pub(crate) struct RandomRun {
-    pass: Arc<Pass>,
+    scope: Scope,
     pub(crate) numbers: RandomStream,
-    /// `None` if the run must not change the generators.
-    lock: Option<BlockLock>,
-}
-
-/// The locks of a run of a block: between passes, and between threads of the pass.
-pub(crate) struct BlockLock {
-    _among_threads: Option<RngLock>,
-    _lock: RngLock,
+    pub(crate) kind: BlockNumbers,
+    /// The lock of the generators, and the turn; a nested block shares those of the outer one.
+    _locks: Option<(Arc<RngLock>, Option<RngLock>)>,
 }
 
 impl Scope {
-    /// Begins the first run of a block that draws on `devices`.
+    /// Begins the first run of the block with this name, which draws on `devices`.
     ///
     /// # Errors
     ///
-    /// If another pass holds the lock of the generators for too long.
-    pub(crate) fn begin_random(&self, devices: Vec<Device>) -> Result<RandomRun, FusedError> {
-        let pass = self.pass.clone();
-        let lock = pass.lock_generators(&devices)?;
-        if let Some(forward) = &mut *pass.forward.lock()
-            && let Some(numbers) = forward.numbers.take()
-        {
-            pass.end_numbers(numbers);
-        }
-        let numbers = RandomStream::new(devices, |device| match &lock {
-            Some(_) => self.next_seed(device),
-            None => system_seed(),
+    /// If blocks of this model have drawn before, and another training or thread has the lock of the generators.
+    pub(crate) fn begin_random(
+        &self,
+        name: &str,
+        devices: Vec<Device>,
+    ) -> Result<RandomRun, FusedError> {
+        let pass = &self.pass;
+        let known = pass.blocks.observations.draws.lock()[BLOCKS];
+        let outer = self.block_numbers();
+        let locks = match outer {
+            None => self.lock_block(&devices, known != Draws::Nothing),
+            Some(_) => None,
+        };
+        let kind = match (outer, &locks) {
+            (None, None) if known == Draws::Numbers => {
+                return Err(locked_error(format!("the block `{name}`")));
+            }
+            (None, None) => BlockNumbers::Shared,
+            (None, Some(_)) | (Some(BlockNumbers::Repeated(_)), _) => {
+                BlockNumbers::Repeated(Arc::default())
+            }
+            (Some(outer), _) => outer.clone(),
+        };
+        let numbers = RandomStream::new(devices, |device| match (&kind, outer) {
+            (BlockNumbers::Shared, None) => system_seed(),
+            _ => self.next_seed(device),
         });
-        let lock = lock.map(|lock| self.among_threads(lock)).transpose()?;
-        if lock.is_some() {
-            pass.blocks.draw_on(&numbers.devices);
-            numbers.start();
+        match &kind {
+            BlockNumbers::Repeated(own) => {
+                let (place, outer) = self.outer_numbers();
+                pass.observe(place, outer);
+                pass.blocks.draw_on(&numbers.devices);
+                numbers.start();
+                *own.lock() = Some(numbers.clone());
+            }
+            BlockNumbers::Shared => {
+                let found = &mut pass.drawing.found.lock()[BLOCKS];
+                if *found == Draws::Nothing {
+                    *found = Draws::Unknown;
+                }
+            }
+            BlockNumbers::Nothing => {}
         }
         Ok(RandomRun {
-            pass,
+            scope: self.clone(),
             numbers,
-            lock,
+            kind,
+            _locks: locks,
         })
     }
 
-    /// Locks the generators for a run that draws `numbers` again.
+    /// Locks the generators for a block on `devices`. If another run has them, waits for them if `waits`, but never on a thread of
+    /// a rayon pool. Returns `None` without the lock.
+    fn lock_block(
+        &self,
+        devices: &[Device],
+        waits: bool,
+    ) -> Option<(Arc<RngLock>, Option<RngLock>)> {
+        let drawing = &self.pass.drawing;
+        let lock = {
+            let mut lock = drawing.lock.lock();
+            if lock.is_none() && !waits {
+                // Blocks that have drawn nothing are observed where that costs no wait: they may begin to draw.
+                *lock = RngLock::of_process(devices, false).map(Arc::new);
+            }
+            lock.clone()?
+        };
+        if drawing.turn.lock().is_some() {
+            return Some((lock, None));
+        }
+        let turns = &self.pass.blocks.observations.turns;
+        let turn = RngLock::take(turns, devices, waits && !is_in_pool())?;
+        Some((lock, Some(turn)))
+    }
+
+    /// Takes the turn for the recomputation of the block with this name, which draws `numbers` again.
     ///
     /// # Errors
     ///
-    /// If another pass holds the lock for too long.
-    pub(crate) fn repeat_random(&self, numbers: &RandomStream) -> Result<BlockLock, FusedError> {
-        let lock = GENERATORS.take(&*self.pass, &numbers.devices, true)?;
-        self.among_threads(lock.expect("it is waited for"))
+    /// If another rank keeps its turn and makes no progress.
+    pub(crate) fn repeat_random(
+        &self,
+        name: &str,
+        numbers: &RandomStream,
+    ) -> Result<Option<RngLock>, FusedError> {
+        if self.pass.drawing.turn.lock().is_some() {
+            return Ok(None);
+        }
+        let turns = &self.pass.blocks.observations.turns;
+        let turn = RngLock::take(turns, &numbers.devices, true);
+        turn.map(Some)
+            .ok_or_else(|| locked_error(format!("the block {name}")))
     }
 
-    /// Waits for blocks on other threads of the closure. A nested block shares the lock of the outer one.
-    fn among_threads(&self, lock: RngLock) -> Result<BlockLock, FusedError> {
-        let among_threads = match self.is_in_block() {
-            true => None,
-            false => RngLock::among_threads()?,
-        };
-        Ok(BlockLock {
-            _among_threads: among_threads,
-            _lock: lock,
-        })
+    /// Returns the numbers of the run outside of a block in this scope.
+    fn outer_numbers(&self) -> (usize, &SinceSeed) {
+        match self.block_numbers() {
+            Some(BlockNumbers::Repeated(outer)) => (BLOCKS, outer),
+            _ => (REST, &self.pass.drawing.rest),
+        }
     }
 }
 
 impl RandomRun {
-    /// Ends the run.
-    pub(crate) fn end(self) -> Drawn {
-        if self.lock.is_none() {
-            return Drawn::Unknown;
-        }
-        let drawn = self.pass.has_drawn(&self.numbers);
+    /// Ends the run. Returns its numbers, and how it draws.
+    pub(crate) fn end(self) -> (RandomStream, BlockNumbers) {
+        let BlockNumbers::Repeated(own) = &self.kind else {
+            return (self.numbers, self.kind);
+        };
+        let pass = &self.scope.pass;
+        pass.observe(BLOCKS, own);
         let mut next = self.numbers.clone();
         next.advance(Run::Block);
-        self.pass.continue_with(next);
-        match drawn {
-            true => Drawn::Numbers(self.numbers),
-            false => Drawn::Nothing,
-        }
+        let (_, outer) = self.scope.outer_numbers();
+        *outer.lock() = Some(next);
+        let kind = match pass.drawing.found.lock()[BLOCKS] {
+            Draws::Numbers => self.kind,
+            _ => BlockNumbers::Nothing,
+        };
+        (self.numbers, kind)
     }
 }

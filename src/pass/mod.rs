@@ -25,7 +25,7 @@ use crate::memory;
 use crate::observer::{MemoryObserver, Observers};
 use crate::offload::{ActivationOffload, TransferWorkers};
 use crate::policy::GradientPipeline;
-use crate::random::{RandomStream, Seeds, StepSeeds, mix, of_rank};
+use crate::random::{Seeds, StepSeeds, mix, of_rank};
 use crate::replica::Membership;
 use crate::shared_optimizer::SharedOptimizer;
 use crate::tap::Clocks;
@@ -34,8 +34,8 @@ pub(crate) use block_order::{BlockOrder, BlockPrefetch};
 pub(crate) use blocks::{BlockMode, Blocks};
 pub use config::GradientCheckpointingConfig;
 pub use context::{StepContext, scale_loss};
-pub(crate) use drawing::{Drawn, RandomRun};
-use drawing::{Draws, ForwardLock, Observations};
+pub(crate) use drawing::{BlockNumbers, RandomRun, StepNumbers, lock_generators};
+use drawing::{Drawing, Observations};
 pub(crate) use reads::{BlockReads, Graph, PendingCount, PendingGradient, Reads};
 pub(crate) use scope::{ReadMode, Scope};
 use stage::Failed;
@@ -54,14 +54,12 @@ pub(crate) struct Pass {
     scaled: Option<AtomicBool>,
     /// Each running hook holds a clone.
     hooks: Arc<()>,
-    /// The random numbers of both passes, if this is one of two passes of a step.
-    pub(crate) repeated_numbers: Option<RandomStream>,
+    /// The random numbers.
+    pub(crate) drawing: Drawing,
     /// The rank and its group, also for a group of one.
     pub(crate) membership: Option<Membership>,
     /// The gradients of the ordinary leaves, from the backward pass until they are applied.
     pub(crate) leaf_gradients: Mutex<GradientsParams>,
-    /// The lock of the random generators while the forward pass holds it.
-    forward: Mutex<Option<ForwardLock>>,
     /// The blocks under gradient checkpointing.
     pub(crate) blocks: Blocks,
     /// The observers, if there are any. They receive the events of updates on the thread of the backward pass.
@@ -153,8 +151,7 @@ impl Pass {
 #[derive(Clone)]
 pub(crate) struct PassSettings {
     pub(crate) pipeline: GradientPipeline,
-    /// The random numbers of both passes, if it is one of two.
-    pub(crate) repeated_numbers: Option<RandomStream>,
+    pub(crate) numbers: StepNumbers,
     pub(crate) observers: Observers,
     pub(crate) checkpointing: Arc<GradientCheckpointingConfig>,
 }
@@ -211,7 +208,7 @@ impl Session {
     ) -> PassGuard {
         let PassSettings {
             pipeline,
-            repeated_numbers,
+            numbers,
             mut observers,
             checkpointing,
         } = settings.clone();
@@ -225,9 +222,7 @@ impl Session {
         }
         let observers = (!observers.0.is_empty()).then(|| Arc::new(observers));
         let rank = self.membership.as_ref().map_or(0, |member| member.rank);
-        let seed = repeated_numbers
-            .as_ref()
-            .map(|numbers| of_rank(mix(numbers.seed, 0), rank));
+        let seed = numbers.seed().map(|seed| of_rank(mix(seed, 0), rank));
         let blocks = Blocks {
             config: checkpointing,
             prefetcher,
@@ -248,10 +243,9 @@ impl Session {
             closure,
             scaled: scales.then(AtomicBool::default),
             hooks: Arc::default(),
-            repeated_numbers,
+            drawing: Drawing::new(numbers),
             membership: self.membership.clone(),
             leaf_gradients: Mutex::default(),
-            forward: Mutex::default(),
             blocks,
             observers,
         });
@@ -284,24 +278,8 @@ pub(crate) struct PassGuard {
 
 impl Drop for PassGuard {
     fn drop(&mut self) {
-        *self.pass.forward.lock() = None;
-        let blocks = &self.pass.blocks;
-        if self.has_succeeded && self.pass.closure != ClosureKind::Nothing {
-            let mut draws = blocks.observations.draws.lock();
-            let was_seeded = blocks.observations.seeded.load(Ordering::Relaxed);
-            *draws = match (was_seeded, *draws) {
-                (_, Draws::Always) => Draws::Always,
-                (false, Draws::Unknown) => Draws::OutsideOfBlocks,
-                (false, known) => known,
-                (true, _) => Draws::Never,
-            };
-        }
-        // Blocks have changed the seed of the generators.
-        if !blocks.drawn_on.lock().is_empty()
-            && let Ok(Some(_lock)) = self.pass.lock_generators(&[])
-        {
-            blocks.end();
-        }
+        let is_step = self.pass.closure != ClosureKind::Nothing;
+        self.pass.end_numbers(self.has_succeeded && is_step);
         // A clone of the model or another thread may still hold the pass, and must see that it is over.
         *self.pass.stage.lock() = Stage::Over;
         *self.session.pass.lock() = None;

@@ -3,7 +3,7 @@ use std::sync::Arc;
 
 use burn::tensor::Device;
 
-use super::{BlockReads, Graph, Pass, Reads};
+use super::{BlockNumbers, BlockReads, Graph, Pass, RandomRun, Reads};
 use crate::random::Seeds;
 
 /// The position of a thread in a pass: in the step itself, in a run of a block, or in a hook.
@@ -11,10 +11,18 @@ use crate::random::Seeds;
 pub(crate) struct Scope {
     pub(crate) pass: Arc<Pass>,
     pub(crate) mode: ReadMode,
-    /// Seeds of the blocks nested in the current one, in both of its runs.
-    seeds: Option<Arc<Seeds>>,
+    /// The current block.
+    block: Option<BlockScope>,
     /// The parameters that the innermost recomputation has read, including its nested blocks.
     pub(crate) recomputed_reads: Option<Arc<Reads>>,
+}
+
+/// The random numbers of a block.
+#[derive(Clone, Debug)]
+struct BlockScope {
+    /// Seeds of the nested blocks, the same in both runs.
+    seeds: Arc<Seeds>,
+    numbers: BlockNumbers,
 }
 
 /// The mode in which a parameter is read.
@@ -63,7 +71,7 @@ impl Scope {
         let scope = Self {
             mode: ReadMode::Recorded(pass.graph.clone()),
             pass: pass.clone(),
-            seeds: None,
+            block: None,
             recomputed_reads: None,
         };
         ScopeGuard {
@@ -72,37 +80,42 @@ impl Scope {
     }
 
     /// Returns the scope of a block whose operations are not recorded, and the reads of it and its nested blocks.
-    pub(crate) fn unrecorded(&self, seed: u64) -> (Self, Arc<BlockReads>) {
+    pub(crate) fn unrecorded(&self, random: &RandomRun) -> (Self, Arc<BlockReads>) {
         let block_reads = match &self.mode {
             ReadMode::Unrecorded(block_reads) => block_reads.clone(),
             _ => Arc::default(),
         };
         (
-            self.block(ReadMode::Unrecorded(block_reads.clone()), seed),
+            self.block(
+                ReadMode::Unrecorded(block_reads.clone()),
+                random.numbers.seed,
+                random.kind.clone(),
+            ),
             block_reads,
         )
     }
 
     /// Returns the scope of a block whose operations are recorded in the current graph.
-    pub(crate) fn recorded(&self, seed: u64) -> Self {
-        self.block(self.mode.clone(), seed)
+    pub(crate) fn recorded(&self, random: &RandomRun) -> Self {
+        self.block(self.mode.clone(), random.numbers.seed, random.kind.clone())
     }
 
     /// Returns the scope of a recomputation, with its own graph, and its reads.
-    pub(crate) fn recompute(&self, seed: u64) -> (Self, Arc<Reads>) {
+    pub(crate) fn recompute(&self, seed: u64, numbers: BlockNumbers) -> (Self, Arc<Reads>) {
         let reads = Arc::<Reads>::default();
         let scope = Self {
             recomputed_reads: Some(reads.clone()),
-            ..self.block(ReadMode::Recorded(Arc::default()), seed)
+            ..self.block(ReadMode::Recorded(Arc::default()), seed, numbers)
         };
         (scope, reads)
     }
 
-    fn block(&self, mode: ReadMode, seed: u64) -> Self {
+    fn block(&self, mode: ReadMode, seed: u64, numbers: BlockNumbers) -> Self {
+        let seeds = Arc::new(Seeds::from(seed));
         Self {
             pass: self.pass.clone(),
             mode,
-            seeds: Some(Arc::new(Seeds::from(seed))),
+            block: Some(BlockScope { seeds, numbers }),
             recomputed_reads: self.recomputed_reads.clone(),
         }
     }
@@ -112,7 +125,7 @@ impl Scope {
         Self {
             pass: pass.clone(),
             mode: ReadMode::Hook(Some(path.into())),
-            seeds: None,
+            block: None,
             recomputed_reads: None,
         }
     }
@@ -127,7 +140,12 @@ impl Scope {
     }
 
     pub(crate) fn is_in_block(&self) -> bool {
-        self.seeds.is_some()
+        self.block.is_some()
+    }
+
+    /// Returns how the current block draws.
+    pub(super) fn block_numbers(&self) -> Option<&BlockNumbers> {
+        self.block.as_ref().map(|block| &block.numbers)
     }
 
     /// Returns `true` if operations are recorded.
@@ -137,8 +155,8 @@ impl Scope {
 
     /// Returns the seed of the next block in this scope, which computes on `device`.
     pub(crate) fn next_seed(&self, device: &Device) -> u64 {
-        match &self.seeds {
-            Some(seeds) => seeds.next(),
+        match &self.block {
+            Some(block) => block.seeds.next(),
             None => self.pass.blocks.next_seed(device),
         }
     }

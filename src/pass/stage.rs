@@ -64,7 +64,10 @@ impl From<FusedError> for Failure {
 
 impl From<Caught> for Failure {
     fn from(panic: Caught) -> Self {
-        Self::Panic(panic)
+        match panic.downcast() {
+            Ok(error) => Self::Error(error),
+            Err(panic) => Self::Panic(panic),
+        }
     }
 }
 

@@ -2,124 +2,131 @@
 //!
 //! # Invariants
 //!
-//! A run that must draw repeatable numbers holds the lock from its seed to its last number. A thread never waits
-//! for another rank while it holds the lock.
+//! A thread of a rayon pool never waits for the lock: the holder needs the threads of the pool to compute, and its own thread may
+//! run another training in between. Each wait ends, at the latest when the holder makes no progress for a [`TIMEOUT`].
 
-use std::thread::{ThreadId, current};
-use std::time::{Duration, Instant};
+use std::fmt::{Debug, Formatter};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
 
 use burn::tensor::Device;
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{ArcMutexGuard, Mutex, RawMutex};
 
 use crate::device::flush;
 use crate::error::FusedError;
 use crate::lock;
 
-/// The longest time that one pass may hold the lock while another waits for it.
-const TIMEOUT: Duration = Duration::from_secs(600);
+/// The time within which a holder must read a parameter or receive a gradient, otherwise it may be waiting for this thread.
+const TIMEOUT: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 10 });
 
-/// The lock of Burn's generators. Its key is a pass or a group.
-pub(crate) static GENERATORS: GeneratorLock = GeneratorLock::new(TIMEOUT);
+/// The lock of Burn's generators.
+static GENERATORS: LazyLock<Arc<Mutex<()>>> = LazyLock::new(Arc::default);
 
-/// The lock of blocks on several threads of the closure that holds [`GENERATORS`].
-static THREADS: GeneratorLock = GeneratorLock::new(TIMEOUT);
+/// Increases while the holder of a lock makes progress.
+static PROGRESS: AtomicUsize = AtomicUsize::new(0);
 
-/// A lock that the same key or the same thread may take again. It may be released on another thread.
+/// The steps that have begun without the lock, and those of them that have ended.
+static UNLOCKED: Mutex<[usize; 2]> = Mutex::new([0; 2]);
+
+/// A step without the lock. It may draw between two numbers of any other run.
 #[derive(Debug)]
-pub(crate) struct GeneratorLock {
-    holder: Mutex<Option<Holder>>,
-    free: Condvar,
-    timeout: Duration,
+pub(crate) struct UnlockedStep(());
+
+impl UnlockedStep {
+    pub(crate) fn begin() -> Self {
+        UNLOCKED.lock()[0] += 1;
+        Self(())
+    }
+
+    /// Returns the number of steps without the lock so far, or `None` while there is one.
+    pub(crate) fn count() -> Option<usize> {
+        let [begun, ended] = *UNLOCKED.lock();
+        (begun == ended).then_some(ended)
+    }
 }
 
-#[derive(Debug)]
-struct Holder {
-    key: usize,
-    thread: ThreadId,
-    times: usize,
-    since: Instant,
+impl Drop for UnlockedStep {
+    fn drop(&mut self) {
+        UNLOCKED.lock()[1] += 1;
+    }
 }
 
-/// The guard of a lock of the generators.
-#[derive(Debug)]
+/// A guard of a lock of the generators. It may be released on another thread.
 #[must_use]
 pub(crate) struct RngLock {
-    lock: &'static GeneratorLock,
+    /// `None` after the drop.
+    guard: Option<ArcMutexGuard<RawMutex, ()>>,
     devices: Vec<Device>,
-}
-
-impl GeneratorLock {
-    const fn new(timeout: Duration) -> Self {
-        Self {
-            holder: Mutex::new(None),
-            free: Condvar::new(),
-            timeout,
-        }
-    }
-
-    /// Takes the lock to draw on `devices`, for the owner at the address of `key`. If another key holds the lock,
-    /// waits; without `waits` it returns `None`.
-    ///
-    /// # Errors
-    ///
-    /// If the holder keeps the lock for longer than [`TIMEOUT`].
-    pub(crate) fn take<T: ?Sized>(
-        &'static self,
-        key: &T,
-        devices: &[Device],
-        waits: bool,
-    ) -> Result<Option<RngLock>, FusedError> {
-        if waits {
-            lock::check_none_held("the random generators are waited for");
-        }
-        let key = std::ptr::from_ref(key).cast::<()>().addr();
-        let guard = || RngLock {
-            lock: self,
-            devices: devices.to_vec(),
-        };
-        let thread = current().id();
-        let mut holder = self.holder.lock();
-        loop {
-            let since = match holder.as_mut() {
-                None => break,
-                Some(own) if own.key == key || own.thread == thread => {
-                    own.times += 1;
-                    return Ok(Some(guard()));
-                }
-                Some(other) => other.since,
-            };
-            if !waits {
-                return Ok(None);
-            }
-            let until = since + self.timeout;
-            if Instant::now() >= until {
-                return Err(FusedError::RandomNumbersLocked {
-                    waited: self.timeout,
-                });
-            }
-            self.free.wait_until(&mut holder, until);
-        }
-        *holder = Some(Holder {
-            key,
-            thread,
-            times: 1,
-            since: Instant::now(),
-        });
-        Ok(Some(guard()))
-    }
+    /// `true` if the thread has waited for the lock.
+    pub(crate) waited: bool,
 }
 
 impl RngLock {
-    /// Takes the lock between the threads of a closure that holds the other lock. The same thread may take it again.
-    ///
-    /// # Errors
-    ///
-    /// If another thread keeps the lock for longer than [`TIMEOUT`].
-    pub(crate) fn among_threads() -> Result<Option<Self>, FusedError> {
-        thread_local! {
-            static KEY: u8 = const { 0 };
+    /// Takes the lock of Burn's generators to draw on `devices`. If another run holds it, waits for it if `waits`, but never on a
+    /// thread of a rayon pool. Returns `None` without the lock.
+    pub(crate) fn of_process(devices: &[Device], waits: bool) -> Option<Self> {
+        Self::take(&GENERATORS, devices, waits && !is_in_pool())
+    }
+
+    /// Takes a lock to draw on `devices`. If another run holds it, waits for it if `waits`. Returns `None` without the lock.
+    pub(crate) fn take(lock: &Arc<Mutex<()>>, devices: &[Device], waits: bool) -> Option<Self> {
+        let (guard, waited) = match lock.try_lock_arc() {
+            None if waits => (wait(lock)?, true),
+            guard => (guard?, false),
+        };
+        Some(Self {
+            guard: Some(guard),
+            devices: devices.to_vec(),
+            waited,
+        })
+    }
+
+    /// Records that the holder makes progress.
+    pub(crate) fn report_progress(&self) {
+        PROGRESS.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Returns `true` if this thread belongs to a rayon pool.
+pub(crate) fn is_in_pool() -> bool {
+    rayon::current_thread_index().is_some()
+}
+
+/// Returns the error of `place`, which must draw the same random numbers twice and can't have the lock on this thread.
+pub(crate) fn locked_error(place: String) -> FusedError {
+    let advice = match is_in_pool() {
+        true => {
+            "A thread of a rayon pool does not wait for it: run the training, and each block, on a thread of its own \
+            (`std::thread::spawn`), where they take turns"
         }
-        KEY.with(|key| THREADS.take(key, &[], true))
+        false => {
+            "It makes no progress: the closure of a step must not wait for another step on another thread, so call the other \
+            step before or after it"
+        }
+    };
+    FusedError::RandomNumbersLocked { place, advice }
+}
+
+/// Waits for the lock. Returns `None` if its holder makes no progress.
+fn wait(lock: &Arc<Mutex<()>>) -> Option<ArcMutexGuard<RawMutex, ()>> {
+    lock::check_none_held("the random generators are waited for");
+    let mut before = PROGRESS.load(Ordering::Relaxed);
+    loop {
+        if let Some(guard) = lock.try_lock_arc_for(TIMEOUT) {
+            return Some(guard);
+        }
+        let progress = PROGRESS.load(Ordering::Relaxed);
+        if progress == before {
+            return None;
+        }
+        before = progress;
+    }
+}
+
+impl Debug for RngLock {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RngLock").finish_non_exhaustive()
     }
 }
 
@@ -127,12 +134,10 @@ impl Drop for RngLock {
     fn drop(&mut self) {
         // With `fusion`, queued operations draw their numbers when they run.
         self.devices.iter().for_each(flush);
-        let mut holder = self.lock.holder.lock();
-        let held = holder.as_mut().expect("a guard holds the lock");
-        held.times -= 1;
-        if held.times == 0 {
-            *holder = None;
-            self.lock.free.notify_all();
+        PROGRESS.fetch_add(1, Ordering::Relaxed);
+        // The next thread takes its turn even if this one asks again at once.
+        if let Some(guard) = self.guard.take() {
+            ArcMutexGuard::unlock_fair(guard);
         }
     }
 }
@@ -143,40 +148,17 @@ mod tests {
 
     use super::*;
 
-    static KEYS: [u8; 3] = [0; 3];
-
-    fn lock(timeout: Duration) -> &'static GeneratorLock {
-        Box::leak(Box::new(GeneratorLock::new(timeout)))
-    }
-
     #[test]
-    fn lock_held_too_long_is_an_error() {
-        let lock = lock(Duration::from_millis(20));
-        let take = |key: usize, waits| lock.take(&KEYS[key], &[], waits);
-        let _held = take(1, true).unwrap().unwrap();
-        // The same thread takes it again for another key.
-        let _again = take(2, true).unwrap().unwrap();
+    fn lock_held_without_progress_is_not_taken() {
+        let lock = Arc::default();
+        let held = RngLock::take(&lock, &[], true).unwrap();
+        assert!(RngLock::take(&lock, &[], false).is_none());
+        assert!(RngLock::take(&lock, &[], true).is_none());
         thread::scope(|scope| {
-            let other = scope.spawn(|| (take(2, false), take(2, true)));
-            let (at_once, late) = other.join().unwrap();
-            assert!(matches!(at_once, Ok(None)));
-            assert!(matches!(late, Err(FusedError::RandomNumbersLocked { .. })));
-            // Another thread takes it again for the same key, and releases it.
-            let same = scope.spawn(|| take(1, true).unwrap().is_some());
-            assert!(same.join().unwrap());
-        });
-    }
-
-    #[test]
-    fn lock_released_is_taken_by_waiting_thread() {
-        let lock = lock(Duration::from_secs(60));
-        let held = lock.take(&KEYS[1], &[], true).unwrap();
-        thread::scope(|scope| {
-            let waits = scope.spawn(|| lock.take(&KEYS[2], &[], true));
+            let waits = scope.spawn(|| RngLock::take(&lock, &[], true));
+            thread::sleep(Duration::from_millis(50));
             drop(held);
-            let taken = waits.join().unwrap();
-            assert!(matches!(taken, Ok(Some(_))));
-            assert!(matches!(lock.take(&KEYS[1], &[], false), Ok(None)));
+            assert!(waits.join().unwrap().unwrap().waited);
         });
     }
 }

@@ -10,9 +10,9 @@ use crate::device;
 use crate::error::FusedError;
 use crate::offload::OffloadEngine;
 use crate::parameters::{Parameter, list};
+use crate::pass::lock_generators;
 use crate::placement::RankContext;
 use crate::quantized::is_placeholder;
-use crate::random::GENERATORS;
 use crate::replica::Size;
 use crate::shared_optimizer::SharedOptimizer;
 use crate::tap;
@@ -48,10 +48,7 @@ impl Inventory {
         let devices = module.devices();
         device::check_all_there(&devices)?;
         // Lazy parameters draw their initial values below.
-        let _lock = match is_lazy(module) {
-            true => GENERATORS.take(module, &devices, true)?,
-            false => None,
-        };
+        let _lock = is_lazy(module).then(|| lock_generators(&devices, true));
         let parameters = list(module);
         if let Some(fused) = parameters
             .iter()

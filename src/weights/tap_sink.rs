@@ -53,6 +53,7 @@ impl GradientSink for TapSink {
             self.pass.end_forward();
             admits = self.pass.admits();
         }
+        self.pass.drawing.report_progress();
         let gradient = Tensor::<1>::from_dispatch(gradient);
         self.pending_gradient.lock().take();
         self.pass.guarded(FailedIn::Backward, || {

@@ -7,6 +7,7 @@ use burn::tensor::{Device, Gradients, Tensor};
 
 use super::read::{carries_handle, is_attached};
 use crate::parameters::{AnyParam, list, map_params};
+use crate::random::is_in_pool;
 use crate::tap::lift;
 
 /// Returns `true` if `module`, or a part of it, is attached and not for inference.
@@ -14,6 +15,12 @@ pub(crate) fn is_in_training<M: Module>(module: &M) -> bool {
     let parameters = list(module);
     let mut attached = parameters.iter().filter(|parameter| is_attached(parameter));
     attached.any(|parameter| parameter.param.value().is_autodiff())
+}
+
+/// Returns `true` if a thread of a rayon pool calls `module` for a stock training. While the thread waits within a step, it may run
+/// that training.
+pub(crate) fn is_in_stock_training<M: Module>(module: &M) -> bool {
+    is_in_pool() && !is_in_training(module) && !tracked_outside_of_masters(module).is_empty()
 }
 
 /// Returns the tracked values of the attached `module` that no master holds, each with its index among the float

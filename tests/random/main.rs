@@ -6,6 +6,7 @@ mod backends;
 mod common;
 mod disturbed;
 mod fidelity;
+mod pools;
 mod side_by_side;
 
 use std::sync::{Arc, Mutex};

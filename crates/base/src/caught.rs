@@ -34,6 +34,11 @@ impl Caught {
         self.text().unwrap_or("it panicked without a message")
     }
 
+    /// Returns the payload, if it is a `T`.
+    pub fn downcast<T: 'static>(mut self) -> Result<T, Self> {
+        self.take().downcast().map(|payload| *payload).map_err(Self)
+    }
+
     /// Resumes the panic.
     pub fn resume(mut self) -> ! {
         resume_unwind(self.take())

@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use burn::module::Module;
 use burn::optim::GradientsParams;
-use burn::tensor::Device;
 
 use crate::caught::{Caught, catch};
 use crate::device::check_async_errors;
@@ -15,7 +14,6 @@ use crate::offload::TransferWorkers;
 use crate::parameters::{Parameter, list, running_statistics};
 use crate::pass::{ClosureKind, FailedIn, Failure, Pass, Scope, Stage};
 use crate::placement::RankContext;
-use crate::random::RandomStream;
 use crate::replica::Membership;
 use crate::weights::{AttachedModule, LocalParams};
 use backburn_base::weight_of_quantized_values;
@@ -36,25 +34,18 @@ pub(in crate::fused) struct RankPass {
     pub(in crate::fused) pass: Arc<Pass>,
     pub(super) local_params: Arc<LocalParams>,
     pub(super) context: Arc<RankContext>,
-    /// The compute devices.
-    pub(super) devices: Vec<Device>,
     /// `true` if a device reports that it has not computed a tensor.
     pub(super) reports_errors_late: bool,
-    /// The compute devices, if they compute asynchronously.
-    pub(super) asynchronous: Vec<Device>,
 }
 
 impl RankPass {
-    /// Runs `work`, the forward and backward pass, then reports the remaining gradients. The forward pass begins with
-    /// `numbers`, if it has its own.
+    /// Runs `work`, the forward and backward pass, then reports the remaining gradients.
     pub(in crate::fused) fn run<R>(
         &self,
-        numbers: Option<RandomStream>,
         work: impl FnOnce() -> Result<(R, GradientsParams), FusedError>,
     ) -> Result<R, FusedError> {
         let wait = self.context.transfers.as_ref().map(|all| TransferWait(all));
-        self.pass
-            .begin_forward(numbers, &self.devices, &self.asynchronous)?;
+        self.pass.begin_forward();
         let _scope = Scope::enter_step(&self.pass);
         let (output, gradients) = work()?;
         if !gradients.is_empty()
@@ -111,11 +102,10 @@ impl RankPass {
     /// Runs the forward pass, which returns the loss, and the backward pass.
     pub(in crate::fused) fn forward_backward<M: Module, L: Loss>(
         &self,
-        numbers: Option<RandomStream>,
         model: &M,
         forward: impl FnOnce(&M) -> L,
     ) -> Result<L, FusedError> {
-        self.run(numbers, || {
+        self.run(|| {
             let loss = forward(model);
             // A backward pass inside the closure has failed in a block, and the closure has continued.
             self.pass

@@ -19,33 +19,22 @@ use crate::report::StepReport;
 use crate::weights::{AttachedModule, MasterParam, ParameterReport};
 
 impl<M: Module> Ranks<M> {
-    /// Begins a pass; `closures` has the kind of closure of each rank.
+    /// Begins a pass, which then holds the lock in its `settings`; `closures` has the kind of closure of each rank.
     pub(super) fn begin(
         &mut self,
-        settings: &PassSettings,
+        settings: PassSettings,
         closures: &[ClosureKind],
     ) -> RunningPass<'_, M> {
-        let asynchronous = self.reports_errors_late || self.remote;
         let begin = |(attached, closure): (&AttachedModule<M>, &ClosureKind)| {
             let transfers = attached.context.transfers.as_ref();
             let transfers = transfers.filter(|_| settings.checkpointing.offload_inputs);
             let prefetcher = attached.has_block_copies.then(|| attached.prefetcher());
             let session = &attached.session;
-            let guard = session.begin(settings, *closure, prefetcher, transfers.cloned());
-            let devices = match &attached.context.member {
-                Some(member) => vec![member.device().clone()],
-                None => self.devices.clone(),
-            };
+            let guard = session.begin(&settings, *closure, prefetcher, transfers.cloned());
             let rank = RankPass {
                 pass: guard.pass.clone(),
                 local_params: attached.local_params.clone(),
                 context: attached.context.clone(),
-                asynchronous: if asynchronous {
-                    devices.clone()
-                } else {
-                    Vec::new()
-                },
-                devices,
                 reports_errors_late: self.reports_errors_late,
             };
             (guard, rank)
@@ -101,7 +90,7 @@ impl<M: Module> RunningPass<'_, M> {
     pub(super) fn check(&self) -> Result<(), FusedError> {
         let failures = self.ranks.iter().enumerate();
         let failures = failures.filter_map(|(rank, RankPass { pass, .. })| {
-            Some((rank, pass.repeated_numbers.is_some(), pass.take_failure()?))
+            Some((rank, pass.drawing.numbers.repeats, pass.take_failure()?))
         });
         let first = self.group.and_then(|group| group.flow.failed());
         let first = failures.min_by_key(|(rank, ..)| (Some(*rank) != first, *rank));

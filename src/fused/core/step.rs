@@ -12,9 +12,8 @@ use crate::error::FusedError;
 use crate::fused::policies::StepSchedule;
 use crate::memory;
 use crate::parameters::ModelKey;
-use crate::pass::{ClosureKind, Failure, PassSettings};
+use crate::pass::{ClosureKind, Failure, PassSettings, StepNumbers};
 use crate::policy::{GradientPipeline, GradientUse, Norm};
-use crate::random::RandomStream;
 use crate::report::StepReport;
 
 impl<M: Module> Core<M> {
@@ -182,19 +181,31 @@ impl<M: Module> Core<M> {
         Ok(output)
     }
 
-    /// Runs a pass: begin, forward and backward, finish, commit. If it fails or only measures, the running statistics
-    /// are restored.
+    /// Begins the random numbers of a step in one pass, or in two if it `repeats`.
+    pub(super) fn begin_numbers(&self, repeats: bool) -> Result<StepNumbers, FusedError> {
+        let ranks = &self.ranks;
+        ranks.session().begin_numbers(&ranks.devices, repeats)
+    }
+
+    /// Runs a pass: begin, forward and backward, finish, commit. `numbers` are its random numbers, if the step has two
+    /// passes. If it fails or only measures, the running statistics are restored.
     pub(super) fn pass<R>(
         &mut self,
         pipeline: GradientPipeline,
-        repeated_numbers: Option<RandomStream>,
+        numbers: Option<StepNumbers>,
         executor: &mut Executor<M, R>,
     ) -> Result<R, FusedError> {
         self.reports.last = StepReport::default();
         let (closure, gradient_use) = (executor.closures[0], pipeline.gradient_use);
+        let numbers = match (numbers, closure) {
+            (Some(numbers), _) => numbers,
+            (None, ClosureKind::Nothing) => StepNumbers::default(),
+            (None, _) => self.begin_numbers(false)?,
+        };
+        let _unlocked = numbers.unlocked.clone();
         let settings = PassSettings {
             pipeline,
-            repeated_numbers,
+            numbers,
             observers: self.policies.observers.clone(),
             checkpointing: Arc::new(self.policies.config.gradient_checkpointing.clone()),
         };
@@ -202,9 +213,14 @@ impl<M: Module> Core<M> {
             true => Vec::new(),
             false => self.ranks.guard_statistics(),
         };
-        let mut running_pass = self.ranks.begin(&settings, executor.closures);
+        let mut running_pass = self.ranks.begin(settings, executor.closures);
         // Forward and backward on every rank, for a loss in `RankPass::forward_backward`.
-        let output = (executor.run)(&running_pass.ranks, running_pass.attached_modules)?;
+        let work = || (executor.run)(&running_pass.ranks, running_pass.attached_modules);
+        let output = catch(work).unwrap_or_else(|panic| match panic.downcast() {
+            // A block ends its step with an error.
+            Ok(error) => Err(error),
+            Err(panic) => panic.resume(),
+        })?;
         running_pass.check()?;
         if !running_pass.ranks[0].local_params.leaves.is_empty() {
             running_pass.finish(gradient_use)?;

@@ -7,32 +7,21 @@ use super::rank_pass::Executor;
 use crate::device::is_cubecl;
 use crate::error::FusedError;
 use crate::policy::{GradientPipeline, GradientUse, Norm};
-use crate::random::{GENERATORS, RandomStream, system_seed};
 
 impl<M: Module> Core<M> {
     /// Runs a pass that measures all gradients, then a pass that applies them.
     pub(super) fn two_passes<R>(&mut self, executor: &mut Executor<M, R>) -> Result<R, FusedError> {
-        let session = self.ranks.session().clone();
-        let observations = session.observations.clone();
-        let devices = self.ranks.devices.clone();
-        let reads = !devices.iter().any(is_cubecl);
-        let numbers = {
-            let lock = GENERATORS.take(&*session, &devices, observations.may_draw())?;
-            // Without the lock, a draw of another pass would lack a seed.
-            RandomStream::new(devices, |device| match &lock {
-                Some(_) => session.seeds.next(device),
-                None => system_seed(),
-            })
-        };
+        let observations = self.ranks.session().observations.clone();
+        let reads = !self.ranks.devices.iter().any(is_cubecl);
+        let numbers = self.begin_numbers(true)?;
         let pipeline = self.policies.pipeline(GradientUse::Measure, None);
-        observations.take_unlocked();
         let output = self.pass(pipeline.clone(), Some(numbers.clone()), executor)?;
         let Some((norm, coefficient)) = self.norm_to_use(&pipeline)? else {
             return Ok(output);
         };
         let value = norm.value;
         let mut pipeline = self.policies.pipeline(GradientUse::Update, coefficient);
-        if reads && (observations.may_draw() || observations.take_unlocked()) {
+        if reads && (observations.may_draw() || !numbers.are_locked()) {
             pipeline = pipeline.comparing(norm);
         }
         let output = self.pass(pipeline.clone(), Some(numbers), executor);

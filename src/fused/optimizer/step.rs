@@ -56,8 +56,9 @@ impl<M: Module> FusedOptimizer<M> {
     /// generator of the device before the first run. Running statistics are updated once. The output of the second run
     /// is returned.
     ///
-    /// All threads share Burn's generators. Closures that draw lock them in their forward pass, so concurrent trainings
-    /// wait for each other. If another thread draws during a step, the step fails with [`FusedError::RandomNumbers`],
+    /// All threads share Burn's generators. Steps that draw lock them, so trainings on several threads take turns. A thread
+    /// of a rayon pool does not wait: the step of a model that has drawn before then fails with
+    /// [`FusedError::RandomNumbersLocked`], and nothing has changed. If another thread draws during a step, the step fails with [`FusedError::RandomNumbers`],
     /// which says which parameters are unchanged. CubeCL devices are not checked, because the check would wait for the
     /// device, and the seeds of all steps come from the first step.
     ///
@@ -161,7 +162,7 @@ impl<M: Module> FusedOptimizer<M> {
             closures: &[ClosureKind::Backward],
             run: &mut |ranks, modules| {
                 let (rank, model) = (&ranks[0], &modules[0].module);
-                rank.run(rank.pass.repeated_numbers.clone(), || train(model))
+                rank.run(|| train(model))
             },
         };
         self.core.step(learning_rate, &mut executor)
@@ -183,7 +184,7 @@ impl<M: Module> FusedOptimizer<M> {
             closures: &[ClosureKind::Loss],
             run: &mut |ranks, modules| {
                 let forward = forward.take().expect("a dry run is one pass");
-                ranks[0].forward_backward(None, &modules[0].module, forward)
+                ranks[0].forward_backward(&modules[0].module, forward)
             },
         };
         self.core.dry_run(&mut executor)
@@ -199,7 +200,7 @@ impl<M: Module> FusedOptimizer<M> {
             closures: &[ClosureKind::Loss],
             run: &mut |ranks, modules| {
                 let (rank, model) = (&ranks[0], &modules[0].module);
-                rank.forward_backward(rank.pass.repeated_numbers.clone(), model, &mut forward)
+                rank.forward_backward(model, &mut forward)
             },
         };
         self.core.step(learning_rate, &mut executor)

@@ -111,7 +111,7 @@ impl<M: Module + 'static> FusedReplicas<M> {
         train: impl Fn(&M, B) -> Result<(R, GradientsParams), FusedError> + Send + Sync + 'static,
     ) -> Result<Vec<R>, FusedError> {
         let work: Work<M, B, R> =
-            Arc::new(move |model, rank, numbers, batch| rank.run(numbers, || train(model, batch)));
+            Arc::new(move |model, rank, batch| rank.run(|| train(model, batch)));
         self.run(ClosureKind::Backward, learning_rate, batches, work)
     }
 
@@ -121,8 +121,8 @@ impl<M: Module + 'static> FusedReplicas<M> {
         batches: impl FnMut() -> Vec<Option<B>>,
         forward: impl Fn(&M, B) -> L + Send + Sync + 'static,
     ) -> Result<Vec<L>, FusedError> {
-        let work: Work<M, B, L> = Arc::new(move |model, rank, numbers, batch| {
-            rank.forward_backward(numbers, model, |model| forward(model, batch))
+        let work: Work<M, B, L> = Arc::new(move |model, rank, batch| {
+            rank.forward_backward(model, |model| forward(model, batch))
         });
         self.run(ClosureKind::Loss, learning_rate, batches, work)
     }

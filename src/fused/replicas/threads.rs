@@ -6,18 +6,17 @@ use std::sync::mpsc::channel;
 use burn::module::Module;
 
 use crate::caught::{Caught, catch};
-use crate::device::{catch_message, check_connected, flush};
+use crate::device::{check_connected, flush};
 use crate::error::FusedError;
 use crate::fused::core::RankPass;
-use crate::pass::{FailedIn, Scope};
-use crate::random::{RandomStream, RngLock};
-use crate::replica::{Group, Membership};
+use crate::pass::FailedIn;
+use crate::replica::Membership;
 use crate::weights::AttachedModule;
 use crate::worker::Worker;
 
-/// The forward and backward pass of a rank, with its random numbers, if it has its own, and its batch.
+/// The forward and backward pass of a rank with its batch.
 pub(super) type Work<M, B, R> =
-    Arc<dyn Fn(&M, &RankPass, Option<RandomStream>, B) -> Result<R, FusedError> + Send + Sync>;
+    Arc<dyn Fn(&M, &RankPass, B) -> Result<R, FusedError> + Send + Sync>;
 
 /// One thread per rank, for the whole training: CubeCL keeps a stream for each thread.
 pub(super) struct RankThreads(Vec<Worker>);
@@ -60,7 +59,6 @@ where
         let first = &ranks[0];
         let group = first.member().group.clone();
         let has_batch: Vec<bool> = batches.iter().map(Option::is_some).collect();
-        let numbers = numbers(first, &group)?;
         group.begin(&has_batch);
         // The batches were computed on this thread.
         group.devices().iter().for_each(flush);
@@ -75,10 +73,8 @@ where
             at_work.push((rank, part.clone()));
             let (part, model) = (part.clone(), attached_modules[rank].module.clone());
             let (work, sender) = (self.work.clone(), sender.clone());
-            let numbers = numbers.as_ref();
-            let numbers = numbers.map(|numbers| numbers.of_rank(rank, group.device(rank)));
             self.threads.0[rank].submit(0, usize::MAX, move || {
-                let output = run_rank(&part, || work(&model, &part, numbers, batch));
+                let output = run_rank(&part, || work(&model, &part, batch));
                 // All handles to the training are dropped before the caller continues.
                 drop((model, work, part));
                 let _ = sender.send((rank, output));
@@ -95,17 +91,6 @@ where
             let reason = "dropping what its closure has left panicked".to_string();
             silent.pass.fail(FailedIn::Backward, Caught::saying(reason));
         }
-        if let Some(numbers) = numbers {
-            // Later numbers do not depend on how many numbers the ranks have drawn.
-            let locked = match lock(first, &group) {
-                // The failure of a rank tells more.
-                Err(_) if ranks.iter().any(|rank| rank.pass.has_failed()) => None,
-                locked => locked?,
-            };
-            if locked.is_some() {
-                numbers.end();
-            }
-        }
         Ok(outputs.into_iter().flatten().collect())
     }
 }
@@ -121,42 +106,8 @@ fn run_rank<R>(part: &RankPass, work: impl FnOnce() -> Result<R, FusedError>) ->
         check_connected(|| vec![group.device(*rank).clone()])?;
         Ok(output)
     });
-    part.pass.release_generators();
+    part.pass.drawing.end_turn();
     let output = part.fail_pass_on_error(done)?;
     guard.succeed();
     Some(output)
-}
-
-/// Returns the stream from which the numbers of all ranks in a pass are derived; `None` if this model draws nothing and
-/// another training holds the lock of the generators.
-fn numbers(first: &RankPass, group: &Arc<Group>) -> Result<Option<RandomStream>, FusedError> {
-    let observations = &first.pass.blocks.observations;
-    let holds = |outer: Scope| outer.pass.holds_generators();
-    if observations.may_draw() && Scope::current().is_some_and(holds) {
-        return Err(FusedError::Replicas {
-            reason: "a step of replicas was called inside the closure of another step, and both wait for the lock of the \
-                     random generators: call it outside of the closure"
-                .to_string(),
-        });
-    }
-    let Some(_lock) = lock(first, group)? else {
-        return Ok(None);
-    };
-    let devices = group.devices().to_vec();
-    let numbers = || {
-        RandomStream::new(devices, |device| match &first.pass.repeated_numbers {
-            Some(repeated) => repeated.seed,
-            None => first.pass.blocks.seeds.next(device),
-        })
-    };
-    let numbers = catch_message(numbers).map_err(|reason| FusedError::DeviceLost {
-        device: format!("{:?}", group.device(0)),
-        reason,
-    });
-    numbers.map(Some)
-}
-
-/// Locks the random generators for all ranks.
-fn lock(first: &RankPass, group: &Arc<Group>) -> Result<Option<RngLock>, FusedError> {
-    first.pass.lock_generators(&group.devices()[..1])
 }
