@@ -50,12 +50,15 @@ impl PolicyState {
         self.0.lock()
     }
 
-    /// Restores `loaded`. A record from before the first step has no norm.
+    /// Restores `loaded`, which may share this state.
     pub(crate) fn restore(&self, loaded: &Self) {
         let loaded = *loaded.0.lock();
-        let mut state = self.0.lock();
-        state.loss_scale = loaded.loss_scale.or(state.loss_scale);
-        state.gradient_norm = loaded.gradient_norm;
+        *self.0.lock() = loaded;
+    }
+
+    /// Returns to the state before the first step.
+    pub(crate) fn reset(&self) {
+        *self.0.lock() = AdaptiveState::default();
     }
 }
 

@@ -30,11 +30,14 @@ use crate::offload::check_offload_fits;
 use crate::parameters::{merge_pending, running_statistics};
 use crate::pass::Session;
 use crate::placement::RankContext;
+use crate::policy::PolicyState;
 use crate::record;
 use crate::report::StepReport;
 use crate::shared_optimizer::{AverageExtraState, SharedOptimizer};
 use crate::tap::collect_graph_if_due;
-use crate::weights::{Accumulated, AttachedModule, Inventory, Role, Value, fork_quantized};
+use crate::weights::{
+    Accumulated, AttachedModule, Inventory, MasterParam, Role, Value, fork_quantized,
+};
 pub(crate) use change::ResumeError;
 use change::record_keeps_states;
 pub(in crate::fused) use rank_pass::{Executor, RankPass};
@@ -294,10 +297,14 @@ impl<M: Module> Core<M> {
 
     /// Applies `change`, which loads another optimizer state.
     pub(super) fn load_state(&mut self, change: impl FnOnce(&mut SharedOptimizer)) {
-        // The current averages belong to other weights.
-        let masters = self.ranks.local_params().masters();
-        masters.for_each(|master| master.drop_average());
-        self.change_optimizer(change);
+        let local_params = self.ranks.local_params().clone();
+        let adaptive = self.policies.recorded_state().cloned();
+        self.change_optimizer(|optimizer| {
+            change(optimizer);
+            // The current averages belong to other weights. A state that the record does not contain starts as new.
+            local_params.masters().for_each(MasterParam::drop_average);
+            adaptive.iter().for_each(PolicyState::reset);
+        });
         if self.has_accumulated() {
             log::warn!(
                 "the accumulated gradients are dropped, because they belong to the previous optimizer state"

@@ -56,14 +56,43 @@ fn policies_resume_from_record(device: &Device) {
     }
 }
 
-fn record_before_first_step_clips_nothing(device: &Device) {
-    let batches = batches(device, 2);
-    let mut fused = lagged(sgd(Squashed::init(device)));
-    let record = fused.to_record();
-    step(&mut fused, &batches[0]);
-    fused.load_record_ok(record);
-    step(&mut fused, &batches[1]);
-    assert_eq!(fused.last_step().clipping, Some(1.0));
+fn record_without_policy_state_starts_policies_as_new(device: &Device) {
+    let x = &batches(device, 1)[0];
+    let reports = |fused: &mut FusedOptimizer<Squashed>| {
+        [(); 3].map(|()| {
+            step(fused, x);
+            let report = fused.last_step();
+            (report.loss_scale.unwrap(), report.clipping.unwrap())
+        })
+    };
+    for optimizer in [SgdConfig::new().init(), AdamWConfig::new().init()] {
+        let mut fused = lagged(scaled(FusedOptimizer::new_ok(
+            Squashed::init(device),
+            optimizer.clone(),
+        )));
+        let initial = fused.model();
+        let mut clipped = lagged(FusedOptimizer::new_ok(initial.clone(), optimizer.clone()));
+        step(&mut clipped, x);
+        let records = [
+            fused.to_record(),
+            optimizer.to_record(),
+            clipped.to_record(),
+        ];
+        let expected = reports(&mut fused);
+        assert_eq!(
+            expected.map(|(scale, _)| scale),
+            [65536.0, 65536.0, 131_072.0]
+        );
+        for (record, has_norm) in records.into_iter().zip([false, false, true]) {
+            fused.change_model_ok(|_| initial.clone());
+            fused.load_record_ok(record);
+            let found = reports(&mut fused);
+            match has_norm {
+                true => assert_eq!(found.map(|it| it.0), expected.map(|it| it.0)),
+                false => assert_eq!(found, expected),
+            }
+        }
+    }
 }
 
 fn record_of_policies_loads_in_stock_and_back(device: &Device) {
@@ -113,7 +142,7 @@ fn refused_record_leaves_policies_unchanged(device: &Device) {
 
 on_every_backend!(
     policies_resume_from_record,
-    record_before_first_step_clips_nothing,
+    record_without_policy_state_starts_policies_as_new,
     record_of_policies_loads_in_stock_and_back,
     refused_record_leaves_policies_unchanged,
 );
