@@ -62,8 +62,8 @@ impl SharedOptimizer {
 
     /// Replaces the optimizer by `optimizer`, whose states belong to a new model.
     pub(crate) fn start_over(&mut self, optimizer: ModuleOptimizer) {
-        self.removed = RemovedParameters::default();
         self.replace(optimizer);
+        self.removed = RemovedParameters::default();
     }
 
     /// Returns the optimizer without states, and the parameters that were removed from it, for
@@ -98,7 +98,8 @@ impl SharedOptimizer {
             self.removed.add(&parameters);
             // Burn drops only the states of a group for which another optimizer is added.
             let group = ParamGroup::from_ids(parameters);
-            self.change(|optimizer| optimizer.with_group(group, RemovedOptimizer, None));
+            let optimizer = self.optimizer.clone();
+            self.optimizer = optimizer.with_group(group, RemovedOptimizer, None);
         }
         let are_back = self.removed.has_any(is_here);
         let through_a_record = are_back || self.removed.has_many_groups() && keeps_states();
@@ -113,9 +114,9 @@ impl SharedOptimizer {
         if self.removed.groups == 0 {
             return;
         }
-        self.removed = RemovedParameters::default();
         let record = compact_records(|| self.optimizer.to_record());
         self.optimizer = self.fresh().load_record(record);
+        self.removed = RemovedParameters::default();
     }
 
     /// Returns the number of groups for removed parameters.
@@ -135,23 +136,23 @@ impl SharedOptimizer {
 
     /// Replaces the optimizer, and returns the previous one with all states.
     pub(crate) fn replace(&mut self, optimizer: ModuleOptimizer) -> ModuleOptimizer {
-        if !self.has_no_offloaded_state() {
-            self.optimizer = self.with_all_states();
-        }
-        let before = std::mem::replace(&mut self.optimizer, optimizer);
-        if let Some(offloaded) = &mut self.offloaded {
-            let record = compact_records(|| self.optimizer.to_record());
-            let (states, others) = split(record);
-            *offloaded = OffloadedStates::of(offloaded.min_elements, states);
-            self.optimizer = with_states(&self.optimizer, [others]);
-        }
+        let before = self.with_all_states();
+        self.optimizer = match &mut self.offloaded {
+            None => optimizer,
+            // Saving and loading states runs the user's code, so it precedes every change.
+            Some(offloaded) => {
+                let (states, others) = split(compact_records(|| optimizer.to_record()));
+                let others = with_states(&optimizer, [others]);
+                *offloaded = OffloadedStates::of(offloaded.min_elements, states);
+                others
+            }
+        };
         before
     }
 
-    /// Replaces the optimizer, without its offloaded states, by the result of `change`, which is its only owner.
-    pub(crate) fn change(&mut self, change: impl FnOnce(ModuleOptimizer) -> ModuleOptimizer) {
-        let optimizer = std::mem::replace(&mut self.optimizer, SgdConfig::new().init());
-        self.optimizer = change(optimizer);
+    /// Returns the optimizer, without its offloaded states.
+    pub(crate) fn optimizer_mut(&mut self) -> &mut ModuleOptimizer {
+        &mut self.optimizer
     }
 
     pub(crate) fn to_record(&self) -> OptimizerRecord {

@@ -201,9 +201,9 @@ impl MasterParam {
         mean.map_or_else(|| self.value(), AnyTensor::from)
     }
 
-    /// Starts averaging by `config`, and registers the average in `optimizer`, which has extra state for averages. The
-    /// average continues from what the optimizer has loaded, otherwise from the previous average, otherwise from the
-    /// value.
+    /// Keeps an average by `config`, and registers it in `optimizer`, which has extra state for averages. The average
+    /// continues from what the optimizer has loaded, otherwise from the previous average, otherwise from the
+    /// value at [`start_average`](Self::start_average).
     pub(crate) fn keep_average(
         &self,
         config: &WeightAveragingConfig,
@@ -212,11 +212,16 @@ impl MasterParam {
         let mut state = self.state.lock();
         let average = Average::new(*config, state.average.take());
         let (rank, device) = (self.shape.num_dims(), &self.storage.location.device);
+        let average = state.average.insert(average);
         AverageExtraState::exchange(optimizer, self.id, rank, average.state(), device);
-        if let Some(value) = &state.value {
+    }
+
+    /// Starts the average, or moves a loaded average to the device of the value.
+    pub(crate) fn start_average(&self) {
+        let state = self.state.lock();
+        if let (Some(value), Some(average)) = (&state.value, &state.average) {
             average.start(value);
         }
-        state.average = Some(average);
     }
 
     /// Drops the average, which belongs to other weights.

@@ -100,6 +100,39 @@ fn means(averages: &[ByHand]) -> Vec<Tensor<1>> {
     averages.iter().map(|it| it.mean.clone()).collect()
 }
 
+/// A record of another program: `ndarray` does not have f16.
+#[test]
+fn average_in_f16_loads_on_device_without_f16() {
+    let [_, ndarray] = cpus();
+    let x = Tensor::<2>::ones([4, 8], &ndarray);
+    let new = || {
+        FusedOptimizer::new_ok(linears(1, 8, &ndarray), AdamWConfig::new().init())
+            .with_config_ok(averaging(ema(0.5)))
+    };
+    let mut fused = new();
+    let step = |fused: &mut FusedOptimizer<Vec<Linear>>| {
+        fused.step_ok(RATE, |model| loss_of_layers(model, false, x.clone()));
+    };
+    step(&mut fused);
+    let mut contents = Contents::of(fused.to_record());
+    let means = |it: &burn_pack::Tensor| it.name.ends_with(".average");
+    for index in 0..contents.tensors.len() {
+        if means(&contents.tensors[index]) {
+            let (_, dtype, shape, _, bytes) = contents.tensors[index].clone().into_parts().unwrap();
+            let data = TensorData::from_bytes(bytes, shape, dtype).convert_dtype(DType::F16);
+            let (bytes, shape, _) = data.into_parts();
+            contents = contents.with_tensor(index, DType::F16, &shape, bytes);
+        }
+    }
+    let before = fused.averaged();
+    fused.load_record_ok(contents.into_record());
+    for (before, after) in values(&before).into_iter().zip(values(&fused.averaged())) {
+        let difference = (after - before).abs().max().into_scalar::<f32>();
+        assert!(difference < 1e-3, "{difference}");
+    }
+    step(&mut fused);
+}
+
 #[test]
 fn average_after_each_step_equals_stock_loop() {
     let initial = init();

@@ -49,13 +49,11 @@ impl Average {
     /// Starts the average as `value`, or moves a loaded average to its device and type.
     pub fn start(&self, value: &Tensor<1>) {
         let mut values = self.state.0.lock();
-        let loaded = values.mean.take();
+        let loaded = values.mean.clone();
         let loaded = loaded.filter(|mean| mean.shape() == value.shape());
         values.mean = Some(match loaded {
-            Some(mean) => in_type(
-                copy_to_device(mean, &value.device()),
-                type_of_average(value),
-            ),
+            // Not every device supports the recorded type.
+            Some(mean) => copy_to_device(in_type(mean, type_of_average(value)), &value.device()),
             None => copied(value),
         });
     }
@@ -67,12 +65,13 @@ impl Average {
             values.updates += 1;
             return;
         }
-        // If the update panics, the default remains and the average starts again.
         let Values {
             updates,
             count,
             mean,
         } = std::mem::take(&mut *values);
+        // If the update panics, the average starts again.
+        values.updates = updates + 1;
         // The first weight of a uniform average replaces the one at construction.
         let mean = mean.filter(|_| self.config.decay.is_some() || count > 0);
         let count = count + 1;

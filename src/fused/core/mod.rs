@@ -19,7 +19,7 @@ use burn::store::ModuleRecord;
 use burn::tensor::Device;
 use parking_lot::Mutex;
 
-use crate::caught::Caught;
+use crate::caught::{Caught, catch};
 use crate::config::FusedConfig;
 use crate::device::{catch_message, host};
 use crate::error::FusedError;
@@ -345,29 +345,26 @@ impl<M: Module> Core<M> {
         &mut self,
         change: impl FnOnce(&mut SharedOptimizer) -> R,
     ) -> R {
-        let changed = change(&mut self.ranks.session().optimizer.lock());
+        let changed = catch(|| change(&mut self.ranks.session().optimizer.lock()));
         self.restore_extra_state();
-        changed
+        changed.unwrap_or_else(|panic| panic.resume())
     }
 
     /// Restores the policy state and the averages that the optimizer has loaded, if the config requires them. From now on
     /// the optimizer's records contain both.
     fn restore_extra_state(&mut self) {
         let device = self.ranks.device().inner();
-        self.ranks
-            .session()
-            .optimizer
-            .lock()
-            .change(|mut optimizer| {
-                if let Some(state) = self.policies.recorded_state() {
-                    state.take_over(&mut optimizer, &device);
-                }
-                if let Some(averaging) = &self.policies.config.averaging {
-                    let masters = self.ranks.local_params().masters();
-                    masters.for_each(|master| master.keep_average(averaging, &mut optimizer));
-                }
-                optimizer
-            });
+        let mut optimizer = self.ranks.session().optimizer.lock();
+        let optimizer = optimizer.optimizer_mut();
+        if let Some(state) = self.policies.recorded_state() {
+            state.take_over(optimizer, &device);
+        }
+        if let Some(averaging) = &self.policies.config.averaging {
+            let masters = || self.ranks.local_params().masters();
+            masters().for_each(|master| master.keep_average(averaging, optimizer));
+            // This computes, so it can panic: all averages are registered before.
+            masters().for_each(MasterParam::start_average);
+        }
     }
 
     /// Returns the parameters of the model, with what the optimizer keeps for each if `with_states`.

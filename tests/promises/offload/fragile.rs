@@ -1,8 +1,17 @@
 //! An optimizer whose states fail in their transfer to or from the host.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::*;
+
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// Runs one test at a time, because the tests share the counters.
+fn alone() -> MutexGuard<'static, ()> {
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// The number of writes and of reads of a state until one fails.
 static WRITES: AtomicUsize = AtomicUsize::new(usize::MAX);
@@ -60,6 +69,7 @@ impl Optimizer for Fragile {
 
 #[test]
 fn state_transfer_that_panics_loses_no_weight_or_state() {
+    let _alone = alone();
     // It stands in for a device with memory of its own.
     let [_, device] = cpus();
     let tokens = batches(&device);
@@ -81,6 +91,45 @@ fn state_transfer_that_panics_loses_no_weight_or_state() {
             }
             assert_eq!(fused.to_record().len(), states);
             fused.step_ok(RATE, |model| model.loss(tokens[2].clone()));
+        }
+    }
+}
+
+/// The states, the average and the norm of the last step stay as they were.
+#[test]
+fn record_load_that_panics_changes_nothing() {
+    let _alone = alone();
+    let [_, device] = cpus();
+    let tokens = batches(&device);
+    let initial = Network::init(&Device::flex().autodiff());
+    let offload = OffloadConfig::new(Offload::States).with_min_elements(10);
+    let config = FusedConfig::lagged(1e-3)
+        .with_offload(Some(offload))
+        .with_averaging(Some(WeightAveragingConfig::new().with_decay(Some(0.5))));
+    let train = |steps: usize| {
+        let mut fused = FusedOptimizer::new_ok(initial.clone(), Fragile.into())
+            .with_config_on_ok(config.clone(), &device);
+        for tokens in &tokens[..steps] {
+            fused.step_ok(RATE, |model| model.loss(tokens.clone()));
+        }
+        fused
+    };
+    let expected = train(3);
+    for calls in [&WRITES, &READS] {
+        for failing in 0.. {
+            let (mut fused, record) = (train(2), train(1).to_record());
+            calls.store(failing, Ordering::SeqCst);
+            let loaded = catch_unwind(AssertUnwindSafe(|| fused.load_record(record)));
+            calls.store(usize::MAX, Ordering::SeqCst);
+            if matches!(loaded, Ok(Ok(()))) {
+                assert!(failing > 1, "no call has failed");
+                break;
+            }
+            fused.step_ok(RATE, |model| model.loss(tokens[2].clone()));
+            let clipping = [&fused, &expected].map(|it| it.last_step().clipping);
+            assert_eq!(clipping[0], clipping[1]);
+            assert_equal_weights(&expected.model(), &fused.model());
+            assert_equal_weights(&expected.averaged(), &fused.averaged());
         }
     }
 }
