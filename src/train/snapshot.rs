@@ -33,7 +33,8 @@ struct SnapshotOptimizer(Arc<Mutex<Contents>>);
 #[derive(Default)]
 struct Contents {
     unread: Option<OptimizerRecord>,
-    states: BTreeMap<u64, RecordedState>,
+    /// `None` until they are read, and if that has failed.
+    states: Option<BTreeMap<u64, RecordedState>>,
 }
 
 impl Contents {
@@ -41,9 +42,11 @@ impl Contents {
     fn state(&mut self, id: &str) -> Option<&RecordedState> {
         if let Some(record) = self.unread.take() {
             let states = to_bytes(record).map(Bytes::shared).and_then(read);
-            self.states = states.unwrap_or_else(|error| panic!("{error}"));
+            self.states = Some(states.unwrap_or_else(|error| panic!("{error}")));
         }
-        self.states.get(&id.parse().ok()?)
+        let states = self.states.as_ref();
+        let states = states.expect("an earlier record has failed to read the states");
+        states.get(&id.parse().ok()?)
     }
 }
 

@@ -157,8 +157,13 @@ impl MasterParam {
             if stepped.result.is_ok() {
                 state.outcome = Some(Outcome::Updated { copied });
                 // This is last, because it can fail after the value was updated.
-                if let (Some(value), Some(average)) = (&state.value, &state.average) {
-                    average.update(value);
+                if let (Some(value), Some(average)) = (&state.value, &state.average)
+                    && let Err(panic) = catch(|| average.update(value))
+                {
+                    log::error!(
+                        "the average of parameter `{path}` is lost and starts again from its next value"
+                    );
+                    panic.resume();
                 }
             }
         }

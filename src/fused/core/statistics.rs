@@ -46,10 +46,12 @@ impl<M: Module> Ranks<M> {
 
     /// Returns a module of the first rank for inference. Merges all updates of running statistics.
     pub(super) fn valid(&self, value: Value) -> M {
-        let deferred = std::mem::take(&mut *self.deferred.lock());
+        let mut deferred = self.deferred.lock();
         for attached in &self.attached_modules {
             deferred.of_frozen.copy_into(&attached.skeleton);
         }
+        *deferred = Deferred::default();
+        drop(deferred);
         self.attached().valid(value)
     }
 
