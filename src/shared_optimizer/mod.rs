@@ -257,6 +257,7 @@ impl SharedOptimizer {
         };
         Stepped {
             value,
+            has_written: call.has_written,
             eviction,
             result,
         }
@@ -268,6 +269,8 @@ pub(crate) struct Stepped {
     /// The value; from before or after the update if the optimizer panicked. `None` only if it panicked while writing
     /// in place.
     pub(crate) value: Option<AnyTensor>,
+    /// `true` if a value after a panic is surely the updated one.
+    pub(crate) has_written: bool,
     /// The eviction of the state, if it is offloaded.
     pub(crate) eviction: Option<Eviction>,
     /// The panic of the optimizer.

@@ -142,14 +142,21 @@ impl MasterParam {
         let value = value.0.into_dispatch();
         // If the value has another owner, it is copied instead of updated in place.
         let copied = (self.storage.detects_sole_owner).then(|| !value.can_mut());
-        let value = Tensor::<1>::from_dispatch(value).into();
+        let value = AnyTensor::from(Tensor::<1>::from_dispatch(value));
+        // With another owner, an additional handle costs nothing.
+        let before = (copied == Some(true)).then(|| value.clone());
         let is_last_micro_batch = pass.pipeline.gradient_use == GradientUse::Update;
         let stepped =
             session
                 .optimizer
                 .lock()
                 .step(path, self.id, value, gradient, is_last_micro_batch);
-        state.value = stepped.value;
+        state.value = stepped.value.or(before);
+        let outcome = match &state.value {
+            None => "whose value is lost",
+            Some(_) if stepped.has_written => "which was updated",
+            Some(_) => "which keeps its value",
+        };
         if stepped.result.is_ok() && !is_last_micro_batch {
             state.outcome = Some(Outcome::AddedToState);
         } else {
@@ -180,7 +187,7 @@ impl MasterParam {
             observers.emit(StepEvent::Updated { path, copied });
         }
         if let Err(panic) = stepped.result {
-            self.resume_panic(panic);
+            self.resume_panic(panic, outcome);
         }
         if let Some(eviction) = stepped.eviction {
             self.evict_state(pass, eviction, engine);
@@ -224,11 +231,11 @@ impl MasterParam {
         }
     }
 
-    /// Resumes the panic of an optimizer, with the name of the parameter.
-    fn resume_panic(&self, panic: Caught) -> ! {
+    /// Resumes the panic of an optimizer, with the name of the parameter and the outcome for its value.
+    fn resume_panic(&self, panic: Caught, outcome: &str) -> ! {
         match panic.text() {
             Some(text) => panic!(
-                "the optimizer panicked in the update of parameter `{}`, which keeps its value: {text}",
+                "the optimizer panicked in the update of parameter `{}`, {outcome}: {text}",
                 self.path
             ),
             None => panic.resume(),

@@ -1,6 +1,9 @@
 //! An optimizer of a user: a formula and its states, in forty lines. It updates in one pass on every backend, and
 //! resumes from its record. (`formats` tests its states and weights in formats.)
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use backburn::optim::{
     self as ours, AccumulateInState, ElementState, ElementWise, ElementWiseOptimizer, Number, Rule,
     Step, UpdateRule,
@@ -163,8 +166,66 @@ fn own_rule_panic_keeps_value(device: &Device) {
     }
 }
 
+/// A formula that panics by a state outside of it, after it has run `left` times.
+#[derive(Clone, Debug)]
+struct Fragile(Arc<AtomicUsize>);
+
+impl UpdateRule<0> for Fragile {
+    fn update<N: Number>(&self, parameter: N, gradient: N, []: [N; 0]) -> (N, [N; 0]) {
+        let left = self.0.fetch_sub(1, Ordering::Relaxed);
+        assert!(left > 0, "no further");
+        (parameter - gradient * N::of(RATE), [])
+    }
+}
+
+impl ElementWise for Fragile {
+    const STATES: &'static [ElementState] = &[];
+
+    fn rule(&self, _step: Step) -> Rule {
+        Rule::new(self.clone())
+    }
+}
+
+/// The message of the panic names what became of the value.
+fn own_rule_panic_by_outside_state_names_outcome(device: &Device) {
+    let init = || -> Linear { LinearConfig::new(3, 8).with_bias(false).init(device) };
+    let x = Tensor::<2>::ones([4, 3], device);
+    for (left, holds_model) in product([0, 1, 5], [false, true]) {
+        let runs = Arc::new(AtomicUsize::new(usize::MAX / 2));
+        let optimizer = ElementWiseOptimizer::new(Fragile(runs.clone()));
+        let mut fused = FusedOptimizer::new_ok(init(), optimizer.into());
+        let mut step = |runs_left| {
+            runs.store(runs_left, Ordering::Relaxed);
+            fused.step_ok(RATE, |model| model.forward(x.clone()).powi_scalar(2).mean());
+            fused.model()
+        };
+        let held = step(usize::MAX / 2);
+        let before = copy(&held, init);
+        let _held = holds_model.then_some(held);
+        // Other backends run the formula once, to trace it.
+        let is_processor = device.clone().inner() == Device::flex();
+        if left > 0 && !is_processor {
+            step(left);
+            continue;
+        }
+        let message = panic_of(|| step(left));
+        assert_says(&message, "no further");
+        // In place, the formula has changed a part of the elements.
+        if left > 0 && !holds_model {
+            assert_says(&message, "whose value is lost");
+            assert_says(&panic_of(|| fused.model()), "is lost");
+        } else {
+            assert_says(&message, "which keeps its value");
+            assert_equal_weights(&before, &fused.model());
+            runs.store(usize::MAX / 2, Ordering::Relaxed);
+            fused.step_ok(RATE, |model| model.forward(x.clone()).mean());
+        }
+    }
+}
+
 on_every_backend!(
     own_rule_panic_keeps_value,
+    own_rule_panic_by_outside_state_names_outcome,
     own_rule_steps_match_stock,
     own_rule_fused_matches_stock_and_resumes,
     own_rule_accumulates_in_state_as_sgd,

@@ -2,13 +2,13 @@
 //! `Optimizer`.
 //!
 //! The caller wraps the step in [`Call::make`]. The optimizer reads [`more_micro_batches_follow`](Call::more_micro_batches_follow) and
-//! [`asked_for`](Call::asked_for), and writes [`parameter`](Call::parameter) and [`refusal`](Call::refusal). Without a call, as in a
-//! stock loop, each gradient is the last of its group, and a refusal is a panic.
+//! [`asked_for`](Call::asked_for), and writes [`parameter`](Call::parameter), [`has_written`](Call::has_written) and
+//! [`refusal`](Call::refusal). Without a call, as in a stock loop, each gradient is the last of its group, and a refusal is a panic.
 //!
 //! # Invariants
 //!
-//! A call is per thread, and a step runs on the thread of its call. An optimizer drops `parameter` before it writes in place, and
-//! only after the last operation that can fail.
+//! A call is per thread, and a step runs on the thread of its call. An optimizer drops `parameter` before it writes in place. After
+//! that, only the formula of a user can panic.
 
 use std::cell::RefCell;
 
@@ -28,6 +28,8 @@ pub struct Call {
     pub may_have_formats: bool,
     /// Handle to the parameter, before or after the step. `None` while a step writes in place.
     pub parameter: Option<AnyTensor>,
+    /// `true` if `parameter` is the parameter after the step.
+    pub has_written: bool,
     /// Reason why the optimizer did not step. It has then returned its input unchanged.
     pub refusal: Option<String>,
 }

@@ -33,7 +33,8 @@ impl<M: Module> FusedOptimizer<M> {
     /// unchanged, and the step can be repeated.
     ///
     /// If the optimizer panics (Burn's Muon on a parameter that is not of rank 2), that parameter and those
-    /// whose gradient had not arrived are unchanged.
+    /// whose gradient had not arrived are unchanged. The message says if the parameter was updated, or if its value is
+    /// lost because the optimizer panicked while it wrote in place.
     pub fn step<L: Loss>(
         &mut self,
         learning_rate: impl Into<ModuleLearningRate>,

@@ -11,6 +11,7 @@ mod operations;
 mod single_pass;
 
 use std::iter::once;
+use std::sync::OnceLock;
 
 #[cfg(feature = "cubecl")]
 use burn::backend::Dispatch;
@@ -33,12 +34,15 @@ pub(crate) struct Update {
     rule: Rule,
     /// Format and rounding of the weight, with the computation in f32. `None` if all operands are floats of one type.
     formats: Option<(WeightFormat, Noise)>,
+    /// Traced once: the formula of a user may panic the second time.
+    traced: OnceLock<Traced>,
 }
 
 impl Update {
     /// Returns the operations of the rule.
     fn traced(&self) -> Traced {
-        self.rule.formula.traced()
+        let traced = || self.rule.formula.traced();
+        self.traced.get_or_init(traced).clone()
     }
 }
 
@@ -59,6 +63,7 @@ pub(super) fn update<const D: usize>(
     let update = Update {
         rule,
         formats: (!is_plain).then(|| (format, Noise::of_step(number))),
+        traced: OnceLock::new(),
     };
     #[allow(unreachable_patterns)] // What is there depends on the build.
     let has_single_pass = match weight.value.clone().into_dispatch().kind {
@@ -78,13 +83,16 @@ pub(super) fn update<const D: usize>(
         return (weight, floats.map(StateTensor::Full).collect());
     }
     if update.rule.may_panic {
-        // The caller still holds the value: whether the formula panics depends on its fields alone.
+        // The caller still holds the value. On the processor the formula runs again, and a panic loses the value.
         update.traced();
     }
-    // A step that can't fail any more writes in place. Its caller, which can, then has the updated parameter.
+    // The step writes in place. Its caller then has the updated parameter.
     call::with(|call| call.parameter = None);
     let (weight, states) = single_pass(update, weight, gradient, states);
-    call::with(|call| call.parameter = Some(weight.value.clone().into()));
+    call::with(|call| {
+        call.parameter = Some(weight.value.clone().into());
+        call.has_written = true;
+    });
     (weight, states)
 }
 
