@@ -508,11 +508,11 @@ impl FusedError {
         }
     }
 
-    /// Returns the error of a two-pass step whose passes computed different gradients.
-    pub(crate) fn passes_differ() -> Self {
+    /// Returns the error of a two-pass step whose passes computed different losses or gradients.
+    pub(crate) fn passes_differ(unmoved: &str) -> Self {
         Self::RandomNumbers {
             place: "the second of the two passes of a step".to_string(),
-            unmoved: "Parameters whose gradients had not arrived were not updated".to_string(),
+            unmoved: unmoved.to_string(),
         }
     }
 }

@@ -75,11 +75,6 @@ pub(crate) struct StepNumbers {
 }
 
 impl StepNumbers {
-    /// Returns `true` if the step has the lock of the generators.
-    pub(crate) fn are_locked(&self) -> bool {
-        self.lock.is_some()
-    }
-
     /// Returns the seed of the blocks of both passes.
     pub(super) fn seed(&self) -> Option<u64> {
         let stream = self.stream.as_ref().filter(|_| self.repeats);

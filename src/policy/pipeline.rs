@@ -3,7 +3,7 @@ use std::sync::Arc;
 use burn::module::ParamGroup;
 
 use super::accumulation::Accumulation;
-use super::compare::Compare;
+use super::compare::{Compare, Losses};
 use super::hook::Hooks;
 use super::measure::{Measure, Norm};
 use super::scaling::{Scale, SkipNotFinite};
@@ -40,7 +40,10 @@ pub(crate) struct GradientPipeline {
     /// `true` if accumulated sums end with this pass, even if it fails: a sum is dropped when it is used.
     pub(crate) consumes_sums: bool,
     pub(crate) accumulation: Accumulation,
+    /// The losses of a step in two passes, to compare them.
+    pub(crate) losses: Option<Arc<Losses>>,
     measure: Option<Arc<Measure>>,
+    compare: Option<Arc<Compare>>,
     overflow: Option<Arc<SkipNotFinite>>,
 }
 
@@ -76,12 +79,16 @@ impl GradientPipeline {
         Ok(Some(norm))
     }
 
-    /// Returns the pipeline that fails if the gradients are not those that `norm` was measured from.
-    pub(crate) fn comparing(mut self, norm: Norm) -> Self {
-        let measured = norm.squares;
-        let compare = Arc::new(Compare { measured });
-        self.hooks.0.insert(0, (ParamGroup::all(), compare));
-        self
+    /// Adds a hook that fails the pass if the gradients are not those that `norm` was measured from.
+    pub(crate) fn compare(&mut self, norm: Norm) {
+        let compare = Arc::new(Compare::new(norm));
+        self.hooks.0.insert(0, (ParamGroup::all(), compare.clone()));
+        self.compare = Some(compare);
+    }
+
+    /// Returns an error if a measured gradient was not compared.
+    pub(crate) fn finish_comparison(&self) -> Result<(), FusedError> {
+        self.compare.as_ref().map_or(Ok(()), |it| it.finish())
     }
 
     /// Returns `true` if a gradient was found not to be finite.

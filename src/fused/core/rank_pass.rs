@@ -121,6 +121,10 @@ impl RankPass {
                     check_async_errors(&detached.clone().inner())
                         .map_err(|reason| FusedError::LossNotComputed { reason })?;
                 }
+                if let Some(losses) = &self.pass.pipeline.losses {
+                    let rank = self.context.member.as_ref().map_or(0, |member| member.rank);
+                    losses.compare(rank, detached.clone().inner())?;
+                }
                 self.pass.end_forward();
                 *self.pass.stage.lock() = Stage::Backward;
                 if let Some(saved) = &self.pass.blocks.saved {

@@ -1,33 +1,38 @@
 //! A step in two passes, for policies that need all gradients before the first is applied.
 
+use std::sync::Arc;
+
 use burn::module::Module;
 
 use super::Core;
 use super::rank_pass::Executor;
 use crate::device::is_cubecl;
 use crate::error::FusedError;
-use crate::policy::{GradientPipeline, GradientUse, Norm};
+use crate::policy::{GradientPipeline, GradientUse, Losses, Norm};
 
 impl<M: Module> Core<M> {
     /// Runs a pass that measures all gradients, then a pass that applies them.
     pub(super) fn two_passes<R>(&mut self, executor: &mut Executor<M, R>) -> Result<R, FusedError> {
-        let observations = self.ranks.session().observations.clone();
         let reads = !self.ranks.devices.iter().any(is_cubecl);
+        let losses = reads.then(Arc::<Losses>::default);
         let numbers = self.begin_numbers(true)?;
-        let pipeline = self.policies.pipeline(GradientUse::Measure, None);
+        let mut pipeline = self.policies.pipeline(GradientUse::Measure, None);
+        pipeline.losses.clone_from(&losses);
         let output = self.pass(pipeline.clone(), Some(numbers.clone()), executor)?;
         let Some((norm, coefficient)) = self.norm_to_use(&pipeline)? else {
             return Ok(output);
         };
         let value = norm.value;
         let mut pipeline = self.policies.pipeline(GradientUse::Update, coefficient);
-        if reads && (observations.may_draw() || !numbers.are_locked()) {
-            pipeline = pipeline.comparing(norm);
+        pipeline.losses = losses;
+        if reads {
+            pipeline.compare(norm);
         }
         let output = self.pass(pipeline.clone(), Some(numbers), executor);
+        let output = output.and_then(|output| pipeline.finish_comparison().map(|()| output));
         if let Err(FusedError::RandomNumbers { .. }) = output {
             // A model that has drawn without the lock waits for the lock in later steps.
-            observations.has_drawn();
+            self.ranks.session().observations.has_drawn();
         }
         let output = output?;
         self.adapt(&pipeline, coefficient, Some(value), false);

@@ -59,9 +59,10 @@ impl<M: Module> FusedOptimizer<M> {
     ///
     /// All threads share Burn's generators. Steps that draw lock them, so trainings on several threads take turns. A thread
     /// of a rayon pool does not wait: the step of a model that has drawn before then fails with
-    /// [`FusedError::RandomNumbersLocked`], and nothing has changed. If another thread draws during a step, the step fails with [`FusedError::RandomNumbers`],
-    /// which says which parameters are unchanged. CubeCL devices are not checked, because the check would wait for the
-    /// device, and the seeds of all steps come from the first step.
+    /// [`FusedError::RandomNumbersLocked`], and nothing has changed. If the losses or the gradients of the two runs
+    /// differ, because another thread draws or the closure has a generator of its own, the step fails with
+    /// [`FusedError::RandomNumbers`], which says which parameters are unchanged. CubeCL devices are not checked, because
+    /// the check would wait for the device, and the seeds of all steps come from the first step.
     ///
     /// # Errors
     ///

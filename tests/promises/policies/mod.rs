@@ -10,6 +10,7 @@ mod range;
 mod resume;
 mod scaling;
 mod several_devices;
+mod two_passes;
 
 use crate::common::*;
 
