@@ -149,7 +149,7 @@ where
     ///
     /// # Panics
     ///
-    /// If `loss` panics.
+    /// If `loss` panics. With weights in bf16, a panic about the float type is the reason why they are not possible.
     pub fn plan<L: Loss>(
         &self,
         loss: impl Fn(&M, usize) -> L,
@@ -212,8 +212,12 @@ where
                 let tried = catch(|| self.search_with(storage, &mut search, &device, &loss));
                 let refused = match tried {
                     Ok(Ok(())) => None,
-                    Ok(Err(error)) => Some(error.to_string()),
-                    Err(panic) => Some(panic.text().unwrap_or("it panics").to_string()),
+                    Ok(Err(PlanError::Fused(error))) => Some(error.to_string()),
+                    Ok(Err(error)) => return Err(error),
+                    Err(panic) => match panic.text().filter(|text| names_type(text)) {
+                        Some(text) => Some(text.to_string()),
+                        None => panic.resume(),
+                    },
                 };
                 if refused.is_some() {
                     search.profiles.retain(|profile| !profile.storage.in_bf16);
@@ -288,6 +292,14 @@ where
         }
         Ok(())
     }
+}
+
+/// Returns `true` if the message of a panic is about a float type: Burn's messages name the type, or call it `dtype`, data type
+/// or element type.
+fn names_type(message: &str) -> bool {
+    let message = message.to_lowercase();
+    let names = ["bf16", "dtype", "data type", "element type"];
+    names.iter().any(|name| message.contains(name))
 }
 
 /// Returns the bytes in use, after a collection of autodiff nodes of dropped models.

@@ -264,6 +264,29 @@ fn planner_during_recording_or_planner_is_refused() {
     plan::<Bag>(ENOUGH).unwrap();
 }
 
+/// Weights in bf16 are tried after all others. Only a panic about their type is a reason to leave them out.
+#[test]
+fn panic_with_weights_in_bf16_is_passed_on_unless_it_names_type() {
+    let _alone = alone();
+    let order = [Technique::Blocks, Technique::MicroBatches];
+    let whole = planner::<Mlp>().with_order(&order);
+    let whole = whole.plan(Mlp::loss, ENOUGH).unwrap();
+    let least = crate::bytes(&whole).into_iter().min().unwrap();
+    let planner = planner::<Mlp>().with_order(&[order[0], order[1], Technique::Split24]);
+    let plan = |message: &'static str| {
+        let loss = move |model: &Mlp, items: usize| {
+            let loss = model.loss(items);
+            assert!(loss.dtype() != DType::BF16, "{message}");
+            loss
+        };
+        planner.plan(loss, least - 250_000)
+    };
+    let text = panic_of(|| plan("the file of the items is missing"));
+    assert_eq!(text, "the file of the items is missing");
+    let error = plan("sum: unsupported dtype BF16").unwrap_err();
+    assert_says(&error, "unsupported dtype BF16");
+}
+
 /// If no pass completes, it is unknown whether the model has blocks.
 #[test]
 fn advice_for_unmeasured_model_does_not_deny_blocks() {
