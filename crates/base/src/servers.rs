@@ -7,6 +7,8 @@
 //! [`sync_with_timeout`]). The device's own thread, which runs all operations, must not wait: its queue holds 32 operations, and
 //! dropping a tensor is one. So reads are used, not `sync`.
 
+use std::ffi::OsString;
+use std::num::NonZeroU64;
 use std::sync::LazyLock;
 use std::sync::mpsc::channel;
 use std::time::Duration;
@@ -20,10 +22,20 @@ use crate::caught::catch_message;
 /// Environment variable with the number of seconds within which a server must answer.
 const VARIABLE: &str = "BACKBURN_SERVER_TIMEOUT";
 
-static TIMEOUT: LazyLock<Duration> = LazyLock::new(|| {
-    let seconds = std::env::var(VARIABLE).ok().and_then(|it| it.parse().ok());
-    Duration::from_secs(seconds.unwrap_or(300))
-});
+static TIMEOUT: LazyLock<Result<Duration, String>> =
+    LazyLock::new(|| timeout(std::env::var_os(VARIABLE)));
+
+/// Returns the timeout for this value of the variable.
+fn timeout(value: Option<OsString>) -> Result<Duration, String> {
+    let Some(value) = value else {
+        return Ok(Duration::from_secs(300));
+    };
+    let seconds = value.to_str().and_then(|it| it.parse::<NonZeroU64>().ok());
+    let seconds = seconds.ok_or_else(|| {
+        format!("the environment variable `{VARIABLE}` is {value:?}: set it to a whole number of seconds above zero")
+    })?;
+    Ok(Duration::from_secs(seconds.get()))
+}
 
 /// Devices whose servers have not answered in time. A process has one session for each server, and Burn does not reopen it.
 static LOST: Mutex<Vec<Device>> = Mutex::new(Vec::new());
@@ -43,13 +55,15 @@ pub fn read_with_timeout<R: Send + 'static>(
     }
 }
 
-/// Runs `work`, which waits for an answer of the server of `device`. After a timeout, its thread keeps waiting.
+/// Runs `work`, which waits for an answer of the server of `device`. After a timeout, its thread keeps waiting. Returns an error
+/// if the timeout can't be read: every training on such a device checks it first.
 fn in_time<R: Send + 'static>(
     device: &Device,
     work: impl FnOnce() -> R + Send + 'static,
 ) -> Result<R, String> {
+    let timeout = TIMEOUT.clone()?;
     let silent = || {
-        let seconds = TIMEOUT.as_secs();
+        let seconds = timeout.as_secs();
         format!("its server has not answered within {seconds} s, the limit that `{VARIABLE}` sets")
     };
     if LOST.lock().contains(device) {
@@ -62,7 +76,7 @@ fn in_time<R: Send + 'static>(
         // Fails after a timeout.
         let _ = sender.send(answer);
     });
-    answer.recv_timeout(*TIMEOUT).unwrap_or_else(|_| {
+    answer.recv_timeout(timeout).unwrap_or_else(|_| {
         LOST.lock().push(device.clone());
         Err(silent())
     })
@@ -87,5 +101,21 @@ pub fn is_remote(device: &Device) -> bool {
         #[cfg(feature = "remote")]
         burn::backend::DispatchDevice::Remote(_) => true,
         _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn timeout_that_is_no_number_of_seconds_is_an_error() {
+        assert_eq!(timeout(None), Ok(Duration::from_secs(300)));
+        assert_eq!(timeout(Some("7".into())), Ok(Duration::from_secs(7)));
+        for value in ["", "0", "-1", "1.5", "5 s", "five"] {
+            let error = timeout(Some(value.into())).unwrap_err();
+            assert!(error.contains(VARIABLE), "{error}");
+            assert!(error.contains(&format!("{value:?}")), "{error}");
+        }
     }
 }
