@@ -210,7 +210,7 @@ where
         };
         if outputs_differ {
             // The model draws random numbers without the lock, so later passes take the lock.
-            inside.pass.blocks.observations.has_drawn();
+            inside.pass.blocks.observations.record_draws();
         }
         inside.abandon();
         drop((output, leaves));

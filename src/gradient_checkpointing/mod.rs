@@ -42,7 +42,7 @@ pub use tiled::gradient_checkpointing_tiled;
 
 use crate::observer::StepEvent;
 use crate::parameters::StatisticsGuard;
-use crate::pass::{BlockMode, RandomRun, Scope};
+use crate::pass::{BlockMode, FailedIn, RandomRun, Scope};
 use crate::tap::lift;
 use crate::weights::{
     TrackedTensor, is_in_stock_training, is_in_training, tracked_outside_of_masters,
@@ -200,8 +200,11 @@ where
         observers.emit(StepEvent::BlockForward { index });
     }
     let random = scope.begin_random(type_name::<B>(), devices);
-    // The step returns the error.
-    let random = random.unwrap_or_else(|error| resume_unwind(Box::new(error)));
+    let random = random.unwrap_or_else(|error| {
+        // The step returns the error, also if this thread is joined.
+        scope.pass.fail(FailedIn::Backward, error.clone());
+        resume_unwind(Box::new(error))
+    });
     match mode {
         BlockMode::KeepActivations => {
             let _entered = scope.recorded(&random).enter();

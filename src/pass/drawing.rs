@@ -9,11 +9,12 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use burn::tensor::Device;
 use parking_lot::Mutex;
 
-use super::{Pass, Scope, Session};
+use super::{Pass, Scope, Session, Stage};
 use crate::device::{catch_message, is_cubecl};
 use crate::error::FusedError;
 use crate::random::{
@@ -35,13 +36,15 @@ pub(crate) struct Observations {
     reported: Mutex<HashSet<String>>,
     /// Draws of [`BLOCKS`], and of the [`REST`] of the closure.
     draws: Mutex<[Draws; 2]>,
-    /// The turn of a rank in its forward pass, or of a block, to draw.
+    /// The lock that lets one rank, or one block, draw at a time.
     turns: Arc<Mutex<()>>,
+    /// `true` after a step has waited for the lock without end. The model waits again only if it is known to draw.
+    has_timed_out: AtomicBool,
 }
 
-/// Index of what blocks draw.
+/// Index of the draws of blocks.
 const BLOCKS: usize = 0;
-/// Index of what the closure draws outside of blocks. It is observed only if its numbers began with a seed.
+/// Index of the draws of the closure outside of blocks. They are observed only if the forward pass begins with a seed.
 const REST: usize = 1;
 
 impl Observations {
@@ -55,8 +58,13 @@ impl Observations {
         *self.draws.lock() != [Draws::Nothing; 2]
     }
 
+    /// Returns `true` if the model is known to draw.
+    fn draws(&self) -> bool {
+        self.draws.lock().contains(&Draws::Numbers)
+    }
+
     /// Records that a run has drawn random numbers that it must repeat.
-    pub(crate) fn has_drawn(&self) {
+    pub(crate) fn record_draws(&self) {
         self.draws.lock()[BLOCKS] = Draws::Numbers;
     }
 }
@@ -101,8 +109,16 @@ impl Session {
         if !repeats && !is_one_of_several && !observations.may_draw() {
             return Ok(StepNumbers::default());
         }
-        let lock = lock_generators(devices, observations.may_draw());
         let draws = *observations.draws.lock();
+        let has_timed_out = observations.has_timed_out.load(Ordering::Relaxed);
+        let waits = match has_timed_out {
+            true => draws.contains(&Draws::Numbers),
+            false => observations.may_draw(),
+        };
+        let lock = lock_generators(devices, waits);
+        if lock.is_none() && waits && !is_in_pool() {
+            observations.has_timed_out.store(true, Ordering::Relaxed);
+        }
         if lock.is_none() && repeats && draws.contains(&Draws::Numbers) {
             return Err(locked_error("the step".to_string()));
         }
@@ -137,7 +153,7 @@ pub(crate) fn lock_generators(devices: &[Device], waits: bool) -> Option<Arc<Rng
     shared.or_else(|| RngLock::of_process(devices, waits).map(Arc::new))
 }
 
-/// The numbers that a run has drawn since their last seed; `None` if they don't begin with a known one.
+/// The stream that a run draws from since the generators were seeded; `None` if that seed is unknown.
 type SinceSeed = Mutex<Option<RandomStream>>;
 
 /// The random numbers of one rank in a pass.
@@ -151,9 +167,11 @@ pub(crate) struct Drawing {
     rest: SinceSeed,
     /// The turn of this rank, in its forward pass.
     turn: Mutex<Option<RngLock>>,
+    /// The turns of blocks on several threads of the closure, while the rank has its turn.
+    block_turns: Arc<Mutex<()>>,
     /// Draws of blocks and of the rest that this pass has observed.
     found: Mutex<[Draws; 2]>,
-    /// The steps of other trainings without the lock, at the begin of the pass.
+    /// The number of steps without the lock at the beginning of the pass.
     unlocked: Option<usize>,
 }
 
@@ -185,11 +203,15 @@ impl Drawing {
 
 impl Pass {
     /// Begins the random numbers of the forward pass, on this rank.
-    pub(crate) fn begin_forward(&self) {
+    ///
+    /// # Errors
+    ///
+    /// If the model is known to draw, and another rank keeps its turn and makes no progress.
+    pub(crate) fn begin_forward(&self) -> Result<(), FusedError> {
         let drawing = &self.drawing;
         let stream = drawing.numbers.stream.clone();
         let Some(mut stream) = stream.filter(|_| drawing.lock.lock().is_some()) else {
-            return;
+            return Ok(());
         };
         if let Some(member) = &self.membership {
             stream = stream.of_rank(member.rank, member.device());
@@ -197,13 +219,17 @@ impl Pass {
             // A rank has a thread of its own, which may wait.
             let turn = RngLock::take(turns, &stream.devices, self.blocks.observations.may_draw());
             match turn {
-                None => return,
+                None if self.blocks.observations.draws() => {
+                    return Err(locked_error(format!("rank {}", member.rank)));
+                }
+                None => return Ok(()),
                 turn => *drawing.turn.lock() = turn,
             }
         }
         stream.start();
         drawing.found.lock()[REST] = Draws::Nothing;
         *drawing.rest.lock() = Some(stream);
+        Ok(())
     }
 
     /// Ends the random numbers of the forward pass, before other ranks are waited for.
@@ -225,7 +251,9 @@ impl Pass {
         let known = self.blocks.observations.draws.lock()[place];
         let is_assumed = known != Draws::Unknown && numbers.devices.iter().any(is_cubecl);
         let mut found = self.drawing.found.lock();
-        if found[place] != Draws::Numbers {
+        // What precedes the first seed of the forward pass is unknown, so the rest is not worth the check.
+        let is_worthless = place == REST && found[REST] == Draws::Unknown;
+        if found[place] != Draws::Numbers && !is_worthless {
             let has_drawn = match is_assumed {
                 true => known == Draws::Numbers,
                 false => numbers.was_drawn(),
@@ -271,11 +299,11 @@ impl Pass {
 /// The source of the random numbers of a block.
 #[derive(Clone, Debug)]
 pub(crate) enum BlockNumbers {
-    /// From a stream of its own.
+    /// The block draws from its own stream.
     Repeated(Arc<SinceSeed>),
-    /// Not at all, in both of its runs.
+    /// The block draws nothing in both of its runs.
     Nothing,
-    /// From the numbers of all threads: another run has the lock of the generators.
+    /// The block draws what all threads share: another run has the lock of the generators.
     Shared,
 }
 
@@ -284,8 +312,8 @@ pub(crate) struct RandomRun {
     scope: Scope,
     pub(crate) numbers: RandomStream,
     pub(crate) kind: BlockNumbers,
-    /// The lock of the generators, and the turn; a nested block shares those of the outer one.
-    _locks: Option<(Arc<RngLock>, Option<RngLock>)>,
+    /// The lock of the generators, and the turn. A nested block uses the locks of the outer block.
+    _locks: Option<(Arc<RngLock>, RngLock)>,
 }
 
 impl Scope {
@@ -346,26 +374,26 @@ impl Scope {
 
     /// Locks the generators for a block on `devices`. If another run has them, waits for them if `waits`, but never on a thread of
     /// a rayon pool. Returns `None` without the lock.
-    fn lock_block(
-        &self,
-        devices: &[Device],
-        waits: bool,
-    ) -> Option<(Arc<RngLock>, Option<RngLock>)> {
+    fn lock_block(&self, devices: &[Device], waits: bool) -> Option<(Arc<RngLock>, RngLock)> {
         let drawing = &self.pass.drawing;
         let lock = {
             let mut lock = drawing.lock.lock();
-            if lock.is_none() && !waits {
+            if lock.is_none() && !waits && !matches!(*self.pass.stage.lock(), Stage::Over) {
                 // Blocks that have drawn nothing are observed where that costs no wait: they may begin to draw.
                 *lock = RngLock::of_process(devices, false).map(Arc::new);
             }
             lock.clone()?
         };
-        if drawing.turn.lock().is_some() {
-            return Some((lock, None));
+        let turn = RngLock::take(self.turns(), devices, waits && !is_in_pool())?;
+        Some((lock, turn))
+    }
+
+    /// Returns the turns of blocks: among all ranks, or within the turn of this rank.
+    fn turns(&self) -> &Arc<Mutex<()>> {
+        match self.pass.drawing.turn.lock().is_some() {
+            true => &self.pass.drawing.block_turns,
+            false => &self.pass.blocks.observations.turns,
         }
-        let turns = &self.pass.blocks.observations.turns;
-        let turn = RngLock::take(turns, devices, waits && !is_in_pool())?;
-        Some((lock, Some(turn)))
     }
 
     /// Takes the turn for the recomputation of the block with this name, which draws `numbers` again.
@@ -377,14 +405,9 @@ impl Scope {
         &self,
         name: &str,
         numbers: &RandomStream,
-    ) -> Result<Option<RngLock>, FusedError> {
-        if self.pass.drawing.turn.lock().is_some() {
-            return Ok(None);
-        }
-        let turns = &self.pass.blocks.observations.turns;
-        let turn = RngLock::take(turns, &numbers.devices, true);
-        turn.map(Some)
-            .ok_or_else(|| locked_error(format!("the block {name}")))
+    ) -> Result<RngLock, FusedError> {
+        let turn = RngLock::take(self.turns(), &numbers.devices, true);
+        turn.ok_or_else(|| locked_error(format!("the block {name}")))
     }
 
     /// Returns the numbers of the run outside of a block in this scope.

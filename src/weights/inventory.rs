@@ -13,6 +13,7 @@ use crate::parameters::{Parameter, list};
 use crate::pass::lock_generators;
 use crate::placement::RankContext;
 use crate::quantized::is_placeholder;
+use crate::random::UnlockedStep;
 use crate::replica::Size;
 use crate::shared_optimizer::SharedOptimizer;
 use crate::tap;
@@ -48,7 +49,8 @@ impl Inventory {
         let devices = module.devices();
         device::check_all_there(&devices)?;
         // Lazy parameters draw their initial values below.
-        let _lock = is_lazy(module).then(|| lock_generators(&devices, true));
+        let lock = is_lazy(module).then(|| lock_generators(&devices, true));
+        let _unlocked = matches!(lock, Some(None)).then(UnlockedStep::begin);
         let parameters = list(module);
         if let Some(fused) = parameters
             .iter()

@@ -254,6 +254,27 @@ fn drawing_block_without_lock_is_refused_by_name(device: &Device) {
     assert!(before != after);
 }
 
+/// Each rank runs blocks with dropout on two threads of its closure.
+fn blocks_on_threads_of_ranks_draw_in_turn(device: &Device) {
+    let _alone = ALONE.lock();
+    let (model, x) = small(device);
+    let devices = [device.clone(), device.clone()];
+    let mut fused = FusedReplicas::new(model, SgdConfig::new().init(), devices).unwrap();
+    for _ in 0..10 {
+        let batches = [x.clone(), x.clone()];
+        let step = fused.step(1e-3, batches, |model: &Layer, x: Tensor<2>| {
+            let context = StepContext::current().unwrap();
+            let block = |x| context.enter(|| gradient_checkpointing(model, x, forward));
+            thread::scope(|scope| {
+                let threads = [0, 1].map(|_| scope.spawn(|| block(x.clone())));
+                let [a, b] = threads.map(|thread| thread.join().unwrap());
+                (a + b).mean()
+            })
+        });
+        step.unwrap();
+    }
+}
+
 /// The closure of a step waits for a step of a model that draws, on another thread.
 fn step_awaited_in_closure_of_another_is_an_error(device: &Device) {
     let _alone = ALONE.lock();
@@ -290,5 +311,6 @@ on_backend!(flex():
     blocks_on_pool_of_trainings_on_pool_end,
     training_within_waiting_training_is_its_own,
     drawing_block_without_lock_is_refused_by_name,
+    blocks_on_threads_of_ranks_draw_in_turn,
     step_awaited_in_closure_of_another_is_an_error
 );

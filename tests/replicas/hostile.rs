@@ -30,7 +30,7 @@ fn tracked_tensor_shared_by_ranks_does_not_block() {
 }
 
 #[test]
-fn first_step_in_closure_of_another_is_refused() {
+fn steps_in_closure_of_another_train() {
     let _alone = alone();
     in_time(|| {
         let device = &flex(1)[0];
@@ -42,10 +42,10 @@ fn first_step_in_closure_of_another_is_refused() {
         };
         let other = inner.clone();
         outer.step_ok(RATE, tokens(device, &[2, 2]), move |model, batch| {
-            assert_matches!(step(&other), Err(FusedError::Replicas { .. }));
+            // The ranks of the inner step draw with the lock of the outer one.
+            step(&other).unwrap();
             model.loss(batch)
         });
-        // After a step that drew nothing, later steps take no lock.
         step(&inner).unwrap();
         outer.step_ok(RATE, tokens(device, &[2, 2]), move |model, batch| {
             step(&inner).unwrap();

@@ -45,7 +45,7 @@ impl RankPass {
         work: impl FnOnce() -> Result<(R, GradientsParams), FusedError>,
     ) -> Result<R, FusedError> {
         let wait = self.context.transfers.as_ref().map(|all| TransferWait(all));
-        self.pass.begin_forward();
+        self.pass.begin_forward()?;
         let _scope = Scope::enter_step(&self.pass);
         let (output, gradients) = work()?;
         if !gradients.is_empty()

@@ -217,9 +217,12 @@ impl<M: Module> Core<M> {
         // Forward and backward on every rank, for a loss in `RankPass::forward_backward`.
         let work = || (executor.run)(&running_pass.ranks, running_pass.attached_modules);
         let output = catch(work).unwrap_or_else(|panic| match panic.downcast() {
-            // A block ends its step with an error.
+            // A block ends its step with an error, on the thread of the closure or on one that it joins.
             Ok(error) => Err(error),
-            Err(panic) => panic.resume(),
+            Err(panic) => {
+                running_pass.check()?;
+                panic.resume()
+            }
         })?;
         running_pass.check()?;
         if !running_pass.ranks[0].local_params.leaves.is_empty() {

@@ -32,7 +32,7 @@ impl<M: Module> Core<M> {
         let output = output.and_then(|output| pipeline.finish_comparison().map(|()| output));
         if let Err(FusedError::RandomNumbers { .. }) = output {
             // A model that has drawn without the lock waits for the lock in later steps.
-            self.ranks.session().observations.has_drawn();
+            self.ranks.session().observations.record_draws();
         }
         let output = output?;
         self.adapt(&pipeline, coefficient, Some(value), false);
