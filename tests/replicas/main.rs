@@ -85,6 +85,13 @@ static BYTES: peak_alloc::PeakAlloc = peak_alloc::PeakAlloc;
 
 /// Runs one test at a time, because the tests share the generators of the process, and the ranks share two cores.
 fn alone() -> MutexGuard<'static, ()> {
+    // Threads of a pool inherit the name of the thread that starts the pool, and a test waits for the end of the ranks.
+    static POOLS: std::sync::Once = std::sync::Once::new();
+    POOLS.call_once(|| {
+        rayon::broadcast(|_| ());
+        let x = Tensor::<2>::ones([256, 256], &cpus()[1].clone().inner());
+        drop(x.clone().matmul(x));
+    });
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE
         .lock()
