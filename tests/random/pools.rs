@@ -118,7 +118,7 @@ fn dropout_on_pool_does_not_block_thread(device: &Device) {
     }
 }
 
-/// Many trainings on a pool, each of which runs its blocks on the same pool.
+/// Many trainings on a pool. Each training runs its blocks on the same pool.
 fn blocks_on_pool_of_trainings_on_pool_end(device: &Device) {
     let _alone = ALONE.lock();
     let blocks = |model: &Layers, x: &Tensor<2>| {
