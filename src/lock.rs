@@ -20,7 +20,7 @@ thread_local! {
 }
 
 /// Returns `true` if this thread belongs to a rayon pool.
-fn is_in_pool() -> bool {
+pub(crate) fn is_in_pool() -> bool {
     rayon::current_thread_index().is_some()
 }
 

@@ -16,7 +16,7 @@ use burn::tensor::{DType, Device, Distribution, Tensor};
 
 use crate::device::{is_cubecl, read_with_timeout};
 
-pub(crate) use lock::{RngLock, UnlockedStep, is_in_pool, locked_error};
+pub(crate) use lock::{RngLock, UnlockedStep, locked_error};
 
 /// A sequence of seeds derived from a first one.
 #[derive(Debug)]

@@ -17,9 +17,8 @@ use parking_lot::Mutex;
 use super::{Pass, Scope, Session, Stage};
 use crate::device::{catch_message, is_cubecl};
 use crate::error::FusedError;
-use crate::random::{
-    RandomStream, RngLock, Run, UnlockedStep, is_in_pool, locked_error, system_seed,
-};
+use crate::lock::is_in_pool;
+use crate::random::{RandomStream, RngLock, Run, UnlockedStep, locked_error, system_seed};
 
 /// Observed draws of random numbers by some code.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -15,7 +15,7 @@ use parking_lot::{ArcMutexGuard, Mutex, RawMutex};
 
 use crate::device::flush;
 use crate::error::FusedError;
-use crate::lock;
+use crate::lock::{self, is_in_pool};
 
 /// The time within which a holder must read a parameter or receive a gradient, otherwise it may be waiting for this thread.
 const TIMEOUT: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 10 });
@@ -86,11 +86,6 @@ impl RngLock {
     pub(crate) fn report_progress(&self) {
         PROGRESS.fetch_add(1, Ordering::Relaxed);
     }
-}
-
-/// Returns `true` if this thread belongs to a rayon pool.
-pub(crate) fn is_in_pool() -> bool {
-    rayon::current_thread_index().is_some()
 }
 
 /// Returns the error of `place`, which must draw the same random numbers twice and can't have the lock on this thread.

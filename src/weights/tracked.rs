@@ -6,8 +6,8 @@ use burn::module::Module;
 use burn::tensor::{Device, Gradients, Tensor};
 
 use super::read::{carries_handle, is_attached};
+use crate::lock::is_in_pool;
 use crate::parameters::{AnyParam, list, map_params};
-use crate::random::is_in_pool;
 use crate::tap::lift;
 
 /// Returns `true` if `module`, or a part of it, is attached and not for inference.
