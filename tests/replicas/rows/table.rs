@@ -169,7 +169,7 @@ pub const ROWS: &[Row] = &[
         name: "a base in 8 bits with adapters, on several devices",
         of: quantized,
         rest: 0.43,
-        peak: 1.6,
+        peak: 1.7,
         ..THREE_RANKS
     },
     Row {
