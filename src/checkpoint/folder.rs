@@ -162,9 +162,9 @@ pub(super) fn create(folder: &Path) -> Result<(), CheckpointError> {
 
 /// Returns an error if nothing can be written to `folder`.
 pub(super) fn check_writable(folder: &Path) -> Result<(), CheckpointError> {
-    let probe = folder.join(".writable");
-    fs::create_dir(&probe).map_err(cannot_write(&probe))?;
-    fs::remove_dir(&probe).map_err(cannot_write(&probe))
+    clean(folder)?;
+    // A temporary folder: if the process is killed here, the next save removes it.
+    discard(&begin(folder, u64::MAX)?)
 }
 
 /// Writes a file and flushes it to disk.

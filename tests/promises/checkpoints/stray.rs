@@ -140,6 +140,21 @@ fn check_creates_only_folder() {
     assert_is_after(&deep, 3);
 }
 
+/// A killed check leaves its folder, in this version or an earlier one.
+#[test]
+fn check_after_killed_check_succeeds() {
+    let folder = tempfile::tempdir().unwrap();
+    save(folder.path(), 3);
+    let checkpoint = Checkpoint::at(folder.path());
+    for left in [".writable", &format!(".step-{}.tmp", u64::MAX)] {
+        fs::create_dir(folder.path().join(left)).unwrap();
+        checkpoint.check().unwrap();
+        checkpoint.check().unwrap();
+    }
+    assert_eq!(steps(folder.path()), [3]);
+    assert_is_after(folder.path(), 3);
+}
+
 #[track_caller]
 fn assert_not_written(folder: &Path, words: &str) {
     let checkpoint = Checkpoint::at(folder);
