@@ -44,8 +44,9 @@ pub enum CheckpointError {
     /// The saved model, or the trained parameters that were saved, do not fit the model in training.
     #[error(
         "the parameters in {file} do not fit the model in training: {reason}. Create the model as it was when the checkpoint was \
-        saved (the same structure, types, adapters and frozen parameters). To load them into another model, use \
-        `Checkpoint::model`",
+        saved (the same structure, types, adapters and frozen parameters). To load what fits into another model, load the record of \
+        `Checkpoint::model` with `validate(false)`, and with `allow_partial(true)` and `allow_unused(true)` if parameters are \
+        missing",
         file = file.display()
     )]
     Model {

@@ -153,6 +153,8 @@ fn user_data_of_another_type_is_an_error() {
     let refused = refused.unwrap_err();
     assert_matches!(refused, CheckpointError::UserData { done: "read", .. });
     assert_says(&refused, "String");
+    assert_says(&refused, "Load the type that was saved");
+    assert_is_after(folder.path(), 4);
 }
 
 #[test]
@@ -166,6 +168,49 @@ fn checkpoint_of_another_model_is_refused() {
         .unwrap();
     let refused = assert_refused(folder.path());
     assert_matches!(refused, CheckpointError::Model { file, reason } if file.ends_with("model.bpk") && reason.contains("`weight` ([8, 10] in place of [8, 9])"));
+}
+
+#[test]
+fn advice_for_checkpoint_of_another_model_works() {
+    let device = Device::flex().autodiff();
+    let layers = |classes: usize| -> Vec<Linear> {
+        let layer = |outputs| LinearConfig::new(4, outputs).init(&device);
+        vec![layer(4), layer(classes)]
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoint = Checkpoint::at(folder.path());
+    let saved = layers(10);
+    let first = weights(&saved[..1].to_vec());
+    let training = FusedOptimizer::new_ok(saved, sgd());
+    checkpoint.save(&training, &Progress::new(1)).unwrap();
+    for (model, is_partial) in [
+        (layers(3), false),
+        (layers(10)[..1].to_vec(), true),
+        ([layers(10), layers(3)].concat(), true),
+    ] {
+        let mut fused = FusedOptimizer::new_ok(copy(&model, || model.clone()), sgd());
+        let refused = checkpoint.load::<()>(&mut fused).unwrap_err();
+        assert_matches!(refused, CheckpointError::Model { .. });
+        let mut record = checkpoint.model().unwrap().validate(false);
+        if is_partial {
+            record = record.allow_partial(true).allow_unused(true);
+        }
+        for advice in [
+            "`Checkpoint::model`",
+            "`validate(false)`",
+            "`allow_partial(true)`",
+            "`allow_unused(true)`",
+        ] {
+            assert_says(&refused, advice);
+        }
+        let classes = weights(&model).pop();
+        let loaded = model.load_record(record);
+        assert_eq!(weights(&loaded[..1].to_vec()), first);
+        if loaded.len() == 2 {
+            assert_eq!(weights(&loaded).pop(), classes, "of another shape");
+        }
+        FusedOptimizer::new_ok(loaded, sgd());
+    }
 }
 
 #[derive(Clone, Debug)]
