@@ -3,7 +3,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread::{self, ThreadId};
 
 use parking_lot::{Condvar, Mutex};
-use rayon::{ThreadPool, ThreadPoolBuilder};
+use rayon::ThreadPoolBuilder;
 
 use crate::caught::catch;
 use crate::lock;
@@ -48,26 +48,24 @@ impl Worker {
         let handle = thread::Builder::new()
             .name(name.to_string())
             .spawn(move || {
-                let mut own_pool = None;
-                for QueuedJob {
-                    bytes,
-                    from_pool,
-                    job,
-                } in queue
-                {
-                    if from_pool && own_pool.is_none() {
-                        own_pool = leave_pool();
-                    }
+                let run = move |queued: QueuedJob| {
                     #[cfg(test)]
                     crate::schedule::point();
                     let _finished = Finished {
                         unfinished: &done,
-                        bytes,
+                        bytes: queued.bytes,
                     };
                     // Jobs report their own panics, and the worker must survive them.
-                    if catch(job).is_err() {
+                    if catch(queued.job).is_err() {
                         log::error!("a job on a background thread of backburn panicked");
                     }
+                };
+                while let Ok(queued) = queue.recv() {
+                    if queued.from_pool {
+                        let all = move || [queued].into_iter().chain(queue).for_each(run);
+                        return run_in_own_pool(all);
+                    }
+                    run(queued);
                 }
             })?;
         Ok(Self {
@@ -108,14 +106,26 @@ impl Worker {
     }
 }
 
-/// Moves this thread to its own rayon pool, because all threads of the global pool may be waiting for its job.
-fn leave_pool() -> Option<ThreadPool> {
-    let alone = ThreadPoolBuilder::new().num_threads(1).use_current_thread();
-    let pool = alone.build();
-    pool.inspect_err(|error| {
-        log::warn!("a background thread of backburn uses rayon's global pool: {error}")
-    })
-    .ok()
+/// Runs `work` on this thread as the only thread of a rayon pool. The threads of the pool that submitted the jobs may all wait for
+/// them; parallel operations of `work` run here, so they wait for none of those.
+fn run_in_own_pool(work: impl FnOnce() + Send + 'static) {
+    let mut own = None;
+    let pool = ThreadPoolBuilder::new()
+        .num_threads(1)
+        .spawn_handler(|thread| {
+            own = Some(thread);
+            Ok(())
+        })
+        .build();
+    match pool {
+        Ok(pool) => pool.spawn(work),
+        Err(error) => {
+            log::warn!("a background thread of backburn uses rayon's global pool: {error}");
+            return work();
+        }
+    }
+    // The pool is dropped, so this returns after `work`. (Rayon never frees a pool made with `use_current_thread`.)
+    own.expect("a pool spawns its only thread").run();
 }
 
 /// A guard that counts a job as finished when dropped.

@@ -62,6 +62,38 @@ fn steps_leave_no_bytes() {
     }
 }
 
+/// Each training has its own background threads.
+#[test]
+fn trainings_on_rayon_thread_leave_no_bytes() {
+    let _alone = alone();
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build();
+    let pool = pool.unwrap();
+    let step_of_replicas = || {
+        let mut fused = replicas::replicas(2, 1, 4, Sharding::State);
+        fused.step_ok(1e-3, vec![x(4); 2], |model: &Mlp, x| model.loss(x));
+    };
+    let step_with_offload = || {
+        let offload = OffloadConfig::new(Offload::Updates).with_min_elements(1);
+        let model = Mlp::init(1, 4, &device());
+        let fused = FusedOptimizer::new_ok(model, AdamConfig::new().init());
+        let mut fused = fused.with_config_on_ok(FusedConfig::offload(offload), &other());
+        let x = Tensor::ones([4, 4], &other());
+        fused.step_ok(1e-3, |model: &Mlp| model.loss(x));
+    };
+    for (name, train) in [
+        ("replicas", &step_of_replicas as &(dyn Fn() + Sync)),
+        ("offload", &step_with_offload),
+    ] {
+        let train = || {
+            pool.install(train);
+            // The background threads end by themselves.
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        };
+        // A pool takes 7 kB. Of a dropped one, 2 kB wait for the next collection by its library.
+        assert_no_growth(name, 20, 200, 256 * 1024, train);
+    }
+}
+
 /// Every 33rd change drops the groups of removed parameters.
 #[test]
 fn changes_that_replace_a_layer_leave_no_bytes() {
