@@ -12,12 +12,13 @@ use burn::tensor::{Bytes, Shape};
 
 use crate::device::catch_message;
 use crate::error::FusedError;
+use crate::optim::AverageState;
 use crate::optimizer_record::{
     RANK, RecordedState, compact_records, expected, is_of_elements, load_in_own_memory, read,
     stock_can_ignore, to_bytes, unreadable, write,
 };
 use crate::parameters::{Parameter, list};
-use crate::shared_optimizer::{AverageExtraState, EXTRA_STATE_ID, average_id, is_average};
+use crate::shared_optimizer::{EXTRA_STATE_ID, ExtraState, average_id, is_average};
 
 use sample::Sample;
 
@@ -184,7 +185,7 @@ fn check_averages(
 ) -> Result<(), FusedError> {
     let damaged =
         |path: &str, reason: String| unreadable(format!("the average of `{path}`: {reason}"));
-    let keeper = AverageExtraState::join(SgdConfig::new().init());
+    let keeper = AverageState::join(SgdConfig::new().init());
     for (id, Parameter { path, param, .. }) in parameters {
         let Some(average) = averages.remove(&average_id(*id).val()) else {
             continue;

@@ -3,12 +3,12 @@ use burn::optim::ModuleOptimizer;
 use crate::config::FusedConfig;
 use crate::error::FusedError;
 use crate::observer::Observers;
-use crate::optim::{AccumulateInState, ElementWiseOptimizer};
+use crate::optim::{AccumulateInState, AverageState, ElementWiseOptimizer};
 use crate::policy::{
     Accumulation, GlobalNormClippingConfig, GradientPipeline, GradientUse, Hooks, LossScale,
     Overflow, PolicyState,
 };
-use crate::shared_optimizer::AverageExtraState;
+use crate::shared_optimizer::{EXTRA_STATE_ID, ExtraState};
 
 /// The gradient policies of a training: the config, the hooks and the adaptive state.
 #[derive(Clone, Debug, Default)]
@@ -67,13 +67,14 @@ impl Policies {
     }
 
     /// Returns these policies with another config, and `optimizer` registered for their extra state and averages.
-    /// Extra state that it had is dropped.
+    /// Policy state that it had is dropped.
     pub(crate) fn with_config(
         self,
         config: FusedConfig,
-        optimizer: ModuleOptimizer,
+        mut optimizer: ModuleOptimizer,
     ) -> Result<(Self, ModuleOptimizer), FusedError> {
         config.check(self.in_state)?;
+        PolicyState::drop_in(&mut optimizer, [(EXTRA_STATE_ID.into(), 1)]);
         let policies = Self {
             schedule: StepSchedule::of(&config),
             config,
@@ -86,11 +87,11 @@ impl Policies {
 
     /// Returns `optimizer` registered for the extra state and the averages of these policies.
     pub(crate) fn join(&self, mut optimizer: ModuleOptimizer) -> ModuleOptimizer {
-        if let Some(state) = self.recorded_state() {
-            optimizer = state.join(optimizer);
+        if self.recorded_state().is_some() {
+            optimizer = PolicyState::join(optimizer);
         }
         match self.config.averaging {
-            Some(_) => AverageExtraState::join(optimizer),
+            Some(_) => AverageState::join(optimizer),
             None => optimizer,
         }
     }

@@ -1,58 +1,28 @@
 //! Extra state in the optimizer: stored as the state of parameters that no model has. Burn's optimizers, records and
 //! checkpoints include it, and optimizers without it ignore it.
 
-use std::cell::RefCell;
+use std::any::Any;
+use std::cell::{Cell, RefCell};
+use std::marker::PhantomData;
 
 use burn::module::{ParamGroup, ParamId};
-use burn::optim::{LearningRate, ModuleOptimizer, Optimizer};
+use burn::optim::{LearningRate, ModuleOptimizer, Optimizer, RecordState, StateSink, StateSource};
 use burn::tensor::{Device, Tensor};
 
+use super::states::joined;
 use super::step_one;
+use crate::caught::catch;
+use crate::device::host;
 use crate::optim::AverageState;
+use crate::optimizer_record::{RecordedState, write};
 use crate::parameters::with_rank;
 use crate::policy::PolicyState;
 
 /// The parameter id under which an optimizer record holds the policy state. (The name dates from the loss scale.)
 pub(crate) const EXTRA_STATE_ID: u64 = u64::from_be_bytes(*b"lossscal");
 
-impl PolicyState {
-    /// Registers the state in `optimizer`, which can then load it from a record.
-    pub(crate) fn join(&self, optimizer: ModuleOptimizer) -> ModuleOptimizer {
-        let group = ParamGroup::from_ids(vec![EXTRA_STATE_ID.into()]);
-        optimizer.with_group(group, self.clone(), None)
-    }
-
-    /// Restores the state that `optimizer` has loaded, if there is one. From now on the optimizer's records contain
-    /// the live state.
-    pub(crate) fn take_over(&self, optimizer: &mut ModuleOptimizer, device: &Device) {
-        exchange_state(optimizer, EXTRA_STATE_ID.into(), 1, "", device);
-    }
-}
-
-/// An optimizer whose state is the policy state itself.
-impl Optimizer for PolicyState {
-    type State<const D: usize> = Self;
-
-    fn step<const D: usize>(
-        &self,
-        _learning_rate: LearningRate,
-        nothing: Tensor<D>,
-        _gradient: Tensor<D>,
-        loaded: Option<Self>,
-    ) -> (Tensor<D>, Option<Self>) {
-        if let Some(loaded) = loaded {
-            self.restore(&loaded);
-        }
-        (nothing, Some(self.clone()))
-    }
-
-    fn to_device<const D: usize>(state: Self, _device: &Device) -> Self {
-        state
-    }
-}
-
 /// The path under which an optimizer record holds averages.
-const PATH: &str = "backburn.average";
+const AVERAGE_PATH: &str = "backburn.average";
 
 /// Returns the id under which the optimizer holds the average of a parameter. The chance that another parameter has it
 /// is 2^-64 times the number of parameters.
@@ -62,63 +32,148 @@ pub(crate) fn average_id(parameter: ParamId) -> ParamId {
 
 /// Returns `true` if a record holds an average under this path.
 pub(crate) fn is_average(path: Option<&str>) -> bool {
-    path == Some(PATH)
+    path == Some(AVERAGE_PATH)
 }
 
-/// An optimizer whose states are averages of weights.
-#[derive(Clone)]
-pub(crate) struct AverageExtraState;
+/// Extra state. Clones share it, so that a record contains the live state.
+pub(crate) trait ExtraState: RecordState + Clone {
+    /// Replaces the state by one that was loaded from a record.
+    fn restore(&self, loaded: &Self);
 
-thread_local! {
-    /// The average that the next step stores in the optimizer.
-    static GIVEN: RefCell<Option<AverageState>> = const { RefCell::new(None) };
-}
+    /// Returns the parameters that hold it.
+    fn group() -> ParamGroup;
 
-impl AverageExtraState {
-    /// Registers averages in `optimizer`, which can then load them from a record. Averages that it had are dropped.
-    pub(crate) fn join(optimizer: ModuleOptimizer) -> ModuleOptimizer {
-        optimizer.with_group(ParamGroup::from_path(PATH), Self, None)
+    /// Returns id and path of such a parameter. All have this path.
+    fn holder() -> (ParamId, &'static str);
+
+    /// Registers the state in `optimizer`, which can then load it from a record.
+    fn join(optimizer: ModuleOptimizer) -> ModuleOptimizer {
+        // Burn can't remove a group.
+        match is_registered::<Self>(&optimizer) {
+            true => optimizer,
+            false => optimizer.with_group(Self::group(), Keeper::<Self>(PhantomData), None),
+        }
     }
 
-    /// Stores the average of a parameter in `optimizer`, and restores what the optimizer has loaded for it.
-    pub(crate) fn exchange(
+    /// Stores the state in `optimizer` for the parameter `id` of this rank, and restores what the optimizer has loaded for it.
+    /// From now on the optimizer's records contain the live state.
+    fn take_over(
+        &self,
         optimizer: &mut ModuleOptimizer,
-        parameter: ParamId,
+        id: ParamId,
         rank: usize,
-        average: &AverageState,
         device: &Device,
     ) {
-        GIVEN.set(Some(average.clone()));
-        exchange_state(optimizer, average_id(parameter), rank, PATH, device);
+        GIVEN.set(Some(Box::new(self.clone())));
+        exchange(optimizer, id, rank, Self::holder().1, device);
         GIVEN.take();
+    }
+
+    /// Drops the states that `optimizer` has for these parameters, each with its rank.
+    fn drop_in(
+        optimizer: &mut ModuleOptimizer,
+        parameters: impl IntoIterator<Item = (ParamId, usize)>,
+    ) {
+        if !is_registered::<Self>(optimizer) {
+            return;
+        }
+        let device = host(&Device::default());
+        for (id, rank) in parameters {
+            exchange(optimizer, id, rank, Self::holder().1, &device);
+        }
     }
 }
 
-impl Optimizer for AverageExtraState {
-    type State<const D: usize> = AverageState;
+impl ExtraState for PolicyState {
+    fn restore(&self, loaded: &Self) {
+        PolicyState::restore(self, loaded);
+    }
+
+    fn group() -> ParamGroup {
+        ParamGroup::from_ids(vec![EXTRA_STATE_ID.into()])
+    }
+
+    fn holder() -> (ParamId, &'static str) {
+        (EXTRA_STATE_ID.into(), "")
+    }
+}
+
+impl ExtraState for AverageState {
+    fn restore(&self, loaded: &Self) {
+        self.load(loaded);
+    }
+
+    fn group() -> ParamGroup {
+        ParamGroup::from_path(AVERAGE_PATH)
+    }
+
+    fn holder() -> (ParamId, &'static str) {
+        (average_id(EXTRA_STATE_ID.into()), AVERAGE_PATH)
+    }
+}
+
+thread_local! {
+    /// The state that the next step stores in the optimizer.
+    static GIVEN: RefCell<Option<Box<dyn Any>>> = const { RefCell::new(None) };
+    /// `true` after an optimizer has loaded extra state, or its absence.
+    static IS_LOADED: Cell<bool> = const { Cell::new(false) };
+}
+
+/// The optimizer of extra state. A step stores or drops the state.
+#[derive(Clone)]
+struct Keeper<S>(PhantomData<fn() -> S>);
+
+/// Extra state as the state of a parameter.
+#[derive(Clone)]
+struct Kept<S>(S);
+
+impl<S: RecordState> RecordState for Kept<S> {
+    fn state_flatten(&self, prefix: &str, sink: &mut StateSink) {
+        self.0.state_flatten(prefix, sink);
+    }
+
+    fn state_unflatten(prefix: &str, source: &mut StateSource, device: &Device) -> Option<Self> {
+        IS_LOADED.set(true);
+        S::state_unflatten(prefix, source, device).map(Self)
+    }
+}
+
+impl<S: ExtraState> Optimizer for Keeper<S> {
+    type State<const D: usize> = Kept<S>;
 
     fn step<const D: usize>(
         &self,
         _learning_rate: LearningRate,
         nothing: Tensor<D>,
         _gradient: Tensor<D>,
-        loaded: Option<AverageState>,
-    ) -> (Tensor<D>, Option<AverageState>) {
-        let given = GIVEN.take();
-        if let (Some(given), Some(loaded)) = (&given, loaded) {
-            given.load(&loaded);
+        loaded: Option<Kept<S>>,
+    ) -> (Tensor<D>, Option<Kept<S>>) {
+        let given = GIVEN.take().and_then(|given| given.downcast::<S>().ok());
+        if let (Some(given), Some(Kept(loaded))) = (&given, loaded) {
+            given.restore(&loaded);
         }
-        (nothing, given)
+        (nothing, given.map(|given| Kept(*given)))
     }
 
-    fn to_device<const D: usize>(average: AverageState, _device: &Device) -> AverageState {
-        average
+    fn to_device<const D: usize>(state: Kept<S>, _device: &Device) -> Kept<S> {
+        state
     }
 }
 
-/// Stores extra state in the optimizer under this id and path, and restores what the optimizer has loaded for it. Burn's
-/// only interface for both is a step.
-fn exchange_state(
+/// Returns `true` if `S` is registered in `optimizer`. Burn's only interface to the optimizer of a group that needs no step is
+/// that it loads a state, here an empty one.
+fn is_registered<S: ExtraState>(optimizer: &ModuleOptimizer) -> bool {
+    let (id, path) = S::holder();
+    let nothing = write([RecordedState::none(id, path, 1)]);
+    let nothing = nothing.expect("Burn writes what has no state");
+    IS_LOADED.set(false);
+    // The optimizer of the user may panic.
+    let _ = catch(|| optimizer.clone().load_record(joined([nothing])));
+    IS_LOADED.get()
+}
+
+/// Exchanges the extra state under this id and path. Burn's only interface for this is a step.
+fn exchange(
     optimizer: &mut ModuleOptimizer,
     id: ParamId,
     rank: usize,

@@ -13,7 +13,7 @@ use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamGroup, Param
 use burn::optim::{GradientsParams, ModuleOptimizer, OptimizerRecord, SgdConfig};
 use burn::tensor::{Bytes, Device, Tensor};
 
-pub(crate) use extra_state::{AverageExtraState, EXTRA_STATE_ID, average_id, is_average};
+pub(crate) use extra_state::{EXTRA_STATE_ID, ExtraState, average_id, is_average};
 pub(crate) use offloaded::Eviction;
 
 use offloaded::OffloadedStates;

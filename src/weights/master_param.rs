@@ -17,7 +17,7 @@ use crate::parameters::{AnyTensor, with_rank};
 use crate::pass::Session;
 use crate::placement::{ParamLocation, RankContext};
 use crate::policy;
-use crate::shared_optimizer::AverageExtraState;
+use crate::shared_optimizer::{ExtraState, average_id};
 
 /// The authoritative copy of a parameter.
 #[derive(Debug)]
@@ -211,9 +211,9 @@ impl MasterParam {
     ) {
         let mut state = self.state.lock();
         let average = Average::new(*config, state.average.take());
-        let (rank, device) = (self.shape.num_dims(), &self.storage.location.device);
+        let ((id, rank), device) = (self.average_key(), &self.storage.location.device);
         let average = state.average.insert(average);
-        AverageExtraState::exchange(optimizer, self.id, rank, average.state(), device);
+        average.state().take_over(optimizer, id, rank, device);
     }
 
     /// Starts the average, or moves a loaded average to the device of the value.
@@ -222,6 +222,11 @@ impl MasterParam {
         if let (Some(value), Some(average)) = (&state.value, &state.average) {
             average.start(value);
         }
+    }
+
+    /// Returns the id and rank under which the optimizer holds the average.
+    pub(crate) fn average_key(&self) -> (ParamId, usize) {
+        (average_id(self.id), self.shape.num_dims())
     }
 
     /// Drops the average, which belongs to other weights.

@@ -137,8 +137,47 @@ fn changes_that_replace_a_layer_leave_no_bytes() {
     }
 }
 
-/// The step fails in the optimizer, after the backward pass, and in the second run of a block. Recorded nodes are
-/// released.
+/// Burn's optimizer can't remove a parameter group.
+#[test]
+fn changes_of_config_leave_no_bytes() {
+    let _alone = alone();
+    let x = x(4);
+    let loss = |model: &Mlp| model.loss(x.clone());
+    let step = |fused: &mut FusedOptimizer<Mlp>| drop(fused.step_repeatable_ok(1e-3, loss));
+    let averaging = FusedConfig::new().with_averaging(Some(WeightAveragingConfig::new()));
+    let scaling = FusedConfig::new().with_loss_scaling(Some(LossScalingConfig::new()));
+    let both = FusedConfig::lagged(1.0).with_averaging(Some(WeightAveragingConfig::new()));
+    for (name, configs) in [
+        ("averages", vec![averaging.clone()]),
+        ("loss scaling", vec![scaling.clone()]),
+        (
+            "in turn",
+            vec![averaging, FusedConfig::new(), scaling, both],
+        ),
+    ] {
+        for through_parts in [false, true] {
+            let fused =
+                FusedOptimizer::new_ok(Mlp::init(2, 4, &device()), AdamConfig::new().init());
+            let mut held = Some(fused);
+            let change = || {
+                for config in &configs {
+                    let mut fused = held.take().unwrap();
+                    if through_parts {
+                        let (model, optimizer) = fused.into_parts();
+                        fused = FusedOptimizer::new_ok(model, optimizer);
+                    }
+                    let mut fused = fused.with_config_ok(config.clone());
+                    step(&mut fused);
+                    held = Some(fused);
+                }
+            };
+            assert_no_growth(name, 20, 200, MOST, change);
+        }
+    }
+}
+
+/// The step fails in the optimizer, in a backward pass of the closure and after it, and in the second run of a block. Recorded
+/// nodes are released.
 #[test]
 fn failed_steps_leave_no_bytes() {
     let _alone = alone();

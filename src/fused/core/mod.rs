@@ -27,13 +27,14 @@ use crate::footprint::host_allocation;
 use crate::fused::ParameterList;
 use crate::fused::policies::Policies;
 use crate::offload::check_offload_fits;
+use crate::optim::AverageState;
 use crate::parameters::{merge_pending, running_statistics};
 use crate::pass::Session;
 use crate::placement::RankContext;
 use crate::policy::PolicyState;
 use crate::record;
 use crate::report::StepReport;
-use crate::shared_optimizer::{AverageExtraState, SharedOptimizer};
+use crate::shared_optimizer::{EXTRA_STATE_ID, ExtraState, SharedOptimizer};
 use crate::tap::collect_graph_if_due;
 use crate::weights::{
     Accumulated, AttachedModule, Inventory, MasterParam, Role, Value, fork_quantized,
@@ -231,11 +232,10 @@ impl<M: Module> Core<M> {
 
     /// Returns the optimizer without averages, which belong to this training.
     fn optimizer(&self) -> ModuleOptimizer {
-        let optimizer = self.ranks.session().optimizer.lock().with_all_states();
-        match self.policies.config.averaging {
-            Some(_) => AverageExtraState::join(optimizer),
-            None => optimizer,
-        }
+        let mut optimizer = self.ranks.session().optimizer.lock().with_all_states();
+        let masters = self.ranks.local_params().masters();
+        AverageState::drop_in(&mut optimizer, masters.map(MasterParam::average_key));
+        optimizer
     }
 
     /// Sets the blocks that keep their activations.
@@ -357,7 +357,7 @@ impl<M: Module> Core<M> {
         let mut optimizer = self.ranks.session().optimizer.lock();
         let optimizer = optimizer.optimizer_mut();
         if let Some(state) = self.policies.recorded_state() {
-            state.take_over(optimizer, &device);
+            state.take_over(optimizer, EXTRA_STATE_ID.into(), 1, &device);
         }
         if let Some(averaging) = &self.policies.config.averaging {
             let masters = || self.ranks.local_params().masters();
