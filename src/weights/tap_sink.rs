@@ -37,13 +37,17 @@ pub(super) struct TapSink {
 impl GradientSink for TapSink {
     fn receive(&self, gradient: DispatchTensor) -> PassedGradients {
         let path = &self.local_param.master.path;
+        if matches!(*self.pass.stage.lock(), pass::Stage::Forward) {
+            return self.pass.guarded(FailedIn::Backward, || {
+                panic!(
+                    "backward was called inside the forward closure of a fused step: return the loss instead. Parameter \
+                     `{path}` and all others are unchanged"
+                )
+            });
+        }
         let mut admits = match *self.pass.stage.lock() {
-            pass::Stage::Backward => true,
+            pass::Stage::Forward | pass::Stage::Backward => true,
             pass::Stage::Failed(_) => false,
-            pass::Stage::Forward => panic!(
-                "backward was called inside the forward closure of a fused step: return the loss \
-                 instead. Parameter `{path}` and all others are unchanged"
-            ),
             pass::Stage::Over => panic!(
                 "the gradient of parameter `{path}` arrived outside of a training step: a tensor \
                  left the closure of its step with its graph. Detach the tensor in the closure"

@@ -213,7 +213,18 @@ fn failed_steps_leave_no_bytes() {
         let step = fused.step(1e-3, |model| model.loss(x.clone()).detach());
         step.is_err()
     };
+    let backward_within: Fail<'_> = &|fused| {
+        let step = || {
+            fused.step_ok(1e-3, |model| {
+                let loss = model.loss(x.clone());
+                drop(loss.backward());
+                loss
+            })
+        };
+        catch_unwind(AssertUnwindSafe(step)).is_err()
+    };
     for (name, fail) in [
+        ("backward pass within", backward_within),
         ("in the second run of a block", in_second_run),
         ("after the backward pass", after_backward),
         ("not tracked", not_tracked),

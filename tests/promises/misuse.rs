@@ -74,7 +74,7 @@ fn model_cloned_out_of_step_is_not_read(device: &Device) {
 type Loss = fn(&Mlp, Tensor<2>) -> Tensor<1>;
 
 fn mistakes_in_step_are_refused_and_change_nothing(device: &Device) {
-    let mistakes: [(&[&str], Loss); 7] = [
+    let mistakes: [(&[&str], Loss); 8] = [
         (&["`output.weight`", "Param::val()"], |model, x| {
             let penalty = (*model.output.weight).clone().powi_scalar(2).mean();
             model.loss(x) + penalty
@@ -94,6 +94,11 @@ fn mistakes_in_step_are_refused_and_change_nothing(device: &Device) {
             let loss = model.loss(x);
             loss.backward();
             loss
+        }),
+        (&["backward was called inside", "unchanged"], |model, x| {
+            let (weight, loss) = (model.input.weight.val(), model.loss(x));
+            let gradient = weight.grad(&loss.backward());
+            loss * gradient.expect("no gradient").mean().into_scalar::<f32>()
         }),
         (&["already been consumed"], |model, x| {
             let weight = Tensor::<1>::ones([1], &x.device()).require_grad();

@@ -217,9 +217,10 @@ impl<M: Module> Core<M> {
         // Forward and backward on every rank, for a loss in `RankPass::forward_backward`.
         let work = || (executor.run)(&running_pass.ranks, running_pass.attached_modules);
         let output = catch(work).unwrap_or_else(|panic| match panic.downcast() {
-            // A block ends its step with an error, on the thread of the closure or on one that it joins.
+            // A block ends its step with an error.
             Ok(error) => Err(error),
             Err(panic) => {
+                // The closure may panic because of an earlier failure in it.
                 running_pass.check()?;
                 panic.resume()
             }
