@@ -1,4 +1,4 @@
-use burn::config::Config;
+use backburn_base::config_struct;
 use burn::tensor::FloatDType;
 
 use crate::error::FusedError;
@@ -9,91 +9,83 @@ use crate::placement::PlacementPolicy;
 use crate::policy::{GlobalNormClippingConfig, LossScalingConfig, Overflow};
 use crate::replica::{Ownership, Sharding};
 
-/// Options of a training, for [`FusedOptimizer`](crate::FusedOptimizer::with_config),
-/// [`FusedReplicas`](crate::FusedReplicas::with_config) and `FusedLearner`. The config can be saved, printed and changed.
-///
-/// ```
-/// use backburn::{FusedConfig, FusedOptimizer, GlobalNormClippingConfig, LossScalingConfig};
-/// # use burn::{nn::LinearConfig, optim::SgdConfig, tensor::Device};
-/// # let model = LinearConfig::new(2, 1).init(&Device::flex().autodiff());
-///
-/// let config = FusedConfig::new()
-///     .with_clipping(Some(GlobalNormClippingConfig::Exact(1.0)))
-///     .with_loss_scaling(Some(LossScalingConfig::new()));
-/// let fused = FusedOptimizer::new(model, SgdConfig::new().init())?.with_config(config)?;
-/// # Ok::<(), backburn::FusedError>(())
-/// ```
-///
-/// Devices, hooks and the optimizer (also one that [accumulates in its
-/// state](crate::FusedOptimizer::accumulating_in_state)) are passed to the training itself.
-#[derive(Config, Debug, PartialEq)]
-pub struct FusedConfig {
-    /// Clipping of the gradients of each step by their global norm; on several devices, by the norm of the summed gradients.
+config_struct! {
+    /// Options of a training, for [`FusedOptimizer`](crate::FusedOptimizer::with_config),
+    /// [`FusedReplicas`](crate::FusedReplicas::with_config) and `FusedLearner`. The config can be saved, printed and changed.
     ///
-    /// [`StepReport`](crate::StepReport) contains the norm and the coefficient. The norm that lagged clipping uses is part of
-    /// the optimizer's record. Clipping by value, or by the norm of a single gradient, is set on the config of Burn's optimizer and
-    /// applied after this clipping.
-    pub clipping: Option<GlobalNormClippingConfig>,
-    /// Scaling of the loss in each pass. Gradients are unscaled before they are applied.
+    /// ```
+    /// use backburn::{FusedConfig, FusedOptimizer, GlobalNormClippingConfig, LossScalingConfig};
+    /// # use burn::{nn::LinearConfig, optim::SgdConfig, tensor::Device};
+    /// # let model = LinearConfig::new(2, 1).init(&Device::flex().autodiff());
     ///
-    /// [`StepReport`](crate::StepReport) contains the scale and reports an overflow; an overflow on one device
-    /// counts for all. The scale is saved in the optimizer's record only.
-    pub loss_scaling: Option<LossScalingConfig>,
-    /// Float type in which the model computes; by default the type of its parameters.
+    /// let config = FusedConfig::new()
+    ///     .with_clipping(Some(GlobalNormClippingConfig::Exact(1.0)))
+    ///     .with_loss_scaling(Some(LossScalingConfig::new()));
+    /// let fused = FusedOptimizer::new(model, SgdConfig::new().init())?.with_config(config)?;
+    /// # Ok::<(), backburn::FusedError>(())
+    /// ```
     ///
-    /// - [`BF16`](burn::tensor::FloatDType::BF16) with a model in f32 is mixed precision with master weights: the weights are stored,
-    ///   stepped and saved in f32, and each read makes a copy in bf16.
-    /// - [`F32`](burn::tensor::FloatDType::F32) with a model in bf16, whose low bits the optimizer
-    ///   [stores](crate::optim::WeightFormat), takes two bytes per weight on devices where computing in bf16 is slow.
-    ///
-    /// Inputs and constants in the closure must have this type, and so must frozen parameters, running statistics and trained LoRA bases.
-    /// Gradients are cast to the type of the parameter before they are applied.
-    pub compute_dtype: Option<FloatDType>,
-    /// If `true`, gradients in bf16 or f16 are accumulated in f32, over micro-batches and over checkpointed blocks that share a
-    /// parameter, as the chunks of [`LinearCrossEntropyLoss`](crate::LinearCrossEntropyLoss) share the head. The sum is rounded once,
-    /// when it is applied.
-    ///
-    /// The buffer takes 4 bytes per element. If `false`, sums are in the type of the gradients, as in Burn's
-    /// [`GradientsAccumulator`](burn::optim::GradientsAccumulator) and backward pass. Gradients of several devices
-    /// are summed in their own type in a step without micro-batches, unless they are
-    /// [buffered](crate::GlobalNormClippingConfig::ExactInBuffer) for their norm.
-    #[config(default = false)]
-    pub full_precision_accumulation: bool,
-    /// An average of the weights in f32, exponential (EMA) or uniform (SWA). It is stored at the location of the weight
-    /// (on the host, or on the device of its owner), updated after each step of the parameter, and saved in the
-    /// optimizer's record.
-    pub averaging: Option<WeightAveragingConfig>,
-    /// The [checkpointed blocks](crate::gradient_checkpointing()) that are recomputed, and the location of their inputs until
-    /// then. By default all blocks are recomputed, and inputs stay on their device.
-    #[config(default = "GradientCheckpointingConfig::new()")]
-    pub gradient_checkpointing: GradientCheckpointingConfig,
-    /// Offload to host memory of the optimizer states, of the updates, or also of the weights of blocks.
-    pub offload: Option<OffloadConfig>,
-    /// State that each of several devices stores for parameters that it does not own. Ignored on one device.
-    #[config(default = "Sharding::State")]
-    pub sharding: Sharding,
-    /// Assignment of parameters to several devices. Ignored on one device.
-    #[config(default = "Ownership::ByParamId")]
-    pub ownership: Ownership,
-    /// Maximum bytes of gradients and weights in flight for each device, between the storage of the parameters and the
-    /// computation. A larger transfer runs alone.
-    ///
-    /// - With [offload](Self::offload): gradients that were sent to the host and are not applied yet (the backward pass waits for
-    ///   them), and weights that are prefetched before their block runs (otherwise they are fetched when they are read). Under
-    ///   [`Offload::States`](crate::Offload::States): one state in each direction (otherwise it is transferred during its update).
-    /// - With [inputs of blocks on the host](GradientCheckpointingConfig::offload_inputs): those inputs, in the same way.
-    /// - With several devices: gradients that a device has sent beyond those of the slowest device; their owner buffers them. If N devices
-    ///   read parameters in the same order, an owner buffers at most (N - 1) times this number of bytes and one gradient. If devices
-    ///   compute gradients in another order, or have none for many parameters, the owner buffers more.
-    ///
-    /// The default is 1.25 times the largest parameter, and the weights of one block, so that one gradient is applied
-    /// while the next is computed.
-    pub max_bytes_in_flight: Option<usize>,
-}
-
-impl Default for FusedConfig {
-    fn default() -> Self {
-        Self::new()
+    /// Devices, hooks and the optimizer (also one that [accumulates in its
+    /// state](crate::FusedOptimizer::accumulating_in_state)) are passed to the training itself.
+    #[derive(Debug, PartialEq)]
+    pub struct FusedConfig {
+        /// Clipping of the gradients of each step by their global norm; on several devices, by the norm of the summed gradients.
+        ///
+        /// [`StepReport`](crate::StepReport) contains the norm and the coefficient. The norm that lagged clipping uses is part of
+        /// the optimizer's record. Clipping by value, or by the norm of a single gradient, is set on the config of Burn's optimizer and
+        /// applied after this clipping.
+        pub clipping (with_clipping): Option<GlobalNormClippingConfig> = None,
+        /// Scaling of the loss in each pass. Gradients are unscaled before they are applied.
+        ///
+        /// [`StepReport`](crate::StepReport) contains the scale and reports an overflow; an overflow on one device
+        /// counts for all. The scale is saved in the optimizer's record only.
+        pub loss_scaling (with_loss_scaling): Option<LossScalingConfig> = None,
+        /// Float type in which the model computes; by default the type of its parameters.
+        ///
+        /// - [`BF16`](burn::tensor::FloatDType::BF16) with a model in f32 is mixed precision with master weights: the weights are stored,
+        ///   stepped and saved in f32, and each read makes a copy in bf16.
+        /// - [`F32`](burn::tensor::FloatDType::F32) with a model in bf16, whose low bits the optimizer
+        ///   [stores](crate::optim::WeightFormat), takes two bytes per weight on devices where computing in bf16 is slow.
+        ///
+        /// Inputs and constants in the closure must have this type, and so must frozen parameters, running statistics and trained LoRA bases.
+        /// Gradients are cast to the type of the parameter before they are applied.
+        pub compute_dtype (with_compute_dtype): Option<FloatDType> = None,
+        /// If `true`, gradients in bf16 or f16 are accumulated in f32, over micro-batches and over checkpointed blocks that share a
+        /// parameter, as the chunks of [`LinearCrossEntropyLoss`](crate::LinearCrossEntropyLoss) share the head. The sum is rounded once,
+        /// when it is applied.
+        ///
+        /// The buffer takes 4 bytes per element. If `false`, sums are in the type of the gradients, as in Burn's
+        /// [`GradientsAccumulator`](burn::optim::GradientsAccumulator) and backward pass. Gradients of several devices
+        /// are summed in their own type in a step without micro-batches, unless they are
+        /// [buffered](crate::GlobalNormClippingConfig::ExactInBuffer) for their norm.
+        pub full_precision_accumulation (with_full_precision_accumulation): bool = false,
+        /// An average of the weights in f32, exponential (EMA) or uniform (SWA). It is stored at the location of the weight
+        /// (on the host, or on the device of its owner), updated after each step of the parameter, and saved in the
+        /// optimizer's record.
+        pub averaging (with_averaging): Option<WeightAveragingConfig> = None,
+        /// The [checkpointed blocks](crate::gradient_checkpointing()) that are recomputed, and the location of their inputs until
+        /// then. By default all blocks are recomputed, and inputs stay on their device.
+        pub gradient_checkpointing (with_gradient_checkpointing): GradientCheckpointingConfig = GradientCheckpointingConfig::new(),
+        /// Offload to host memory of the optimizer states, of the updates, or also of the weights of blocks.
+        pub offload (with_offload): Option<OffloadConfig> = None,
+        /// State that each of several devices stores for parameters that it does not own. Ignored on one device.
+        pub sharding (with_sharding): Sharding = Sharding::State,
+        /// Assignment of parameters to several devices. Ignored on one device.
+        pub ownership (with_ownership): Ownership = Ownership::ByParamId,
+        /// Maximum bytes of gradients and weights in flight for each device, between the storage of the parameters and the
+        /// computation. A larger transfer runs alone.
+        ///
+        /// - With [offload](Self::offload): gradients that were sent to the host and are not applied yet (the backward pass waits for
+        ///   them), and weights that are prefetched before their block runs (otherwise they are fetched when they are read). Under
+        ///   [`Offload::States`](crate::Offload::States): one state in each direction (otherwise it is transferred during its update).
+        /// - With [inputs of blocks on the host](GradientCheckpointingConfig::offload_inputs): those inputs, in the same way.
+        /// - With several devices: gradients that a device has sent beyond those of the slowest device; their owner buffers them. If N devices
+        ///   read parameters in the same order, an owner buffers at most (N - 1) times this number of bytes and one gradient. If devices
+        ///   compute gradients in another order, or have none for many parameters, the owner buffers more.
+        ///
+        /// The default is 1.25 times the largest parameter, and the weights of one block, so that one gradient is applied
+        /// while the next is computed.
+        pub max_bytes_in_flight (with_max_bytes_in_flight): Option<usize> = None,
     }
 }
 

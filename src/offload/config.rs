@@ -1,5 +1,8 @@
-use burn::config::Config;
+use std::fmt::{self, Display, Formatter};
+
+use burn::config::{Config, config_to_json};
 use burn::tensor::Device;
+use serde::{Deserialize, Serialize};
 
 use crate::error::FusedError;
 
@@ -51,21 +54,60 @@ pub enum OffloadHost {
 ///
 /// let config = OffloadConfig::new(Offload::Weights(OffloadedBlocks::Fraction(0.5)));
 /// ```
-#[derive(Config, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct OffloadConfig {
     /// The offloaded parts of the training.
     pub offload: Offload,
     /// The backend on the host.
-    #[config(default = "OffloadHost::Flex")]
+    #[serde(default = "default_host")]
     pub host: OffloadHost,
     /// Minimum number of elements of an offloaded parameter. Smaller parameters and their states stay on the device, where a
     /// transfer would cost more than it saves, unless the device computes in another
     /// [float type](crate::FusedConfig::compute_dtype).
-    #[config(default = 4096)]
+    #[serde(default = "default_min_elements")]
     pub min_elements: usize,
 }
 
+fn default_host() -> OffloadHost {
+    OffloadHost::Flex
+}
+
+fn default_min_elements() -> usize {
+    4096
+}
+
+impl Config for OffloadConfig {}
+
+impl Display for OffloadConfig {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.write_str(&config_to_json(self))
+    }
+}
+
 impl OffloadConfig {
+    /// Creates a config that offloads these parts, with defaults for all other options.
+    pub fn new(offload: Offload) -> Self {
+        Self {
+            offload,
+            host: default_host(),
+            min_elements: default_min_elements(),
+        }
+    }
+
+    /// Sets [`host`](Self::host).
+    pub fn with_host(self, host: OffloadHost) -> Self {
+        Self { host, ..self }
+    }
+
+    /// Sets [`min_elements`](Self::min_elements).
+    pub fn with_min_elements(self, min_elements: usize) -> Self {
+        Self {
+            min_elements,
+            ..self
+        }
+    }
+
     /// Returns an error if an option is out of range.
     pub(crate) fn check(&self) -> Result<(), FusedError> {
         match self.offload {

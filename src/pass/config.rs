@@ -1,26 +1,26 @@
-use burn::config::Config;
+use backburn_base::config_struct;
 
-/// Configuration of the blocks that a model runs under [`gradient_checkpointing`](crate::gradient_checkpointing()).
-///
-/// ```
-/// use backburn::GradientCheckpointingConfig;
-///
-/// // The last of three blocks keeps its activations, as if it were not recomputed.
-/// let some = GradientCheckpointingConfig::new().with_keep_activations(vec![false, false, true]);
-/// // The inputs of blocks are in host memory until the backward pass.
-/// let offloaded = GradientCheckpointingConfig::new().with_offload_inputs(true);
-/// ```
-///
-/// Neither option changes the result: each block draws the same random numbers whether it keeps its activations or not.
-#[derive(Config, Debug, Default, PartialEq, Eq)]
-pub struct GradientCheckpointingConfig {
-    /// One value for each block of a step, in the order of the calls: `true` keeps the activations of the block. Blocks
-    /// beyond the list and nested blocks are recomputed.
-    #[config(default = "Vec::new()")]
-    pub keep_activations: Vec<bool>,
-    /// Offloads the float inputs of recomputed blocks to host memory until the recomputation, on CubeCL devices and on
-    /// a device that computes with [offload](crate::OffloadConfig). Worker threads transfer them, and prefetch one
-    /// block ahead within [`max_bytes_in_flight`](crate::FusedConfig::max_bytes_in_flight).
-    #[config(default = false)]
-    pub offload_inputs: bool,
+config_struct! {
+    /// Configuration of the blocks that a model runs under [`gradient_checkpointing`](crate::gradient_checkpointing()).
+    ///
+    /// ```
+    /// use backburn::GradientCheckpointingConfig;
+    ///
+    /// // The last of three blocks keeps its activations, as if it were not recomputed.
+    /// let some = GradientCheckpointingConfig::new().with_keep_activations(vec![false, false, true]);
+    /// // The inputs of blocks are in host memory until the backward pass.
+    /// let offloaded = GradientCheckpointingConfig::new().with_offload_inputs(true);
+    /// ```
+    ///
+    /// Neither option changes the result: each block draws the same random numbers whether it keeps its activations or not.
+    #[derive(Debug, PartialEq, Eq)]
+    pub struct GradientCheckpointingConfig {
+        /// One value for each block of a step, in the order of the calls: `true` keeps the activations of the block. Blocks
+        /// beyond the list and nested blocks are recomputed.
+        pub keep_activations (with_keep_activations): Vec<bool> = Vec::new(),
+        /// Offloads the float inputs of recomputed blocks to host memory until the recomputation, on CubeCL devices and on
+        /// a device that computes with [offload](crate::OffloadConfig). Worker threads transfer them, and prefetch one
+        /// block ahead within [`max_bytes_in_flight`](crate::FusedConfig::max_bytes_in_flight).
+        pub offload_inputs (with_offload_inputs): bool = false,
+    }
 }

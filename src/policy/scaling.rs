@@ -3,6 +3,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use backburn_base::config_struct;
 use burn::config::Config;
 use burn::tensor::{DType, FloatDType, Tensor};
 
@@ -12,35 +13,34 @@ use super::norm::widened;
 use super::state::LossScale;
 use crate::error::FusedError;
 
-/// Scaling of the loss ([Micikevicius et al., 2017](https://arxiv.org/abs/1710.03740)), for
-/// gradients that are too small for f16.
-///
-/// The loss is multiplied by the scale before the backward pass, and every gradient is divided by it
-/// before clipping, hooks and the update. A *dynamic* scale doubles after `growth_interval` successive
-/// steps without an overflow, and halves after a step with one. Without an interval the scale is *static*:
-///
-/// ```
-/// use backburn::LossScalingConfig;
-///
-/// let dynamic = LossScalingConfig::new(); // PyTorch's defaults
-/// let fixed = LossScalingConfig::new().with_initial_scale(1024.0).with_growth_interval(None);
-/// ```
-///
-/// Powers of two cost no precision. A gradient is divided in its own dtype: with f32 parameters that the model casts
-/// to f16, it is an f32. If the parameters themselves are f16, a value that is too small for f16 without the scale is
-/// too small again after the division.
-#[derive(Config, Copy, Debug, PartialEq)]
-pub struct LossScalingConfig {
-    /// The scale of the first step: a positive finite f32 with a finite reciprocal.
-    #[config(default = 65536.0)]
-    pub initial_scale: f64,
-    /// Number of successive steps without an overflow after which the scale doubles. `None` for a static scale, which
-    /// does not halve either.
-    #[config(default = "Some(2000)")]
-    pub growth_interval: Option<usize>,
-    /// The reaction to gradients that overflow.
-    #[config(default = "Overflow::SkipStep")]
-    pub overflow: Overflow,
+config_struct! {
+    /// Scaling of the loss ([Micikevicius et al., 2017](https://arxiv.org/abs/1710.03740)), for
+    /// gradients that are too small for f16.
+    ///
+    /// The loss is multiplied by the scale before the backward pass, and every gradient is divided by it
+    /// before clipping, hooks and the update. A *dynamic* scale doubles after `growth_interval` successive
+    /// steps without an overflow, and halves after a step with one. Without an interval the scale is *static*:
+    ///
+    /// ```
+    /// use backburn::LossScalingConfig;
+    ///
+    /// let dynamic = LossScalingConfig::new(); // PyTorch's defaults
+    /// let fixed = LossScalingConfig::new().with_initial_scale(1024.0).with_growth_interval(None);
+    /// ```
+    ///
+    /// Powers of two cost no precision. A gradient is divided in its own dtype: with f32 parameters that the model casts
+    /// to f16, it is an f32. If the parameters themselves are f16, a value that is too small for f16 without the scale is
+    /// too small again after the division.
+    #[derive(Copy, Debug, PartialEq)]
+    pub struct LossScalingConfig {
+        /// The scale of the first step: a positive finite f32 with a finite reciprocal.
+        pub initial_scale (with_initial_scale): f64 = 65536.0,
+        /// Number of successive steps without an overflow after which the scale doubles. `None` for a static scale, which
+        /// does not halve either.
+        pub growth_interval (with_growth_interval): Option<usize> = Some(2000),
+        /// The reaction to gradients that overflow.
+        pub overflow (with_overflow): Overflow = Overflow::SkipStep,
+    }
 }
 
 /// The reaction of a [`LossScalingConfig`] to gradients that overflow (one of them is infinite or not a number).

@@ -52,7 +52,41 @@ fn config_loads_as_saved() {
         .with_ownership(Ownership::BySize)
         .with_max_bytes_in_flight(Some(1));
     assert_loads_as_saved(&config);
-    assert_eq!(FusedConfig::load_binary(b"{}").ok(), None);
+}
+
+#[test]
+fn config_field_unknown_is_refused_and_missing_is_default() {
+    let scaling = FusedConfig::new().with_loss_scaling(Some(LossScalingConfig::new()));
+    let averaging = FusedConfig::new().with_averaging(Some(WeightAveragingConfig::new()));
+    let offload = OffloadConfig::new(Offload::Updates);
+    let offload = FusedConfig::new().with_offload(Some(offload));
+    let load = |json: &str| FusedConfig::load_binary(json.as_bytes());
+    for (json, expected) in [
+        ("{}", &FusedConfig::new()),
+        (r#"{"loss_scaling": {}}"#, &scaling),
+        (r#"{"averaging": {"every": 1}}"#, &averaging),
+        (r#"{"gradient_checkpointing": {}}"#, &FusedConfig::new()),
+        (r#"{"offload": {"offload": "Updates"}}"#, &offload),
+    ] {
+        assert_eq!(load(json).unwrap(), *expected);
+    }
+    for (json, unknown) in [
+        (r#"{"cliping": {"Exact": 1.0}}"#, "cliping"),
+        (r#"{"clipping": {"Exakt": 1.0}}"#, "Exakt"),
+        (r#"{"loss_scaling": {"scale": 1.0}}"#, "scale"),
+        (r#"{"averaging": {"decai": 0.9}}"#, "decai"),
+        (r#"{"gradient_checkpointing": {"keep": []}}"#, "keep"),
+        (
+            r#"{"offload": {"offload": "Updates", "hosts": "Flex"}}"#,
+            "hosts",
+        ),
+        (
+            r#"{"offload": {"host": "Flex"}}"#,
+            "missing field `offload`",
+        ),
+    ] {
+        assert_says(&load(json).unwrap_err(), unknown);
+    }
 }
 
 /// An infinite maximum measures the norm alone.

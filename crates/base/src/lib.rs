@@ -55,6 +55,57 @@ pub fn host(device: &Device) -> Device {
     device.clone()
 }
 
+/// Defines a config whose fields all have a default, with the methods that Burn's derive generates. Burn's derive ignores an unknown
+/// field and refuses a missing one; here a load refuses an unknown field by name, and a missing one has its default.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! config_struct {
+    (
+        $(#[$attribute:meta])*
+        pub struct $name:ident {
+            $($(#[$doc:meta])* pub $field:ident ($with:ident): $type:ty = $default:expr,)*
+        }
+    ) => {
+        $(#[$attribute])*
+        #[derive(Clone, serde::Serialize, serde::Deserialize)]
+        #[serde(default, deny_unknown_fields)]
+        pub struct $name {
+            $($(#[$doc])* pub $field: $type,)*
+        }
+
+        impl $name {
+            /// Creates the config with the default of each field.
+            pub fn new() -> Self {
+                Self { $($field: $default,)* }
+            }
+
+            $(
+                #[doc = concat!("Sets [`", stringify!($field), "`](Self::", stringify!($field), ").")]
+                ///
+                #[doc = concat!("The default is `", stringify!($default), "`.")]
+                pub fn $with(mut self, $field: $type) -> Self {
+                    self.$field = $field;
+                    self
+                }
+            )*
+        }
+
+        impl Default for $name {
+            fn default() -> Self {
+                Self::new()
+            }
+        }
+
+        impl burn::config::Config for $name {}
+
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str(&burn::config::config_to_json(self))
+            }
+        }
+    };
+}
+
 /// Implements `Debug` by `Display`: `unwrap` and a `main` that returns the error then print the message.
 #[macro_export]
 macro_rules! debug_prints_message {

@@ -1,35 +1,34 @@
-use burn::config::Config;
+use backburn_base::config_struct;
 
 use super::rule::AverageRule;
 use crate::error::OptimError;
 
-/// An average of the weights over the steps of a training: exponential with a `decay`, or else uniform.
-///
-/// Pass it to `FusedConfig::with_averaging`. `FusedOptimizer::averaged` returns a model with the average.
-///
-/// ```
-/// use backburn_optim::WeightAveragingConfig;
-///
-/// let averaging = WeightAveragingConfig::new().with_decay(Some(0.999)).with_warm_up(true);
-/// ```
-#[derive(Config, Copy, Debug, PartialEq)]
-pub struct WeightAveragingConfig {
-    /// Decay of an exponential moving average (EMA), from 0 to below 1. The average starts as the weights at construction. After
-    /// each counted update it is `average * decay + weight * (1 - decay)`, in this order.
+config_struct! {
+    /// An average of the weights over the steps of a training: exponential with a `decay`, or else uniform.
     ///
-    /// Without a decay the average is uniform ([stochastic weight averaging](https://arxiv.org/abs/1803.05407), SWA): the mean of
-    /// the weights after each counted update. After the first it is the weight, after the `n`th
-    /// `average + (weight - average) / n`.
-    pub decay: Option<f64>,
-    /// Limits the decay in the `n`th counted update to (1 + n) / (10 + n), so that the average forgets the first weights.
-    #[config(default = false)]
-    pub warm_up: bool,
-    /// Counts every `every`th update of a parameter.
-    #[config(default = 1)]
-    pub every: usize,
-    /// Lets `FusedLearner` validate with the average.
-    #[config(default = false)]
-    pub validate: bool,
+    /// Pass it to `FusedConfig::with_averaging`. `FusedOptimizer::averaged` returns a model with the average.
+    ///
+    /// ```
+    /// use backburn_optim::WeightAveragingConfig;
+    ///
+    /// let averaging = WeightAveragingConfig::new().with_decay(Some(0.999)).with_warm_up(true);
+    /// ```
+    #[derive(Copy, Debug, PartialEq)]
+    pub struct WeightAveragingConfig {
+        /// Decay of an exponential moving average (EMA), from 0 to below 1. The average starts as the weights at construction. After
+        /// each counted update it is `average * decay + weight * (1 - decay)`, in this order.
+        ///
+        /// Without a decay the average is uniform ([stochastic weight averaging](https://arxiv.org/abs/1803.05407), SWA): the mean of
+        /// the weights after each counted update. After the first it is the weight, after the `n`th
+        /// `average + (weight - average) / n`.
+        pub decay (with_decay): Option<f64> = None,
+        /// Limits the decay in the `n`th counted update to (1 + n) / (10 + n), so that the average forgets the first weights.
+        pub warm_up (with_warm_up): bool = false,
+        /// Counts every `every`th update of a parameter.
+        pub every (with_every): usize = 1,
+        /// Lets `FusedLearner` validate with the average.
+        pub validate (with_validate): bool = false,
+    }
 }
 
 impl WeightAveragingConfig {
