@@ -73,6 +73,17 @@ impl Inventory {
             let path = unfrozen.path.clone();
             return Err(FusedError::QuantizedInTraining { path });
         }
+        let lacks_values = |it: &&Parameter| {
+            is_placeholder(it.param.value().dtype()) && !quantized.contains(&*it.path)
+        };
+        if let Some(empty) = parameters.iter().find(lacks_values) {
+            return Err(FusedError::UnsupportedParameter {
+                path: empty.path.clone(),
+                reason: "it was loaded from the record of a quantized model, whose values are in its adapter, and reads as \
+                NaN: load the record into a model with the same `QuantizedLora`, and call `Module::materialize` for dense weights"
+                    .to_string(),
+            });
+        }
         let found: Vec<_> = parameters.into_iter().map(Entry::of).collect();
         let autodiff = found.iter().any(|entry| entry.device.is_autodiff());
         if let (Some(first), false) = (found.first(), autodiff) {

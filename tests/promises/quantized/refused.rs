@@ -28,6 +28,33 @@ fn quantized_weight_in_training_is_an_error_by_name() {
 }
 
 #[test]
+fn quantized_record_in_dense_model_is_refused_by_name() {
+    let optimizer = || AdamConfig::new().init();
+    for format in FORMATS {
+        let model = quantized(format);
+        let record = || model.clone().into_record();
+        let loaded = dense().load_record(record().allow_unused(true));
+        let mut fused = FusedOptimizer::new_ok(dense(), optimizer());
+        for refused in [
+            FusedOptimizer::new(loaded.clone(), optimizer()).map(drop),
+            fused.change_model(|_| loaded),
+        ] {
+            let error = refused.unwrap_err();
+            let FusedError::UnsupportedParameter { path, .. } = &error else {
+                panic!("{error}");
+            };
+            assert_eq!(path, "layers.0.weight");
+            assert_says(&error, "`QuantizedLora`");
+            assert_says(&error, "`Module::materialize`");
+        }
+        let advised = quantized(format).load_record(record()).materialize();
+        assert_equal_weights(&model.materialize(), &advised);
+        let mut fused = FusedOptimizer::new_ok(advised.unfreeze(), optimizer());
+        fused.step_ok(RATE, |model| model.loss(batches(1).remove(0)));
+    }
+}
+
+#[test]
 fn weight_that_cannot_be_quantized_is_refused_by_name() {
     let scaled = |mut model: Stack, by: f64| {
         let weight = model.layers[1].weight.clone();
