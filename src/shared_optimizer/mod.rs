@@ -101,12 +101,31 @@ impl SharedOptimizer {
             let optimizer = self.optimizer.clone();
             self.optimizer = optimizer.with_group(group, RemovedOptimizer, None);
         }
-        let are_back = self.removed.has_any(is_here);
+        let are_back = self.removed.returned(is_here).is_some();
         let through_a_record = are_back || self.removed.has_many_groups() && keeps_states();
         if through_a_record {
             self.drop_removed_groups();
         }
         through_a_record
+    }
+
+    /// Returns a removed parameter for which `is_here` returns `true`.
+    pub(crate) fn returned(&self, is_here: impl Fn(ParamId) -> bool) -> Option<ParamId> {
+        self.removed.returned(is_here)
+    }
+
+    /// Returns `true` if the optimizer can step these parameters after its states went through a record. Each parameter has its
+    /// path, and zeros of its shape and type.
+    pub(crate) fn survives_record<'a>(
+        &self,
+        mut parameters: impl Iterator<Item = (ParamId, &'a str, AnyTensor)>,
+    ) -> bool {
+        let record = compact_records(|| self.optimizer.to_record());
+        let mut loaded = self.fresh().load_record(record);
+        parameters.all(|(id, path, zeros)| {
+            let step = || step_one(&mut loaded, 0.0.into(), path, id, zeros.clone(), zeros);
+            Call::default().make(step).0.is_ok()
+        })
     }
 
     /// Drops the groups for removed parameters. The states go through a record.

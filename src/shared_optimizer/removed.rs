@@ -26,9 +26,9 @@ impl RemovedParameters {
         self.groups += 1;
     }
 
-    /// Returns `true` if `is_here` returns `true` for one of the parameters.
-    pub(super) fn has_any(&self, is_here: impl Fn(ParamId) -> bool) -> bool {
-        self.ids.iter().any(|id| is_here(*id))
+    /// Returns a removed parameter for which `is_here` returns `true`.
+    pub(super) fn returned(&self, is_here: impl Fn(ParamId) -> bool) -> Option<ParamId> {
+        self.ids.iter().copied().find(|id| is_here(*id))
     }
 
     pub(super) fn has_many_groups(&self) -> bool {

@@ -9,7 +9,7 @@ use super::read::carries_handle;
 use crate::device;
 use crate::error::FusedError;
 use crate::offload::OffloadEngine;
-use crate::parameters::{Parameter, list};
+use crate::parameters::{AnyTensor, Parameter, list, with_rank};
 use crate::pass::lock_generators;
 use crate::placement::RankContext;
 use crate::quantized::is_placeholder;
@@ -166,6 +166,20 @@ impl Inventory {
     pub(crate) fn is_trained_in(&self, dtype: DType) -> bool {
         let mut trained = self.entries.values().filter(|entry| entry.is_trained());
         trained.all(|entry| entry.dtype == dtype)
+    }
+
+    /// Returns id and path of the trained parameters in other types than f32, and zeros like each.
+    pub(crate) fn zeros_not_in_f32(&self) -> impl Iterator<Item = (ParamId, &str, AnyTensor)> {
+        let entries = self.entries.values();
+        let entries = entries.filter(|entry| entry.is_trained() && entry.dtype != DType::F32);
+        entries.map(|entry| {
+            let (shape, device) = (entry.shape.clone(), entry.device.clone().inner());
+            let zeros = with_rank!(
+                shape.num_dims(),
+                D => Tensor::<D>::zeros(shape, (&device, entry.dtype)).into()
+            );
+            (entry.id, &*entry.path, zeros)
+        })
     }
 
     /// Returns the sizes of the parameters with this role.

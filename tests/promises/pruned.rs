@@ -182,6 +182,53 @@ fn layer_that_returns_with_offload_starts_without_state() {
     }
 }
 
+/// A layer that returns takes all states through a record, and Burn loads them in f32.
+#[test]
+fn layer_that_returns_in_another_type_trains_or_is_refused() {
+    let device = &flex();
+    for (dtype, (optimizer, is_refused)) in product(
+        [FloatDType::BF16, FloatDType::F64],
+        [
+            (AdamWConfig::new().init(), true),
+            (ours::AdamWConfig::new().init(), false),
+            (SgdConfig::new().init(), false),
+        ],
+    ) {
+        let x = Tensor::<2>::ones([4, 3], device).cast(dtype);
+        let loss = |model: &Net, _| loss(model, x.clone());
+        let model = cast(init(device), dtype).unwrap();
+        let mut fused = FusedOptimizer::new_ok(model, optimizer);
+        train_fused(&mut fused, 1, RATE, loss);
+        let mut layer = fused.model().pop().unwrap();
+        fused.change_model_ok(without_last_layer);
+        train_fused(&mut fused, 1, RATE, loss);
+        let with = |layer: &Linear| {
+            let layer = layer.clone();
+            move |model: Net| [model, vec![layer]].concat()
+        };
+        let before = weights(&fused.model());
+        let returned = fused.change_model(with(&layer));
+        if is_refused {
+            let error = returned.unwrap_err();
+            assert_matches!(error, FusedError::UnsupportedParameter { path, .. } if path.starts_with("1."));
+            assert_says(&error, "`Param::initialized(ParamId::new(), param.val())`");
+            assert_says(&error, "`backburn::optim`");
+            assert_eq!(weights(&fused.model()), before);
+            train_fused(&mut fused, 1, RATE, loss);
+            layer.weight = Param::initialized(ParamId::new(), layer.weight.val());
+            let bias = layer
+                .bias
+                .map(|bias| Param::initialized(ParamId::new(), bias.val()));
+            layer.bias = bias;
+            fused.change_model_ok(with(&layer));
+        } else {
+            returned.unwrap();
+        }
+        train_fused(&mut fused, 2, RATE, loss);
+        assert_eq!(fused.last_step().updated, 4);
+    }
+}
+
 /// A training with another config, or another training with the same optimizer, accepts a removed layer again.
 #[test]
 fn layer_that_returns_to_other_config_or_training_trains() {

@@ -34,6 +34,22 @@ impl<M: Module> Core<M> {
     ) -> Result<(), FusedError> {
         let ranks = self.ranks.changed(change, &self.policies.config)?;
         self.and_collect(());
+        let inventory = &ranks.attached().inventory;
+        let optimizer = self.ranks.session().optimizer.lock();
+        let returned = optimizer.returned(|id| inventory.get(id).is_some());
+        let returned =
+            returned.filter(|_| !optimizer.survives_record(inventory.zeros_not_in_f32()));
+        drop(optimizer);
+        if let Some(entry) = returned.and_then(|id| inventory.get(id)) {
+            return Err(FusedError::UnsupportedParameter {
+                path: entry.path.to_string(),
+                reason: "an earlier `change_model` removed it with its optimizer state. If it returns under the same id, all \
+                states go through a record, which Burn loads in the default float type instead of that of the parameters, and \
+                this optimizer can't step them. Return it under a new id (`Param::initialized(ParamId::new(), param.val())`), or train with an \
+                optimizer of `backburn::optim`"
+                    .to_string(),
+            });
+        }
         self.replace_ranks(ranks);
         Ok(())
     }
