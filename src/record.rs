@@ -2,7 +2,8 @@
 
 mod sample;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::path::Path;
 
 use burn::module::{Module, ParamId};
 use burn::optim::{ModuleOptimizer, OptimizerRecord, SgdConfig};
@@ -18,14 +19,54 @@ use crate::optimizer_record::{
     stock_can_ignore, to_bytes, unreadable, write,
 };
 use crate::parameters::{Parameter, list};
-use crate::shared_optimizer::{EXTRA_STATE_ID, ExtraState, average_id, is_average};
+use crate::shared_optimizer::{EXTRA_STATE_ID, ExtraState, average_id, is_average, orthogonalizes};
 
 use sample::Sample;
 
+/// The states of Muon and of SGD with momentum have the same name.
+const VELOCITY: &str = "momentum.velocity";
+
+/// Returns the paths of the parameters whose velocity in the record `file` belongs to Muon. `fresh` is the optimizer that saved it.
+/// Returns `None` if the record contains no velocity.
+pub(crate) fn orthogonalized(file: &Path, fresh: &ModuleOptimizer) -> Option<BTreeSet<String>> {
+    let reader = burn_pack::Reader::from_file(file).ok()?;
+    let names = reader.tensor_names().into_iter();
+    let names = names.filter(|name| name.contains(VELOCITY));
+    let ids: BTreeSet<_> = names.filter_map(|name| name.split('.').next()).collect();
+    let orthogonalized = |id: &str| {
+        let path = reader.metadata().get(id)?;
+        let id = id.parse::<u64>().ok()?;
+        orthogonalizes(fresh, id.into(), path).then(|| path.clone())
+    };
+    (!ids.is_empty()).then(|| ids.into_iter().filter_map(orthogonalized).collect())
+}
+
+/// Returns an error unless Muon saved the velocity of a parameter and loads it, or neither. `saved` are the paths whose
+/// velocity belongs to Muon.
+fn check_velocity(
+    id: ParamId,
+    state: &RecordedState,
+    saved: &BTreeSet<String>,
+    empty: &ModuleOptimizer,
+) -> Result<(), FusedError> {
+    let path = state.path.clone().unwrap_or_default();
+    let velocity = state.names().find(|name| name.contains(VELOCITY));
+    match velocity {
+        Some(velocity) if saved.contains(&path) != orthogonalizes(empty, id, &path) => {
+            Err(FusedError::RecordOfAnotherOptimizer {
+                state: velocity.to_string(),
+                path,
+            })
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Returns `optimizer` with the states in `record`, if they are states of the parameters of `model`
-/// and `optimizer` can load them all.
+/// and `optimizer` can load them all. `orthogonalized` are the paths whose velocity belongs to Muon, if they are known.
 pub(crate) fn load<M: Module>(
     record: OptimizerRecord,
+    orthogonalized: Option<&BTreeSet<String>>,
     optimizer: &ModuleOptimizer,
     model: &M,
 ) -> Result<ModuleOptimizer, FusedError> {
@@ -33,7 +74,10 @@ pub(crate) fn load<M: Module>(
     let [states, averages] = states(bytes.clone())?;
     let empty = optimizer.clone().load_record(OptimizerRecord::default());
     let parameters = check_fit(&states, model, &empty)?;
-    for state in states.into_values() {
+    for (id, state) in states {
+        if let Some(orthogonalized) = orthogonalized {
+            check_velocity(id.into(), &state, orthogonalized, &empty)?;
+        }
         check_loads(state, &empty)?;
     }
     check_averages(averages, &parameters)?;

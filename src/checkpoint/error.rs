@@ -57,7 +57,11 @@ pub enum CheckpointError {
     },
 
     /// The saved optimizer state does not fit the optimizer in training.
-    #[error("{file} does not fit the optimizer of the training: {error}", file = file.display())]
+    #[error(
+        "{file} does not fit the optimizer of the training: {error}. To continue without its states, load the record of \
+        `Checkpoint::model` into the model and create the training with it",
+        file = file.display()
+    )]
     Optimizer {
         /// The file.
         file: PathBuf,

@@ -231,7 +231,8 @@ impl Checkpoint {
             .map_err(|error| CheckpointError::cannot_write(&optimizer, error))?;
         folder::write(&temporary.join(SCHEDULER), &scheduler)?;
         folder::write(&temporary.join(USER_DATA), &user_data)?;
-        Training::write(temporary, step, self.trained_only)?;
+        let orthogonalized = training.core().orthogonalized(&optimizer);
+        Training::write(temporary, step, self.trained_only, orthogonalized)?;
         folder::flush_folder(temporary)
     }
 
@@ -272,8 +273,13 @@ impl Checkpoint {
         let (model, optimizer) = (folder.join(MODEL), folder.join(OPTIMIZER));
         let state = OptimizerRecord::load(&optimizer)
             .map_err(|error| CheckpointError::unreadable(&optimizer, error))?;
-        let trained_only = saved.trained_only;
-        let resumed = training.core_mut().resume(&model, trained_only, state);
+        let core = training.core_mut();
+        let resumed = core.resume(
+            &model,
+            saved.trained_only,
+            state,
+            saved.orthogonalized.as_ref(),
+        );
         resumed.map_err(|error| match error {
             ResumeError::Model(error) => CheckpointError::of_model(&model, error),
             ResumeError::Optimizer(error) => CheckpointError::Optimizer {

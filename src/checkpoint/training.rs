@@ -1,6 +1,6 @@
 //! `training.json`, the manifest of a checkpoint.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read};
 use std::path::{Path, PathBuf};
@@ -30,6 +30,9 @@ pub(super) struct Training {
     pub(super) step: u64,
     /// `true` if the model file has no frozen parameters.
     pub(super) trained_only: bool,
+    /// The paths of the parameters that Muon updates; `None` if neither Muon nor SGD with momentum updates a parameter.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) orthogonalized: Option<BTreeSet<String>>,
     files: BTreeMap<String, Checksum>,
 }
 
@@ -45,6 +48,7 @@ impl Training {
         folder: &Path,
         step: u64,
         trained_only: bool,
+        orthogonalized: Option<BTreeSet<String>>,
     ) -> Result<(), CheckpointError> {
         let mut files = BTreeMap::new();
         for name in ALL {
@@ -57,6 +61,7 @@ impl Training {
             format: FORMAT,
             step,
             trained_only,
+            orthogonalized,
             files,
         };
         let bytes = serde_json::to_vec_pretty(&training).expect("all keys are strings");

@@ -15,6 +15,7 @@ use burn::tensor::{Bytes, Device, Tensor};
 
 pub(crate) use extra_state::{EXTRA_STATE_ID, ExtraState, average_id, is_average};
 pub(crate) use offloaded::Eviction;
+pub(crate) use query::orthogonalizes;
 
 use offloaded::OffloadedStates;
 use removed::{RemovedOptimizer, RemovedParameters};

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use burn::module::ParamId;
+use burn::optim::ModuleOptimizer;
 use burn::tensor::{DType, Device, Tensor};
 
 use super::states::{joined, written};
@@ -76,4 +77,21 @@ impl SharedOptimizer {
         });
         names.collect::<BTreeSet<_>>().into_iter().collect()
     }
+}
+
+/// Returns `true` if `fresh`, an optimizer without states, orthogonalizes the update of this parameter, as Muon does.
+pub(crate) fn orthogonalizes(fresh: &ModuleOptimizer, id: ParamId, path: &str) -> bool {
+    let device = host(&Device::default());
+    let matrix = |[a, b]: [f64; 2]| -> AnyTensor {
+        Tensor::<2>::from_data([[a, b], [b, a]], (&device, DType::F32)).into()
+    };
+    let (weight, gradient) = (matrix([0.0, 0.0]), matrix([1e-3, 0.9e-3]));
+    let step = || {
+        let stepped = step_one(&mut fresh.clone(), 1.0.into(), path, id, weight, gradient);
+        let stepped = stepped.of_rank::<2>().into_data();
+        stepped.iter::<f32>().collect::<Vec<_>>()
+    };
+    // The nearest orthogonal matrix is the identity. Other optimizers move all elements about as far.
+    let moved = Call::default().make(step).0;
+    moved.is_ok_and(|moved| moved.len() == 4 && moved[1].abs() < 0.6 * moved[0].abs())
 }

@@ -1,5 +1,6 @@
 //! Changes between two steps: of the model, or of the whole training from records.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use burn::module::Module;
@@ -54,20 +55,22 @@ impl<M: Module> Core<M> {
         Ok(())
     }
 
-    /// Resumes from the model in `file`, or only its trained parameters, and this optimizer state. After an error
-    /// nothing has changed.
+    /// Resumes from the model in `file`, or only its trained parameters, and this optimizer state, whose velocities belong to Muon if
+    /// their paths are `orthogonalized`. After an error nothing has changed.
     pub(crate) fn resume(
         &mut self,
         file: &Path,
         trained_only: bool,
         optimizer: OptimizerRecord,
+        orthogonalized: Option<&BTreeSet<String>>,
     ) -> Result<(), ResumeError> {
         // Loads directly to the location of the masters, so that no device has to hold the whole model.
         let model = self.ranks.export(AttachedModule::export_in_place);
         let trained = trained_only.then(|| self.trained_in(&model));
         let model = load_same(model, file, trained.as_ref()).map_err(ResumeError::Model)?;
         let fresh = self.ranks.session().optimizer.lock().fresh();
-        let optimizer = record::load(optimizer, &fresh, &model).map_err(ResumeError::Optimizer)?;
+        let optimizer = record::load(optimizer, orthogonalized, &fresh, &model);
+        let optimizer = optimizer.map_err(ResumeError::Optimizer)?;
         let ranks = self.ranks.with_model(model, &self.policies.config);
         self.replace_ranks(ranks.map_err(ResumeError::Fused)?);
         self.load_state(|shared| shared.start_over(optimizer));

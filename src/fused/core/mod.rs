@@ -9,8 +9,9 @@ mod statistics;
 mod step;
 mod two_passes;
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::fmt::{Display, Formatter};
+use std::path::Path;
 use std::sync::Arc;
 
 use burn::module::{Module, ParamGroup, ParamId};
@@ -271,6 +272,12 @@ impl<M: Module> Core<M> {
         self.ranks.session().optimizer.lock().to_record()
     }
 
+    /// Returns the paths whose velocity in `file`, a record of this optimizer, belongs to Muon; `None` without a velocity.
+    pub(crate) fn orthogonalized(&self, file: &Path) -> Option<BTreeSet<String>> {
+        let fresh = self.ranks.session().optimizer.lock().fresh();
+        record::orthogonalized(file, &fresh)
+    }
+
     /// Returns the current optimizer state.
     pub(super) fn to_record(&self) -> OptimizerRecord {
         let record = self.optimizer_record();
@@ -283,7 +290,7 @@ impl<M: Module> Core<M> {
     /// Loads the optimizer state. After an error it is unchanged.
     pub(super) fn load_record(&mut self, record: OptimizerRecord) -> Result<(), FusedError> {
         let optimizer = self.ranks.session().optimizer.lock().with_all_states();
-        let loaded = record::load(record, &optimizer, &self.ranks.attached().module)?;
+        let loaded = record::load(record, None, &optimizer, &self.ranks.attached().module)?;
         drop(optimizer);
         self.load_state(|optimizer| drop(optimizer.replace(loaded)));
         Ok(())

@@ -349,6 +349,52 @@ fn compact_checkpoint_is_small_and_resumes_same() {
     assert!(compact * 2 < full);
 }
 
+/// The states of Muon and of SGD with momentum have the same names.
+#[test]
+fn checkpoint_of_muon_is_refused_by_sgd_and_reverse() {
+    type Optimizers = [fn() -> burn::optim::ModuleOptimizer; 2];
+    let muons: Optimizers = [
+        || optim::MuonConfig::new().init(),
+        || burn::optim::MuonConfig::new().init(),
+    ];
+    let sgds: Optimizers = [
+        || {
+            optim::SgdConfig::new()
+                .with_momentum(Some(MomentumConfig::new()))
+                .init()
+        },
+        sgd,
+    ];
+    let adams: Optimizers = [
+        || optim::AdamConfig::new().init(),
+        || AdamWConfig::new().init(),
+    ];
+    let fused = |optimizer: fn() -> _| FusedOptimizer::new_ok(Small::init(), optimizer());
+    for (same, others) in [(muons, &sgds[..]), (sgds, &muons), (adams, &[])] {
+        for saves in same {
+            let mut training = fused(saves);
+            step(&mut training);
+            let (checkpoint, _folder) = saved(&training);
+            for loads in same {
+                checkpoint.load::<()>(&mut fused(loads)).unwrap();
+            }
+            for other in others {
+                let mut training = fused(*other);
+                let before = contents(&training);
+                let refused = checkpoint.load::<()>(&mut training).unwrap_err();
+                assert!(contents(&training) == before);
+                let CheckpointError::Optimizer { error, .. } = &refused else {
+                    panic!("{refused}");
+                };
+                assert_matches!(error, FusedError::RecordOfAnotherOptimizer { path, .. } if path == "weight");
+                assert_says(&refused, "load the record of `Checkpoint::model`");
+                let model = Small::init().load_record(checkpoint.model().unwrap());
+                step(&mut FusedOptimizer::new_ok(model, other()));
+            }
+        }
+    }
+}
+
 /// A model with rows without elements, and a layer.
 #[derive(Module, Debug)]
 struct Empty {
