@@ -101,6 +101,14 @@ impl Budget {
             Self::Machine => machine(),
         }
     }
+
+    /// Returns the largest number of bytes that the planner may take to find a larger budget, if nothing fits this one.
+    pub(super) fn most(self, device: &Device) -> usize {
+        match self {
+            Self::Bytes(_) if device.memory_pool_usage().is_none() => machine().unwrap_or(0),
+            Self::Bytes(_) | Self::Machine => 0,
+        }
+    }
 }
 
 fn unknown(reason: &str) -> PlanError {

@@ -15,14 +15,18 @@ pub enum PlanError {
 
     /// No candidate fits the budget.
     #[error(
-        "the training does not fit {budget} bytes: it takes about {least}, {missing} more. {advice}",
+        "the training does not fit {budget} bytes: it takes {at_least}{least}, {missing} more. {advice}",
+        at_least = if *is_enough { "" } else { "at least " },
         missing = least.saturating_sub(*budget)
     )]
     NothingFits {
         /// The bytes of the budget.
         budget: usize,
-        /// Approximate peak bytes of the smallest candidate, or of the measurement if no pass was completed.
+        /// A larger budget, in bytes.
         least: usize,
+        /// `true` if a plan fits the budget `least`. `false` if larger budgets were not tried, because they could exceed the memory of
+        /// the machine or of the device; `least` is then a lower bound.
+        is_enough: bool,
         /// Options that would help.
         advice: String,
     },

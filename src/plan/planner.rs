@@ -138,6 +138,9 @@ where
     /// in bf16 and on the host are tried only if nothing else fits. The dry runs draw random numbers: seed the device afterwards. The
     /// measurement covers the whole process, or the device: don't train anything else at the same time.
     ///
+    /// If nothing fits, larger budgets are tried until one is enough, up to [the memory of the machine](Budget::Machine). On a device with
+    /// its own memory none is tried.
+    ///
     /// # Errors
     ///
     /// - If nothing fits: the error contains the missing bytes and options that would help.
@@ -162,15 +165,64 @@ where
         }
         let alone = MEASURING.try_lock();
         let _alone = alone.ok_or(MemoryError::AlreadyRecording)?;
-        let model = (self.init)();
+        let initial = (self.init)();
+        let model = Outline::of(&initial);
         let device = self.device.clone();
-        let device = device.or_else(|| model.devices().into_iter().next());
+        let device = device.or_else(|| initial.devices().into_iter().next());
+        drop(initial);
         let device = device.unwrap_or_default();
         check_device(&device, FloatDType::F32)?;
         let device = device.inner();
-        let budget = budget.into().bytes(&device)?;
+        let budget = budget.into();
+        let bytes = budget.bytes(&device)?;
         warm_threads(&device);
-        let before = held(&device)?;
+        let planned = self.within(bytes, &model, &device, &loss);
+        let Err(PlanError::NothingFits { least, advice, .. }) = planned else {
+            return planned;
+        };
+        let enough = self.enough([bytes, least, budget.most(&device)], &model, &device, &loss)?;
+        Err(PlanError::NothingFits {
+            budget: bytes,
+            least: enough.unwrap_or(least),
+            is_enough: enough.is_some(),
+            advice,
+        })
+    }
+
+    /// Returns a budget of at least `least` and at most `most` bytes that a plan fits, where no plan fits `budget`.
+    fn enough<L: Loss>(
+        &self,
+        [budget, mut least, most]: [usize; 3],
+        model: &Outline,
+        device: &Device,
+        loss: &impl Fn(&M, usize) -> L,
+    ) -> Result<Option<usize>, PlanError> {
+        let mut tried = budget;
+        loop {
+            // A lower bound can be one byte more than the budget.
+            tried = least.max(tried.saturating_add(tried / 10));
+            if tried > most {
+                return Ok(None);
+            }
+            (self.progress)(&format!("nothing fits, so a budget of {tried} bytes"));
+            match self.within(tried, model, device, loss) {
+                // The buffers of threads differ from run to run.
+                Ok(_) => return Ok(Some(tried + tried / 50)),
+                Err(PlanError::NothingFits { least: more, .. }) => least = more,
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Returns the first plan that fits `budget`.
+    fn within<L: Loss>(
+        &self,
+        budget: usize,
+        model: &Outline,
+        device: &Device,
+        loss: &impl Fn(&M, usize) -> L,
+    ) -> Result<Plan<O>, PlanError> {
+        let before = held(device)?;
         let has_own_memory = device.memory_pool_usage().is_some();
         let mut search = Search {
             batch: self.batch,
@@ -186,20 +238,13 @@ where
             too_large: Vec::new(),
             refused_bf16: None,
         };
-        let key = ModelKey::of(&model);
-        let has_statistics = !running_statistics(&model).is_empty();
-        let sizes: Vec<_> = list(&model)
-            .into_iter()
-            .map(|it| (it.param.shape().num_elements(), it.param.is_initialized()))
-            .collect();
-        drop(model);
         for storage in search.storages() {
             // Offloaded weights are created on the host.
             let are_elsewhere = storage.on_host && self.device.is_some();
             let weights = if are_elsewhere {
                 0
             } else {
-                storage.making(&sizes)
+                storage.making(&model.sizes)
             };
             let least = before + weights + FIRST_PASS_BYTES;
             if least > budget {
@@ -207,9 +252,9 @@ where
                 continue;
             }
             if !storage.in_bf16 {
-                self.search_with(storage, &mut search, &device, &loss)?;
+                self.search_with(storage, &mut search, device, loss)?;
             } else {
-                let tried = catch(|| self.search_with(storage, &mut search, &device, &loss));
+                let tried = catch(|| self.search_with(storage, &mut search, device, loss));
                 let refused = match tried {
                     Ok(Ok(())) => None,
                     Ok(Err(PlanError::Fused(error))) => Some(error.to_string()),
@@ -229,8 +274,8 @@ where
                     &search,
                     &choice,
                     &self.optimizer,
-                    key,
-                    has_statistics,
+                    model.key.clone(),
+                    model.has_statistics,
                 ));
             }
         }
@@ -291,6 +336,27 @@ where
             }
         }
         Ok(())
+    }
+}
+
+/// The properties of a model that the planner needs while the model itself does not exist.
+struct Outline {
+    key: ModelKey,
+    has_statistics: bool,
+    /// The number of elements of each parameter; `true` if it has a value.
+    sizes: Vec<(usize, bool)>,
+}
+
+impl Outline {
+    fn of<M: Module>(model: &M) -> Self {
+        let parameters = list(model).into_iter().map(|it| it.param);
+        Self {
+            key: ModelKey::of(model),
+            has_statistics: !running_statistics(model).is_empty(),
+            sizes: parameters
+                .map(|param| (param.shape().num_elements(), param.is_initialized()))
+                .collect(),
+        }
     }
 }
 

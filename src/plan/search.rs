@@ -122,7 +122,7 @@ impl Search {
         })
     }
 
-    /// Returns the error if nothing fits, with the missing bytes of the smallest candidate, and advice.
+    /// Returns the error if nothing fits, with a lower bound of the bytes of the smallest candidate, and advice.
     pub(super) fn nothing_fits(&self) -> PlanError {
         let candidates = self.candidates().0.into_iter();
         let least = candidates.map(|it| it.device_bytes).min().unwrap_or(0);
@@ -147,6 +147,7 @@ impl Search {
         PlanError::NothingFits {
             budget: self.budget,
             least: least.max(self.budget.saturating_add(1)),
+            is_enough: false,
             advice: advice.join(" "),
         }
     }
