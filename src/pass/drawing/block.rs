@@ -1,0 +1,156 @@
+//! The random numbers of a block, in its first run and in its recomputation.
+
+use std::sync::Arc;
+
+use burn::tensor::Device;
+use parking_lot::Mutex;
+
+use super::SinceSeed;
+use super::observations::{BLOCKS, Draws, REST};
+use crate::error::FusedError;
+use crate::lock::is_in_pool;
+use crate::pass::{Scope, Stage};
+use crate::random::{RandomStream, RngLock, Run, locked_error, system_seed};
+
+/// The source of the random numbers of a block.
+#[derive(Clone, Debug)]
+pub(crate) enum BlockNumbers {
+    /// The block draws from its own stream.
+    Repeated(Arc<SinceSeed>),
+    /// The block draws nothing in both of its runs.
+    Nothing,
+    /// The block draws what all threads share: another run has the lock of the generators.
+    Shared,
+}
+
+/// The first run of a block, with its own random numbers.
+pub(crate) struct RandomRun {
+    scope: Scope,
+    pub(crate) numbers: RandomStream,
+    pub(crate) kind: BlockNumbers,
+    /// The lock of the generators, and the turn. A nested block uses the locks of the outer block.
+    _locks: Option<(Arc<RngLock>, RngLock)>,
+}
+
+impl Scope {
+    /// Begins the first run of the block with this name, which draws on `devices`.
+    ///
+    /// # Errors
+    ///
+    /// If blocks of this model have drawn before, and another training or thread has the lock of the generators.
+    pub(crate) fn begin_random(
+        &self,
+        name: &str,
+        devices: Vec<Device>,
+    ) -> Result<RandomRun, FusedError> {
+        let pass = &self.pass;
+        let known = pass.blocks.observations.draws.lock()[BLOCKS];
+        let outer = self.block_numbers();
+        let locks = match outer {
+            None => self.lock_block(&devices, known != Draws::Nothing),
+            Some(_) => None,
+        };
+        let kind = match (outer, &locks) {
+            (None, None) if known == Draws::Numbers => {
+                return Err(locked_error(format!("the block `{name}`")));
+            }
+            (None, None) => BlockNumbers::Shared,
+            (None, Some(_)) | (Some(BlockNumbers::Repeated(_)), _) => {
+                BlockNumbers::Repeated(Arc::default())
+            }
+            (Some(outer), _) => outer.clone(),
+        };
+        let numbers = RandomStream::new(devices, |device| match (&kind, outer) {
+            (BlockNumbers::Shared, None) => system_seed(),
+            _ => self.next_seed(device),
+        });
+        match &kind {
+            BlockNumbers::Repeated(own) => {
+                let (place, outer) = self.outer_numbers();
+                pass.observe(place, outer);
+                pass.blocks.draw_on(&numbers.devices);
+                numbers.start();
+                *own.lock() = Some(numbers.clone());
+            }
+            BlockNumbers::Shared => {
+                let found = &mut pass.drawing.found.lock()[BLOCKS];
+                if *found == Draws::Nothing {
+                    *found = Draws::Unknown;
+                }
+            }
+            BlockNumbers::Nothing => {}
+        }
+        Ok(RandomRun {
+            scope: self.clone(),
+            numbers,
+            kind,
+            _locks: locks,
+        })
+    }
+
+    /// Locks the generators for a block on `devices`. If another run has them, waits for them if `waits`, but never on a thread of
+    /// a rayon pool. Returns `None` without the lock.
+    fn lock_block(&self, devices: &[Device], waits: bool) -> Option<(Arc<RngLock>, RngLock)> {
+        let drawing = &self.pass.drawing;
+        let lock = {
+            let mut lock = drawing.lock.lock();
+            if lock.is_none() && !waits && !matches!(*self.pass.stage.lock(), Stage::Over) {
+                // Blocks that have drawn nothing are observed where that costs no wait: they may begin to draw.
+                *lock = RngLock::of_process(devices, false).map(Arc::new);
+            }
+            lock.clone()?
+        };
+        let turn = RngLock::take(self.turns(), devices, waits && !is_in_pool())?;
+        Some((lock, turn))
+    }
+
+    /// Returns the turns of blocks: among all ranks, or within the turn of this rank.
+    fn turns(&self) -> &Arc<Mutex<()>> {
+        match self.pass.drawing.turn.lock().is_some() {
+            true => &self.pass.drawing.block_turns,
+            false => &self.pass.blocks.observations.turns,
+        }
+    }
+
+    /// Takes the turn for the recomputation of the block with this name, which draws `numbers` again.
+    ///
+    /// # Errors
+    ///
+    /// If another rank keeps its turn and makes no progress.
+    pub(crate) fn repeat_random(
+        &self,
+        name: &str,
+        numbers: &RandomStream,
+    ) -> Result<RngLock, FusedError> {
+        let turn = RngLock::take(self.turns(), &numbers.devices, true);
+        turn.ok_or_else(|| locked_error(format!("the block {name}")))
+    }
+
+    /// Returns the numbers of the run outside of a block in this scope.
+    fn outer_numbers(&self) -> (usize, &SinceSeed) {
+        match self.block_numbers() {
+            Some(BlockNumbers::Repeated(outer)) => (BLOCKS, outer),
+            _ => (REST, &self.pass.drawing.rest),
+        }
+    }
+}
+
+impl RandomRun {
+    /// Ends the run. Returns its numbers, and how it draws.
+    pub(crate) fn end(self) -> (RandomStream, BlockNumbers) {
+        let BlockNumbers::Repeated(own) = &self.kind else {
+            return (self.numbers, self.kind);
+        };
+        let pass = &self.scope.pass;
+        pass.observe(BLOCKS, own);
+        let mut next = self.numbers.clone();
+        next.advance(Run::Block);
+        let (_, outer) = self.scope.outer_numbers();
+        *outer.lock() = Some(next);
+        let kind = match pass.drawing.found.lock()[BLOCKS] {
+            Draws::Numbers => self.kind,
+            _ => BlockNumbers::Nothing,
+        };
+        (self.numbers, kind)
+    }
+}
