@@ -219,12 +219,13 @@ pub enum FusedError {
     )]
     RunsTwice,
 
-    /// Two runs that must draw equal random numbers drew different ones: another thread used Burn's generator, which all
-    /// threads of the process share.
+    /// Two runs that must draw equal random numbers drew different ones: other code used Burn's generators, which all threads of the
+    /// process share.
     #[error(
-        "{place} gave another result than the first. Another thread used Burn's random generators, which all threads \
-        share, or the closure is not deterministic (it has its own generator, or took another branch). {unmoved}. Draw \
-        noise inside the closure of the step, or in the batcher from a separate generator (the crate `rand`)"
+        "{place} gave another result than the first. Other code used Burn's random generators in between (on another thread, or in \
+        another training that this thread of a rayon pool began while it waited), or the closure is not deterministic (it has its own \
+        generator, or took another branch). {unmoved}. Draw noise inside the closure of the step, or in the batcher from a separate \
+        generator (the crate `rand`); run each training on a thread of its own (`std::thread::spawn`)"
     )]
     RandomNumbers {
         /// The pass or block whose results differ.
