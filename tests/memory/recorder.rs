@@ -1,7 +1,7 @@
 //! The memory recorder counts correctly in stock and fused training.
 
 use backburn::memory::{
-    MemoryError, MemoryRecorder, MemoryTimeline, PeakMemoryMetric, Phase, Sample,
+    self, MemoryError, MemoryRecorder, MemoryTimeline, PeakMemoryMetric, Phase, Sample,
 };
 
 use super::*;
@@ -95,6 +95,17 @@ fn recorded_peak_matches_independent_counter() {
             assert_eq!(timeline.lost, 0);
         }
     });
+}
+
+/// A thread adds small amounts to the counter from time to time, and at its end.
+#[test]
+fn bytes_of_ended_threads_are_counted() {
+    let _alone = alone();
+    let before = memory::live(&device()).unwrap();
+    let threads = (0..500).map(|_| std::thread::spawn(|| vec![0_u8; 3000]).join());
+    let held: Vec<_> = threads.collect::<Result<_, _>>().unwrap();
+    let counted = memory::live(&device()).unwrap() - before;
+    assert_near(counted, 3000 * held.len(), 0.05);
 }
 
 #[test]

@@ -8,10 +8,19 @@ static PEAK: AtomicUsize = AtomicUsize::new(0);
 /// Largest number of bytes that a thread may leave out of `LIVE`.
 const PENDING_BYTES: usize = 4096;
 
+/// Bytes that a thread has not added to `LIVE` yet.
+struct Pending(Cell<isize>);
+
+impl Drop for Pending {
+    /// Adds the bytes of a thread that ends.
+    fn drop(&mut self) {
+        add(self.0.get());
+    }
+}
+
 thread_local! {
-    /// Bytes that this thread has not added to `LIVE` yet. It needs no memory and no destructor, so
-    /// the allocator may use it.
-    static PENDING: Cell<isize> = const { Cell::new(0) };
+    // The allocator may use it: the standard library registers its destructor without the global allocator (since Rust 1.93).
+    static PENDING: Pending = const { Pending(Cell::new(0)) };
 }
 
 /// Returns `true` if the program runs on the recording allocator.
@@ -35,19 +44,21 @@ pub(crate) fn take_peak() -> usize {
 
 /// Adds the pending bytes of this thread to `LIVE`.
 pub(super) fn flush_pending() {
-    add(PENDING.with(|pending| pending.replace(0)));
+    add(PENDING.with(|pending| pending.0.replace(0)));
 }
 
 /// Adds to the bytes in use. A thread first collects small amounts, because an atomic addition for each would slow down
 /// a training step.
 #[inline]
 pub(super) fn count(change: isize) {
-    let change = PENDING.with(|pending| {
+    let counted = PENDING.try_with(|Pending(pending)| {
         let sum = pending.get() + change;
         let small = sum.unsigned_abs() < PENDING_BYTES;
         pending.set(if small { sum } else { 0 });
         if small { 0 } else { sum }
     });
+    // After the destructor of the thread.
+    let change = counted.unwrap_or(change);
     if change != 0 {
         add(change);
     }
