@@ -1,10 +1,10 @@
+use backburn_base::lift;
 use burn::module::Module;
 use burn::tensor::{DType, FloatDType, Tensor};
 
 use crate::device::check_has;
 use crate::error::FusedError;
 use crate::parameters::{map_params, running_statistics};
-use crate::tap::lift;
 
 /// Casts the float parameters of `model` to `dtype`, one after the other: at most one parameter exists in both types.
 /// Integers, booleans, quantized values and the running statistics of normalization layers keep their types.

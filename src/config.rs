@@ -1,9 +1,9 @@
 use backburn_base::config_struct;
+use backburn_optim::WeightAveragingConfig;
 use burn::tensor::FloatDType;
 
 use crate::error::FusedError;
 use crate::offload::OffloadConfig;
-use crate::optim::WeightAveragingConfig;
 use crate::pass::GradientCheckpointingConfig;
 use crate::placement::PlacementPolicy;
 use crate::policy::{GlobalNormClippingConfig, LossScalingConfig, Overflow};

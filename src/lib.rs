@@ -130,14 +130,14 @@ mod weight_names;
 mod weights;
 mod worker;
 
-use backburn_base::caught;
+pub use backburn_base::ModelKey;
 #[doc(inline)]
 pub use backburn_derive::Activations;
 #[doc(inline)]
 pub use backburn_memory as memory;
 #[doc(inline)]
 pub use backburn_optim as optim;
-use backburn_optim::optimizer_record;
+pub use backburn_optim::WeightAveragingConfig;
 pub use cast::cast;
 pub use checkpoint::{Checkpoint, CheckpointError, Progress, Resumable};
 pub use config::FusedConfig;
@@ -157,8 +157,6 @@ pub use load_store::{LoadError, load_from_store, load_quantized_from_store};
 pub use loss::Loss;
 pub use observer::{StepEvent, StepObserver};
 pub use offload::{Offload, OffloadConfig, OffloadHost, OffloadedBlocks};
-pub use optim::WeightAveragingConfig;
-pub use parameters::ModelKey;
 pub use pass::{GradientCheckpointingConfig, StepContext, scale_loss};
 pub use plan::{Budget, Candidate, Plan, PlanError, PlannedOptimizer, Planner, Technique};
 pub use policy::{

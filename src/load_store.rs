@@ -3,14 +3,14 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+use backburn_base::{host, list};
 use burn::module::{Module, Param, ParamId};
 use burn::store::{ApplyResult, ModuleSnapshot, ModuleStore};
 use burn::tensor::{DType, FloatDType, Tensor};
 
 use crate::cast::{check_devices, leaf_in};
-use crate::device::host;
 use crate::error::FusedError;
-use crate::parameters::{Loading, TakeOver, empty, list, running_statistics};
+use crate::parameters::{Loading, TakeOver, empty, running_statistics};
 use crate::quantized::{AdaptedBase, QuantizedLora, is_placeholder};
 
 /// An error in loading weights from a file.

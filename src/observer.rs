@@ -4,11 +4,12 @@ use std::collections::HashMap;
 use std::fmt::{Debug, Formatter};
 use std::sync::Arc;
 
+use backburn_memory as memory;
+use backburn_memory::{BlockRun, Category, Phase};
 use burn::tensor::Tensor;
 use parking_lot::Mutex;
 
 use crate::lock;
-use crate::memory::{self, BlockRun, Category, Phase};
 
 /// An event of a step, in the order of time on each device.
 #[derive(Clone, Copy, Debug)]

@@ -17,13 +17,12 @@ mod policy;
 
 use std::sync::Arc;
 
+use backburn_base::{AnyTensor, flush, transferred};
 use burn::module::ParamId;
 use burn::tensor::{DType, Device, FloatDType};
 
-use crate::device::{flush, transferred};
 use crate::error::FusedError;
 use crate::offload::{OffloadEngine, TransferWorkers};
-use crate::parameters::AnyTensor;
 use crate::replica::Membership;
 pub(crate) use policy::{PlacementPolicy, StorageTier};
 

@@ -12,9 +12,8 @@ use std::hash::BuildHasher;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use backburn_base::{is_cubecl, read_with_timeout};
 use burn::tensor::{DType, Device, Distribution, Tensor};
-
-use crate::device::{is_cubecl, read_with_timeout};
 
 pub(crate) use lock::{RngLock, UnlockedStep, locked_error};
 

@@ -5,20 +5,20 @@ mod sample;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
 
+use backburn_base::caught::catch_message;
+use backburn_base::{Parameter, list};
+use backburn_optim::AverageState;
+use backburn_optim::optimizer_record::{
+    RANK, RecordedState, compact_records, expected, is_of_elements, load_in_own_memory, read,
+    stock_can_ignore, to_bytes, unreadable, write,
+};
 use burn::module::{Module, ParamId};
 use burn::optim::{ModuleOptimizer, OptimizerRecord, SgdConfig};
 #[cfg(feature = "train")]
 use burn::store::ModuleRecord;
 use burn::tensor::{Bytes, Shape};
 
-use crate::device::catch_message;
 use crate::error::FusedError;
-use crate::optim::AverageState;
-use crate::optimizer_record::{
-    RANK, RecordedState, compact_records, expected, is_of_elements, load_in_own_memory, read,
-    stock_can_ignore, to_bytes, unreadable, write,
-};
-use crate::parameters::{Parameter, list};
 use crate::shared_optimizer::{EXTRA_STATE_ID, ExtraState, average_id, is_average, orthogonalizes};
 
 use sample::Sample;

@@ -2,10 +2,10 @@ use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::thread::{self, ThreadId};
 
+use backburn_base::caught::catch;
 use parking_lot::{Condvar, Mutex};
 use rayon::ThreadPoolBuilder;
 
-use crate::caught::catch;
 use crate::lock;
 
 type Job = Box<dyn FnOnce() + Send>;

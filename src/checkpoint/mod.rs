@@ -8,6 +8,7 @@ mod training;
 
 use std::path::{Path, PathBuf};
 
+use backburn_base::caught::catch_message;
 use burn::module::Module;
 use burn::optim::OptimizerRecord;
 use burn::store::ModuleRecord;
@@ -15,7 +16,6 @@ use burn::tensor::Bytes;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::device::catch_message;
 use crate::error::FusedError;
 use crate::fused::{FusedOptimizer, FusedReplicas, ResumeError, Trainer};
 pub use error::CheckpointError;

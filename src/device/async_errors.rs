@@ -1,13 +1,12 @@
 use std::sync::Arc;
 
+use backburn_base::{caught::catch_message, is_cubecl};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, backend_extension};
 use burn::tensor::{Device, Tensor};
 use burn_cubecl::tensor::CubeTensor;
 use parking_lot::Mutex;
 
-use super::catch_message;
-use super::is_cubecl;
 use crate::error::FusedError;
 
 /// A check for asynchronous errors: whether a kernel that writes one of the tensors has failed.

@@ -1,3 +1,5 @@
+use backburn_base::caught::catch_message;
+use backburn_base::{is_cubecl, is_remote, sync_with_timeout};
 #[cfg(any(feature = "cuda", feature = "rocm"))]
 use burn::backend::DispatchDevice;
 use burn::backend::{Backend, DTypeUsage, Dispatch};
@@ -5,7 +7,6 @@ use burn::tensor::{DType, Device, DeviceType, FloatDType};
 use parking_lot::Mutex;
 
 use super::self_test;
-use super::{catch_message, is_cubecl, is_remote, sync_with_timeout};
 use crate::error::FusedError;
 
 /// The devices and types that have passed: kernels are compiled once per process.

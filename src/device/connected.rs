@@ -1,6 +1,6 @@
+use backburn_base::{is_remote, sync_with_timeout};
 use burn::tensor::Device;
 
-use super::{is_remote, sync_with_timeout};
 use crate::error::FusedError;
 
 /// Returns an error if the server of one of the `devices` has not run all operations, or doesn't answer in time.

@@ -25,11 +25,6 @@ use burn::tensor::Tensor;
 pub(crate) use async_errors::AsyncErrors;
 #[cfg(not(feature = "cubecl"))]
 pub(crate) use async_errors_stub::AsyncErrors;
-pub(crate) use backburn_base::caught::catch_message;
-pub(crate) use backburn_base::{
-    copy_to_device, flush, forked, host, in_memory, is_cubecl, is_remote, of_data, read,
-    read_with_timeout, sync_with_timeout, to_device, transferred,
-};
 pub use check::check_device;
 pub(crate) use check::{check, check_all_there, check_has, has};
 pub(crate) use connected::check_connected;

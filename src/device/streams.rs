@@ -6,7 +6,7 @@ use burn_cubecl::cubecl::config::{CubeClRuntimeConfig, RuntimeConfig};
 /// Warns if `threads` concurrent threads share the streams of `device`: an operation of one then waits for the
 /// operations of another.
 pub(crate) fn check_streams(device: &Device, threads: usize) {
-    if super::is_cubecl(device)
+    if backburn_base::is_cubecl(device)
         && let Some(warning) = shared(CubeClRuntimeConfig::get().streaming.max_streams, threads)
     {
         log::warn!("{device:?}: {warning}");

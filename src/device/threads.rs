@@ -1,9 +1,8 @@
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
+use backburn_base::{is_cubecl, is_remote};
 use burn::tensor::{Device, Tensor};
-
-use super::{is_cubecl, is_remote};
 
 /// The longest time to wait for threads that are at work.
 const TIMEOUT: Duration = Duration::from_millis(500);

@@ -3,10 +3,10 @@
 mod resident;
 mod states;
 
+use backburn_base::caught::catch;
 use burn::module::Module;
 use burn::optim::ModuleOptimizer;
 
-use crate::caught::catch;
 use crate::config::FusedConfig;
 
 pub(crate) use resident::Resident;

@@ -2,15 +2,15 @@
 
 use std::collections::{HashMap, hash_map};
 
+use backburn_base::caught::Caught;
+use backburn_base::{AnyTensor, list, with_rank};
+use backburn_memory as memory;
+use backburn_optim::optimizer_record::{compact_records, read, to_bytes};
 use burn::module::{Module, ParamId};
 use burn::optim::ModuleOptimizer;
 use burn::tensor::{Device, Tensor};
 
-use crate::caught::Caught;
 use crate::error::FusedError;
-use crate::memory;
-use crate::optimizer_record::{compact_records, read, to_bytes};
-use crate::parameters::{AnyTensor, list, with_rank};
 use crate::shared_optimizer::SharedOptimizer;
 use crate::weights::Entry;
 

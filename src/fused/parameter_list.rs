@@ -1,12 +1,11 @@
 use std::fmt::{Display, Formatter};
 
+use backburn_base::{Parameter, list, weight_of_quantized_values};
 use burn::module::{Module, ParamId};
 use burn::tensor::Shape;
 
-use crate::parameters::list;
 use crate::shared_optimizer::SharedOptimizer;
 use crate::weights::Role;
-use backburn_base::weight_of_quantized_values;
 
 /// The parameters of a model in module order, each with its role and its optimizer state.
 ///
@@ -31,7 +30,7 @@ impl ParameterList {
         let parameters = list(model).into_iter();
         // Quantized values do not count as parameters in addition to their weights.
         let parameters = parameters.filter(|it| weight_of_quantized_values(&it.path).is_none());
-        let listed = |it: crate::parameters::Parameter| {
+        let listed = |it: Parameter| {
             let (id, shape) = (it.param.id(), it.param.shape());
             let role = role(id).unwrap_or(Role::Frozen);
             let asked = optimizer.filter(|_| role != Role::Frozen);

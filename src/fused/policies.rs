@@ -1,9 +1,9 @@
+use backburn_optim::{AccumulateInState, AverageState, ElementWiseOptimizer};
 use burn::optim::ModuleOptimizer;
 
 use crate::config::FusedConfig;
 use crate::error::FusedError;
 use crate::observer::Observers;
-use crate::optim::{AccumulateInState, AverageState, ElementWiseOptimizer};
 use crate::policy::{
     Accumulation, GlobalNormClippingConfig, GradientPipeline, GradientUse, Hooks, LossScale,
     Overflow, PolicyState,

@@ -1,8 +1,7 @@
+use backburn_base::AnyTensor;
 use burn::nn::LstmState;
 use burn::nn::attention::MhaOutput;
 use burn::tensor::{Bool, Int, Tensor};
-
-use crate::parameters::AnyTensor;
 
 /// An input or output of a checkpointed block: tensors, and tuples, options and vectors of
 /// them; [`Constant`](crate::Constant)s; Burn's [`LstmState`] and [`MhaOutput`]. Build Burn's structs with private fields, such as

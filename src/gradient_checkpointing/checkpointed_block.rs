@@ -1,6 +1,8 @@
 use std::any::type_name;
 use std::sync::Arc;
 
+use backburn_base::caught::catch;
+use backburn_base::{is_cubecl, lift};
 use burn::backend::DispatchTensor;
 use burn::module::Module;
 use burn::tensor::Tensor;
@@ -9,14 +11,12 @@ use super::activations::Activations;
 use super::fingerprint::Fingerprint;
 use super::outputs::{OutputSpecs, backward_root};
 use super::saved_input::SavedInput;
-use crate::caught::catch;
-use crate::device::is_cubecl;
 use crate::error::FusedError;
 use crate::observer::StepEvent;
 use crate::parameters::Statistics;
 use crate::pass::{BlockNumbers, BlockReads, FailedIn, Scope};
 use crate::random::{RandomStream, Run};
-use crate::tap::{collect_graph, lift};
+use crate::tap::collect_graph;
 use crate::weights::{OwnLeaf, own_leaf, with_frozen, with_own_leaves};
 
 /// A block after its untracked first run, with the state for its recomputation.

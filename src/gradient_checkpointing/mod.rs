@@ -26,6 +26,7 @@ use std::any::type_name;
 use std::panic::resume_unwind;
 use std::sync::Arc;
 
+use backburn_base::lift;
 use burn::module::Module;
 use burn::tensor::GradientCheckpointingStrategy;
 
@@ -43,7 +44,6 @@ pub use tiled::gradient_checkpointing_tiled;
 use crate::observer::StepEvent;
 use crate::parameters::StatisticsGuard;
 use crate::pass::{BlockMode, FailedIn, RandomRun, Scope};
-use crate::tap::lift;
 use crate::weights::{
     TrackedTensor, is_in_stock_training, is_in_training, tracked_outside_of_masters,
     with_constants, with_frozen,

@@ -1,12 +1,12 @@
 use std::sync::Arc;
 
+use backburn_base::{lift, to_device};
 use burn::backend::DispatchTensor;
 use burn::tensor::{Device, GradientCheckpointingStrategy, Tensor};
 use parking_lot::Mutex;
 
-use crate::device::to_device;
 use crate::pass::{FailedIn, Pass};
-use crate::tap::{GradientSink, PassedGradients, lift, tap};
+use crate::tap::{GradientSink, PassedGradients, tap};
 use crate::weights::{TrackedTensor, Unused};
 
 /// A function that recomputes a block and runs its backward pass. Its arguments are the gradients of the outputs, `None` for an

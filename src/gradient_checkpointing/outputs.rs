@@ -2,16 +2,16 @@
 
 use std::sync::Arc;
 
+use backburn_base::{lift, to_device};
 use burn::backend::DispatchTensor;
 use burn::tensor::{DType, Device, GradientCheckpointingStrategy, Shape, Tensor};
 use parking_lot::Mutex;
 
 use super::activations::{Activations, each};
 use super::node::CheckpointNode;
-use crate::device::to_device;
 use crate::observer::StepEvent;
 use crate::pass::Pass;
-use crate::tap::{GradientSink, PassedGradients, lift, tap};
+use crate::tap::{GradientSink, PassedGradients, tap};
 
 /// Specs of the float tensors that a block returns.
 #[derive(Debug, Default)]

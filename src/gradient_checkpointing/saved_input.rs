@@ -1,9 +1,9 @@
 use std::sync::Arc;
 
+use backburn_base::{host, of_data};
 use burn::tensor::TensorData;
 
 use super::activations::Activations;
-use crate::device::{host, of_data};
 use crate::error::FusedError;
 use crate::offload::{ActivationOffload, OffloadedTensors};
 

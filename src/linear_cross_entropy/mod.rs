@@ -3,13 +3,13 @@
 mod config;
 mod head;
 
+use backburn_base::{is_cubecl, is_remote};
 use burn::tensor::activation::log_softmax;
 use burn::tensor::{Bool, DType, FloatDType, Int, IntDType, Tensor};
 
 pub use config::{LinearCrossEntropyLossConfig, LossReduction};
 pub use head::Head;
 
-use crate::device::{is_cubecl, is_remote};
 use crate::gradient_checkpointing;
 
 /// The output head and the cross entropy loss, computed in chunks of tokens. Only the logits of one chunk are in memory

@@ -11,12 +11,13 @@ mod tests;
 
 use std::sync::{Arc, Weak};
 
+use backburn_base::caught::catch_message;
+use backburn_base::{flush, of_data, read};
 use burn::tensor::{Device, Tensor, TensorData};
 use parking_lot::{Condvar, Mutex};
 
 use super::capacity::check_host_memory;
 use super::workers::TransferWorkers;
-use crate::device::{catch_message, flush, of_data, read};
 
 /// The option that enables it, for messages.
 const OPTION: &str = "GradientCheckpointingConfig::offload_inputs";

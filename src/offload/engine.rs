@@ -1,5 +1,6 @@
 use std::sync::Arc;
 
+use backburn_base::flush;
 use burn::tensor::{DType, Device, Tensor};
 
 use super::config::OffloadConfig;
@@ -79,7 +80,7 @@ impl OffloadEngine {
     /// Queues the eviction of an optimizer state to the host. One state is in flight at a time.
     pub(crate) fn evict_state(&self, leave: impl FnOnce() + Send + 'static) {
         // The step of the state must be on the device before the worker's stream reads it.
-        device::flush(&self.device);
+        flush(&self.device);
         self.transfers.to_host.submit(1, 1, self.with_flush(leave));
     }
 
@@ -88,7 +89,7 @@ impl OffloadEngine {
         let device = self.device.clone();
         move || {
             job();
-            device::flush(&device);
+            flush(&device);
         }
     }
 

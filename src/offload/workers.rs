@@ -1,6 +1,6 @@
+use backburn_base::is_cubecl;
 use burn::tensor::Device;
 
-use crate::device::is_cubecl;
 use crate::error::FusedError;
 use crate::in_flight::InFlightLimit;
 use crate::worker::Worker;

@@ -4,14 +4,13 @@ use std::collections::{BTreeMap, HashSet};
 use std::fmt::Debug;
 use std::path::Path;
 
+use backburn_base::{in_memory, with_value};
 use burn::module::{Flag, Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::store::{ModuleRecord, RecordError};
 use burn::tensor::{Bool, DType, Device, Int, Shape, Tensor};
 
 use super::as_inner::as_inner;
-use crate::device::in_memory;
 use crate::error::listed;
-use backburn_base::with_value;
 
 /// A module whose parameters are loaded one after the other. Records and stores load into any module by mapping it, so
 /// this module forwards everything else.

@@ -1,11 +1,10 @@
 use std::collections::HashMap;
 
+use backburn_base::{AnyParam, AnyTensor};
 use burn::backend::Dispatch;
 use burn::backend::ops::FloatTensorOps;
 use burn::module::{Module, ModuleMapper, Param, ParamId};
 use burn::tensor::{Device, FloatDType, Shape, Tensor};
-
-use super::{AnyParam, AnyTensor};
 
 /// Maps the values of the parameters for which `which` returns `true` with `change`, one after the other. `change` is
 /// the only owner of each value.

@@ -6,8 +6,6 @@ mod map;
 mod statistics;
 
 pub(crate) use as_inner::as_inner;
-pub use backburn_base::ModelKey;
-pub(crate) use backburn_base::{AnyParam, AnyTensor, MAX_RANK, Parameter, list, values, with_rank};
 pub(crate) use load::load_same;
 #[cfg(feature = "store")]
 pub(crate) use load::{Loading, TakeOver, empty};

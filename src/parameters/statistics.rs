@@ -8,13 +8,11 @@
 
 use std::collections::{HashMap, HashSet};
 
+use backburn_base::{AnyTensor, list, values, weight_of_quantized_values};
 use burn::module::{Flag, Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::Tensor;
 
-use super::AnyTensor;
 use super::map::map_params;
-use super::{list, values};
-use backburn_base::weight_of_quantized_values;
 
 /// Returns the ids of the running statistics of `module`. It only reads: other threads may be computing with them.
 ///

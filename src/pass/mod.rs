@@ -15,13 +15,13 @@ mod stage;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use backburn_base::caught::catch;
+use backburn_memory as memory;
 use burn::optim::GradientsParams;
 use parking_lot::Mutex;
 
-use crate::caught::catch;
 use crate::error::FusedError;
 use crate::lock;
-use crate::memory;
 use crate::observer::{MemoryObserver, Observers};
 use crate::offload::{ActivationOffload, TransferWorkers};
 use crate::policy::GradientPipeline;

@@ -1,8 +1,8 @@
 //! The stage of a pass, and its failure.
 
+use backburn_base::caught::Caught;
 use burn::tensor::Device;
 
-use crate::caught::Caught;
 use crate::error::FusedError;
 
 /// The kind of closure that a pass runs.

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use crate::memory::{MemoryTimeline, RecomputedBlock};
+use backburn_memory::{MemoryTimeline, RecomputedBlock};
 
 /// The backward passes of recomputed blocks.
 #[derive(Clone, Debug)]

@@ -1,7 +1,7 @@
 //! Memory of a pass in which some blocks keep their activations, computed from a recording in which all blocks were
 //! recomputed.
 
-use crate::memory::{Phase, RecomputedBlock};
+use backburn_memory::{Phase, RecomputedBlock};
 
 use super::concurrent_calls::ConcurrentCalls;
 use super::probe::RecordedPass;

@@ -1,6 +1,7 @@
+use backburn_base::ModelKey;
+use backburn_memory::MemoryError;
+
 use crate::error::FusedError;
-use crate::memory::MemoryError;
-use crate::parameters::ModelKey;
 
 /// An error in creating or applying a plan.
 #[derive(thiserror::Error)]

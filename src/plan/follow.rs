@@ -1,11 +1,11 @@
 //! Construction of trainings from a plan.
 
+use backburn_base::ModelKey;
 use burn::module::Module;
 use burn::tensor::Device;
 
 use crate::cast::cast;
 use crate::fused::FusedOptimizer;
-use crate::parameters::ModelKey;
 
 use super::error::PlanError;
 use super::optimizer::PlannedOptimizer;

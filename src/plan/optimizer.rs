@@ -1,9 +1,8 @@
-use burn::optim::ModuleOptimizer;
-
-use crate::optim::{
+use backburn_optim::{
     AdamConfig, AdamWConfig, LionConfig, MuonConfig, MuonWithAdamWConfig, SgdConfig, StateFormat,
     WeightFormat,
 };
+use burn::optim::ModuleOptimizer;
 
 pub(super) use sealed::Planned;
 

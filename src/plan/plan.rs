@@ -1,11 +1,11 @@
 use std::fmt::{Display, Formatter};
 
+use backburn_base::ModelKey;
 use burn::config::Config;
 use burn::tensor::FloatDType;
 use serde::{Deserialize, Serialize};
 
 use crate::config::FusedConfig;
-use crate::parameters::ModelKey;
 use crate::pass::GradientCheckpointingConfig;
 
 use super::candidate::Candidate;

@@ -1,17 +1,19 @@
+use backburn_base::caught::catch;
+use backburn_base::{ModelKey, list};
+use backburn_memory as memory;
+use backburn_memory::MemoryError;
+use backburn_optim::SgdConfig;
 use burn::module::Module;
 use burn::tensor::{Device, FloatDType};
 use parking_lot::Mutex;
 
 use crate::cast::cast;
-use crate::caught::catch;
 use crate::config::FusedConfig;
 use crate::device::{check_device, warm_threads};
 use crate::footprint::parameters;
 use crate::fused::FusedOptimizer;
 use crate::loss::Loss;
-use crate::memory::{self, MemoryError};
-use crate::optim::SgdConfig;
-use crate::parameters::{ModelKey, list, running_statistics};
+use crate::parameters::running_statistics;
 use crate::tap::collect_graph;
 
 use super::budget::Budget;

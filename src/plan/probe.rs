@@ -2,13 +2,14 @@
 
 use std::time::Instant;
 
+use backburn_base::caught::catch;
+use backburn_memory as memory;
+use backburn_memory::{Limit, MemoryRecorder, MemoryTimeline, Phase, Sample};
 use burn::module::Module;
 use burn::tensor::Device;
 
-use crate::caught::catch;
 use crate::fused::{FusedOptimizer, Trainer};
 use crate::loss::Loss;
-use crate::memory::{self, Limit, MemoryRecorder, MemoryTimeline, Phase, Sample};
 use crate::tap::collect_graph;
 
 use super::error::PlanError;

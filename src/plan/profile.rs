@@ -1,10 +1,10 @@
 //! Measurements of a model with one storage of its weights.
 
+use backburn_memory as memory;
 use burn::module::Module;
 
 use crate::footprint::{self, States};
 use crate::loss::Loss;
-use crate::memory;
 use crate::weights::Entry;
 
 use super::error::PlanError;

@@ -1,8 +1,9 @@
 //! Sets of techniques, and their names.
 
+use backburn_optim::{StateFormat, WeightFormat};
+
 use crate::config::FusedConfig;
 use crate::offload::{Offload, OffloadConfig};
-use crate::optim::{StateFormat, WeightFormat};
 
 use super::optimizer::PlannedOptimizer;
 use super::storage::WeightStorage;

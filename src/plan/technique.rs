@@ -1,7 +1,7 @@
+use backburn_optim::{StateFormat, WeightFormat};
 use burn::config::Config;
 
 use crate::offload::{Offload, OffloadedBlocks};
-use crate::optim::{StateFormat, WeightFormat};
 
 /// A technique to reduce the memory of fused training.
 ///

@@ -1,6 +1,5 @@
+use backburn_base::AnyTensor;
 use burn::tensor::{DType, FloatDType, Tensor};
-
-use crate::parameters::AnyTensor;
 
 /// The float type in which gradients are summed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

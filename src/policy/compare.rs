@@ -2,13 +2,13 @@
 
 use std::collections::HashMap;
 
+use backburn_base::read_with_timeout;
 use burn::tensor::Tensor;
 use parking_lot::Mutex;
 
 use super::hook::{GradientFlow, GradientHook, HookedParameter};
 use super::measure::Norm;
 use super::norm::Squares;
-use crate::device::read_with_timeout;
 use crate::error::FusedError;
 
 /// Largest difference that is rounding, as a fraction. `flex` adds the parts of a sum of 4,194,304 and more elements in the

@@ -1,10 +1,10 @@
 use std::sync::Arc;
 
+use backburn_base::{AnyTensor, with_rank};
 use burn::module::{ParamGroup, ParamId};
 use burn::tensor::{DType, Device, Shape, Tensor};
 
 use crate::error::FusedError;
-use crate::parameters::{AnyTensor, with_rank};
 
 /// A hook that receives each complete gradient before the update, as PyTorch's
 /// [`register_post_accumulate_grad_hook`](https://docs.pytorch.org/docs/stable/generated/torch.Tensor.register_post_accumulate_grad_hook.html)

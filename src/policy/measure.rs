@@ -1,11 +1,11 @@
 use std::collections::HashMap;
 
+use backburn_base::read_with_timeout;
 use burn::tensor::Tensor;
 use parking_lot::Mutex;
 
 use super::hook::{GradientFlow, GradientHook, HookedParameter};
 use super::norm::{Squares, Unread, sums};
-use crate::device::read_with_timeout;
 use crate::error::FusedError;
 
 /// A hook that measures the global norm of all gradients.

@@ -1,9 +1,9 @@
+use backburn_base::read_with_timeout;
 use burn::tensor::{DType, Device, FloatDType, Tensor, Transaction};
 
-#[cfg(feature = "cubecl")]
-use crate::device::is_cubecl;
-use crate::device::read_with_timeout;
 use crate::squares::{self, DOWN, LARGE, SMALL, UP};
+#[cfg(feature = "cubecl")]
+use backburn_base::is_cubecl;
 
 /// The sum of the squares of a tensor's elements.
 #[derive(Clone, Debug)]

@@ -1,5 +1,6 @@
 use std::collections::HashMap;
 
+use backburn_base::Parameter;
 use burn::module::{Param, ParamId, Reparameterizer};
 use burn::tensor::{FloatDType, Tensor};
 
@@ -7,7 +8,6 @@ use super::adapter::QuantizedAdapter;
 use super::lora::QuantizedLora;
 use super::stored::QuantizedValues;
 use crate::error::listed;
-use crate::parameters::Parameter;
 
 /// A mapper that quantizes the weights of a model one after the other, and adds adapters after all are loaded.
 #[derive(Clone, Debug)]

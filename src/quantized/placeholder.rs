@@ -7,14 +7,12 @@
 //! placeholder is one byte. Elsewhere each element has the fewest bits that Burn moves and records. Its type
 //! distinguishes it from every other tensor.
 
+use backburn_base::{copy_to_device, is_cubecl, is_remote, lift, of_data};
 use burn::backend::Dispatch;
 use burn::backend::ops::QTensorOps;
 use burn::tensor::quantization::quantized_data_len;
 use burn::tensor::quantization::{QuantScheme, QuantStore, QuantValue, ScaleDtype};
 use burn::tensor::{DType, Device, Shape, Tensor, TensorData};
-
-use crate::device::{copy_to_device, is_cubecl, is_remote, of_data};
-use crate::tap::lift;
 
 /// The scheme on processors, because Burn's `ndarray` loads no other values.
 fn on_processor() -> QuantScheme {

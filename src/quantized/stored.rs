@@ -1,9 +1,7 @@
+use backburn_base::{copy_to_device, is_cubecl, is_remote, lift, of_data, read};
 use burn::module::{Content, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper};
 use burn::module::{ModuleVisitor, Param, ParamId};
 use burn::tensor::{Device, Tensor};
-
-use crate::device::{copy_to_device, is_cubecl, is_remote, of_data, read};
-use crate::tap::lift;
 
 /// Applies `change` to `rows` without autodiff.
 fn with_inner(rows: Tensor<2>, change: impl FnOnce(Tensor<2>) -> Tensor<2>) -> Tensor<2> {

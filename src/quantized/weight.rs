@@ -1,10 +1,10 @@
+use backburn_base::{copy_to_device, is_cubecl, is_remote};
 use burn::tensor::quantization::{QuantScheme, QuantValue, ScaleDtype};
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 use burn_std::{QuantizedBytes, Shape};
 
 use super::format::BaseFormat;
 use super::{device, values};
-use crate::device::{copy_to_device, is_cubecl, is_remote};
 
 /// A weight composed of a frozen quantized base and the factors of an adapter: `base + scale * (a @ b)`.
 #[derive(Clone, Debug)]

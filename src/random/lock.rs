@@ -10,10 +10,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
+use backburn_base::flush;
 use burn::tensor::Device;
 use parking_lot::{ArcMutexGuard, Mutex, RawMutex};
 
-use crate::device::flush;
 use crate::error::FusedError;
 use crate::lock::{self, is_in_pool};
 

@@ -2,14 +2,13 @@
 
 use std::cell::OnceCell;
 
+use backburn_base::{AnyTensor, Parameter, host, with_rank};
+use backburn_optim::call::Call;
+use backburn_optim::optimizer_record::{RecordedState, compact_records, to_bytes};
 use burn::optim::ModuleOptimizer;
 use burn::tensor::{DType, Device, Shape, Tensor};
 
 use super::states;
-use crate::device::host;
-use crate::optim::call::Call;
-use crate::optimizer_record::{RecordedState, compact_records, to_bytes};
-use crate::parameters::{AnyTensor, Parameter, with_rank};
 use crate::shared_optimizer::step_one;
 
 /// A state of one parameter after a step of its optimizer, created lazily in host memory.

@@ -5,17 +5,16 @@ use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
 
+use backburn_base::caught::catch;
+use backburn_base::{host, with_rank};
+use backburn_optim::AverageState;
+use backburn_optim::optimizer_record::{RecordedState, write};
 use burn::module::{ParamGroup, ParamId};
 use burn::optim::{LearningRate, ModuleOptimizer, Optimizer, RecordState, StateSink, StateSource};
 use burn::tensor::{Device, Tensor};
 
 use super::states::joined;
 use super::step_one;
-use crate::caught::catch;
-use crate::device::host;
-use crate::optim::AverageState;
-use crate::optimizer_record::{RecordedState, write};
-use crate::parameters::with_rank;
 use crate::policy::PolicyState;
 
 /// The parameter id under which an optimizer record holds the policy state. (The name dates from the loss scale.)

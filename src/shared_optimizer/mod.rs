@@ -8,6 +8,10 @@ mod states;
 
 use std::collections::HashMap;
 
+use backburn_base::caught::Caught;
+use backburn_base::{AnyTensor, with_rank};
+use backburn_optim::call::Call;
+use backburn_optim::optimizer_record::{compact_records, load_in_own_memory, records_are_compact};
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamGroup, ParamId};
 use burn::optim::{GradientsParams, ModuleOptimizer, OptimizerRecord, SgdConfig};
@@ -21,10 +25,7 @@ use offloaded::OffloadedStates;
 use removed::{RemovedOptimizer, RemovedParameters};
 use states::{holds_codes, joined, split, with_states, written};
 
-use crate::caught::Caught;
-use crate::optim::call::Call;
-use crate::optimizer_record::{compact_records, load_in_own_memory, records_are_compact};
-use crate::parameters::{AnyTensor, as_inner, with_rank};
+use crate::parameters::as_inner;
 
 /// The optimizer of a training. It steps one parameter at a time with Burn's own [`ModuleOptimizer`], so every optimizer,
 /// parameter group, learning rate, clipping and record of Burn works unchanged.

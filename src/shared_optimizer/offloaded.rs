@@ -5,15 +5,15 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
 
+use backburn_base::caught::{Caught, catch};
+use backburn_base::flush;
+use backburn_optim::optimizer_record::{compact_records, load_on};
 use burn::module::ParamId;
 use burn::optim::{ModuleOptimizer, OptimizerRecord};
 use burn::tensor::{Bytes, Device};
 use parking_lot::Mutex;
 
 use super::states::{with_states, written};
-use crate::caught::{Caught, catch};
-use crate::device::flush;
-use crate::optimizer_record::{compact_records, load_on};
 
 /// The offloaded optimizer states.
 pub(crate) struct OffloadedStates {

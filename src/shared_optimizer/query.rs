@@ -2,18 +2,17 @@
 
 use std::collections::BTreeSet;
 
+use backburn_base::caught::catch;
+use backburn_base::{AnyTensor, MAX_RANK, host, is_remote, with_rank};
+use backburn_optim::call::{Asked, Call};
+use backburn_optim::formats_may_refuse;
+use backburn_optim::optimizer_record::{RecordedState, read, write};
 use burn::module::ParamId;
 use burn::optim::ModuleOptimizer;
 use burn::tensor::{DType, Device, Tensor};
 
 use super::states::{joined, written};
 use super::{SharedOptimizer, step_one};
-use crate::caught::catch;
-use crate::device::{host, is_remote};
-use crate::optim::call::{Asked, Call};
-use crate::optim::formats_may_refuse;
-use crate::optimizer_record::{RecordedState, read, write};
-use crate::parameters::{AnyTensor, MAX_RANK, with_rank};
 
 impl SharedOptimizer {
     /// Returns why the optimizer can't step a parameter of this path, rank and type on `device`. The check loads the

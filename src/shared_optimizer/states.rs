@@ -2,12 +2,12 @@
 
 use std::collections::HashMap;
 
+use backburn_optim::optimizer_record::{self as record, RecordedState};
 use burn::module::ParamId;
 use burn::optim::{ModuleOptimizer, OptimizerRecord};
 use burn::tensor::Bytes;
 
 use super::extra_state::{EXTRA_STATE_ID, is_average};
-use crate::optimizer_record::{self as record, RecordedState};
 
 /// Returns a record with the states of all records.
 pub(super) fn joined(records: impl IntoIterator<Item = Bytes>) -> OptimizerRecord {

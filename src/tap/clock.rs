@@ -1,10 +1,11 @@
 use std::sync::Arc;
 
+use backburn_base::lift;
 use burn::backend::{Dispatch, DispatchTensor};
 use burn::tensor::{Device, GradientCheckpointingStrategy, Tensor};
 use parking_lot::Mutex;
 
-use super::{Delivery, GradientSink, PassedGradients, TapBackend, collect_graph, lift};
+use super::{Delivery, GradientSink, PassedGradients, TapBackend, collect_graph};
 
 /// Depth between two ticks.
 ///

@@ -28,7 +28,6 @@ use burn::backend::{
 };
 use burn::tensor::{Device, Tensor};
 
-pub(crate) use backburn_base::lift;
 pub(crate) use clock::{Clock, Clocks};
 pub(crate) use graph_gc::{GraphGc, collect_graph_if_due};
 

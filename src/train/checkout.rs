@@ -1,3 +1,4 @@
+use backburn_base::caught::catch_message;
 use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::train::{Learner, LearnerModel};
 
@@ -5,7 +6,6 @@ use super::engine::Engine;
 use super::model::FusedModel;
 use super::snapshot::snapshot;
 use super::swap_slot::no_optimizer;
-use crate::device::catch_message;
 use crate::error::FusedError;
 
 /// A checkout of a learner's model and optimizer by a fused optimizer.

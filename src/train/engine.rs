@@ -1,8 +1,8 @@
+use backburn_base::caught::catch;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::optim::GradientsParams;
 use burn::train::{LearnerModel, TrainOutput, TrainStep};
 
-use crate::caught::catch;
 use crate::error::FusedError;
 use crate::fused::{Core, Trainer};
 use crate::weights::removed_or_added_in;

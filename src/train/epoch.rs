@@ -1,5 +1,6 @@
 //! Training and validation epochs of Burn's `SupervisedTraining` with a fused optimizer.
 
+use backburn_memory as memory;
 use burn::data::dataloader::{DataLoaderIterator, Progress};
 use burn::train::{
     EventProcessorTraining, InferenceStep, Interrupter, Learner, LearnerEvent, LearnerModel,
@@ -11,7 +12,6 @@ use super::engine::{CloneItem, Engine};
 use super::metric::LastStep;
 use super::model::FusedModel;
 use crate::error::FusedError;
-use crate::memory;
 
 /// The event processor and the interrupter of a training.
 pub(super) struct Events<M: LearnerModel> {

@@ -2,6 +2,8 @@ use std::collections::HashSet;
 use std::fmt::{Display, Formatter};
 use std::sync::Arc;
 
+use backburn_base::list;
+use backburn_optim::{AccumulateInState, ElementWiseOptimizer};
 use burn::lr_scheduler::LrSchedulerRecord;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
 use burn::module::ParamGroup;
@@ -18,8 +20,6 @@ use super::strategy::FusedStrategy;
 use crate::config::FusedConfig;
 use crate::error::FusedError;
 use crate::fused::{ParameterList, Policies};
-use crate::optim::{AccumulateInState, ElementWiseOptimizer};
-use crate::parameters::list;
 use crate::policy::GradientHook;
 use crate::record;
 use crate::weights::Role;

@@ -1,5 +1,6 @@
 use std::fmt::{Display, Formatter};
 
+use backburn_base::is_cubecl;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::{Module, ModuleMapper, ModuleVisitor};
 use burn::optim::{GradientsParams, ModuleOptimizer};
@@ -8,7 +9,6 @@ use burn::tensor::Device;
 use burn::train::{InferenceStep, LearnerModel, TrainOutput, TrainStep};
 
 use super::swap_slot::SwapSlot;
-use crate::device::is_cubecl;
 use crate::parameters::as_inner;
 use crate::record;
 use crate::weights::fork_quantized;

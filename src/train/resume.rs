@@ -1,3 +1,4 @@
+use backburn_optim::optimizer_record::{read, to_bytes};
 use burn::optim::OptimizerRecord;
 use burn::train::{Learner, LearnerModel, LearningCheckpointer};
 
@@ -5,7 +6,6 @@ use super::checkout;
 use super::model::FusedModel;
 use super::snapshot::snapshot;
 use crate::error::FusedError;
-use crate::optimizer_record::{read, to_bytes};
 use crate::record;
 
 /// Returns an error if a state in the checkpoint of `epoch` does not fit its parameter, or the optimizer could not

@@ -1,6 +1,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use backburn_optim::optimizer_record::{RecordedState, read, to_bytes};
 use burn::module::ParamGroup;
 use burn::optim::{
     DynOptimizer, DynState, ModuleOptimizer, OptimizerRecord, StateSink, StateSource,
@@ -10,7 +11,6 @@ use burn::tensor::{Bytes, Device, TensorData};
 use parking_lot::Mutex;
 
 use super::swap_slot::no_optimizer;
-use crate::optimizer_record::{RecordedState, read, to_bytes};
 
 /// Returns an optimizer whose records contain the states of `record` at this moment. It can't step.
 ///
@@ -100,8 +100,9 @@ mod tests {
     use burn_pack::Reader;
 
     use super::*;
-    use crate::optim::{StateFormat, compact_records};
-    use crate::{FusedConfig, FusedOptimizer, GlobalNormClippingConfig, optim};
+    use crate::{FusedConfig, FusedOptimizer, GlobalNormClippingConfig};
+    use backburn_optim as optim;
+    use backburn_optim::{StateFormat, compact_records};
 
     /// Returns the bytes of all tensors by name, and the other entries.
     fn contents(record: OptimizerRecord) -> (BTreeMap<String, Vec<u8>>, String) {

@@ -11,6 +11,7 @@ use std::fmt::{Debug, Formatter};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use backburn_base::{AnyTensor, lift, with_rank};
 use burn::backend::DispatchTensor;
 use burn::backend::autodiff::NodeId;
 #[cfg(feature = "train")]
@@ -23,8 +24,7 @@ use super::local_param::LocalParam;
 use super::placeholder::{Identity, unreadable};
 #[cfg(feature = "train")]
 use super::read::Handle;
-use crate::parameters::{AnyTensor, with_rank};
-use crate::tap::{lift, node};
+use crate::tap::node;
 
 /// The stand-in for a gradient that the backward pass has applied.
 pub(super) struct AppliedGradient {

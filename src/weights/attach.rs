@@ -1,6 +1,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use backburn_base::AnyTensor;
 use burn::module::{Module, ModuleMapper, Param, ParamId, Reparameterizer};
 use burn::tensor::{Device, GradientCheckpointingStrategy, Tensor};
 
@@ -12,7 +13,6 @@ use super::local_params::LocalParams;
 use super::master_param::{MasterParam, MasterStorage};
 use super::placeholder::placeholder;
 use super::read::Handle;
-use crate::parameters::AnyTensor;
 use crate::pass::Session;
 use crate::placement::RankContext;
 

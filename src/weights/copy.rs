@@ -12,10 +12,11 @@
 
 use std::sync::Arc;
 
+use backburn_base::AnyTensor;
+
 use super::gradient_state::GradientState;
 use super::local_param::{ComputeCopy, LocalParam, State};
 use crate::error::FusedError;
-use crate::parameters::AnyTensor;
 use crate::pass::Graph;
 use crate::placement::Residency;
 

@@ -1,9 +1,9 @@
 use std::sync::Arc;
 
+use backburn_base::Parameter;
 use burn::module::ParamId;
 use burn::tensor::{DType, Device, Shape};
 
-use crate::parameters::Parameter;
 use crate::placement::{PlacementPolicy, StorageTier};
 use crate::quantized::is_placeholder;
 use crate::replica::Size;

@@ -1,11 +1,11 @@
 //! Values of parameters for ordinary modules.
 
+use backburn_base::AnyTensor;
 use burn::tensor::Device;
 
 use super::copy::CopyLifetime;
 use super::local_param::LocalParam;
 use super::master_param::missing_message;
-use crate::parameters::AnyTensor;
 
 /// The value of a parameter to export.
 #[derive(Clone, Copy, Debug)]

@@ -2,17 +2,16 @@
 
 use std::collections::HashMap;
 
+use backburn_base::{AnyTensor, copy_to_device, lift, list, values};
 use burn::module::{Module, ParamId};
 use burn::tensor::Tensor;
 
 use super::inventory::Inventory;
-use crate::device::copy_to_device;
 use crate::offload::OffloadEngine;
-use crate::parameters::{AnyTensor, list, map_params, running_statistics, values};
+use crate::parameters::{map_params, running_statistics};
 use crate::pass::Scope;
 use crate::placement::RankContext;
 use crate::quantized::is_placeholder;
-use crate::tap::lift;
 
 /// Returns the offloaded frozen parameters of `module`, with `true` for those that have an adapter: Burn allows one
 /// reparameterization per parameter. Running statistics are never offloaded.

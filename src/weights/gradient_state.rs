@@ -1,6 +1,7 @@
 use std::sync::Arc;
 
-use crate::parameters::AnyTensor;
+use backburn_base::AnyTensor;
+
 use crate::pass::{Graph, PendingCount};
 use crate::policy::PartialSum;
 use crate::replica::{HeldBytes, Membership};

@@ -1,6 +1,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use backburn_base::{AnyTensor, Parameter, list, weight_of_quantized_values, with_rank};
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::{DType, Device, Tensor};
 
@@ -9,7 +10,6 @@ use super::read::carries_handle;
 use crate::device;
 use crate::error::FusedError;
 use crate::offload::OffloadEngine;
-use crate::parameters::{AnyTensor, Parameter, list, with_rank};
 use crate::pass::lock_generators;
 use crate::placement::RankContext;
 use crate::quantized::is_placeholder;
@@ -17,7 +17,6 @@ use crate::random::UnlockedStep;
 use crate::replica::Size;
 use crate::shared_optimizer::SharedOptimizer;
 use crate::tap;
-use backburn_base::weight_of_quantized_values;
 
 /// Returns `true` if `module` has a float parameter that is not yet initialized.
 fn is_lazy<M: Module>(module: &M) -> bool {

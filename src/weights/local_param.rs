@@ -1,6 +1,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use backburn_base::AnyTensor;
 use burn::tensor::{DType, Device};
 use parking_lot::Mutex;
 
@@ -10,7 +11,6 @@ use super::master_param::MasterParam;
 use crate::device::AsyncErrors;
 use crate::error::FusedError;
 use crate::lock::{Level, Leveled, leveled};
-use crate::parameters::AnyTensor;
 use crate::pass::Session;
 use crate::placement::{RankContext, Residency};
 use crate::replica::{HeldBytes, Membership};

@@ -3,6 +3,8 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use backburn_base::{AnyTensor, with_rank};
+use backburn_optim::{Average, WeightAveragingConfig};
 use burn::backend::TensorMetadata;
 use burn::module::ParamId;
 use burn::optim::ModuleOptimizer;
@@ -12,8 +14,6 @@ use super::gradient_state::{Accumulated, HeldGradient, Outcome, ParameterReport,
 use super::placeholder::unreadable;
 use crate::lock::{Level, Leveled, leveled};
 use crate::offload::OffloadEngine;
-use crate::optim::{Average, WeightAveragingConfig};
-use crate::parameters::{AnyTensor, with_rank};
 use crate::pass::Session;
 use crate::placement::{ParamLocation, RankContext};
 use crate::policy;

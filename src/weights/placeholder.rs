@@ -1,5 +1,6 @@
 use std::sync::Arc;
 
+use backburn_base::lift;
 use burn::backend::{BackendTensor, DispatchDevice, DispatchTensor, DispatchTensorKind};
 use burn::tensor::{
     Bytes, DType, Device, GradientCheckpointingStrategy, Shape, Tensor, TensorCreationOptions,
@@ -8,7 +9,7 @@ use burn::tensor::{
 
 #[cfg(any(feature = "flex", feature = "ndarray"))]
 use super::unreadable::Nothing;
-use crate::tap::{GradientSink, PassedGradients, lift, tap};
+use crate::tap::{GradientSink, PassedGradients, tap};
 
 /// Returns the message for a read of the placeholder of the parameter at `path`.
 fn around(path: &str) -> String {

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use backburn_base::{AnyTensor, Parameter, lift};
 use burn::backend::autodiff::NodeId;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Reparameterization};
 use burn::tensor::{Device, Tensor};
@@ -13,10 +14,9 @@ use super::local_param::{LocalParam, State};
 use super::placeholder::Identity;
 use super::tap_sink::TapSink;
 use crate::observer::StepEvent;
-use crate::parameters::{AnyTensor, Parameter};
 use crate::pass::{BlockReads, ClosureKind, Graph, Pass, PendingGradient, ReadMode, Scope, Stage};
 use crate::placement::Residency;
-use crate::tap::{lift, node, tap};
+use crate::tap::{node, tap};
 
 /// A reparameterization that redirects every read of a parameter to its local parameter. It has no parameters of its
 /// own, and does not move with the module.

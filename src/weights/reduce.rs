@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
+use backburn_base::{AnyTensor, flush};
+
 use super::gradient_state::{GradientState, HeldGradient};
 use super::local_param::LocalParam;
-use crate::device;
 use crate::error::FusedError;
-use crate::parameters::AnyTensor;
 use crate::pass::{FailedIn, Failure, Pass};
 use crate::policy::Accumulation;
 use crate::replica::{HeldBytes, Membership};
@@ -64,7 +64,7 @@ impl LocalParam {
             && let Some(engine) = &self.context.engine
         {
             // The gradient must leave the device before the update begins.
-            device::flush(&engine.device);
+            flush(&engine.device);
         }
         Ok(gradient)
     }

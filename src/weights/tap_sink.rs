@@ -5,6 +5,8 @@
 
 use std::sync::Arc;
 
+use backburn_base::{AnyTensor, with_rank};
+use backburn_memory::Category;
 use burn::backend::DispatchTensor;
 use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
@@ -14,9 +16,7 @@ use super::gradient_state::GradientState;
 use super::local_param::LocalParam;
 use crate::device;
 use crate::error::FusedError;
-use crate::memory::Category;
 use crate::observer::StepEvent;
-use crate::parameters::{AnyTensor, with_rank};
 use crate::pass::{self, ClosureKind, FailedIn, Pass, PendingGradient};
 use crate::placement::Residency;
 use crate::policy::PartialSum;

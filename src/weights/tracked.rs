@@ -1,5 +1,6 @@
 //! The tracked parameters of a block: attached ones, and ordinary leaves.
 
+use backburn_base::{AnyParam, lift, list};
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchTensor};
 use burn::module::Module;
@@ -7,8 +8,7 @@ use burn::tensor::{Device, Gradients, Tensor};
 
 use super::read::{carries_handle, is_attached};
 use crate::lock::is_in_pool;
-use crate::parameters::{AnyParam, list, map_params};
-use crate::tap::lift;
+use crate::parameters::map_params;
 
 /// Returns `true` if `module`, or a part of it, is attached and not for inference.
 pub(crate) fn is_in_training<M: Module>(module: &M) -> bool {

@@ -1,15 +1,13 @@
 use std::collections::HashSet;
 
+use backburn_base::{AnyParam, forked, host, is_remote, lift, list, with_value};
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::{Bool, DType, Device, Int, Tensor};
 
 use super::entry::Role;
 use super::inventory::Inventory;
-use crate::device::{forked, host, is_remote};
-use crate::parameters::{AnyParam, list, map_params, take_values};
+use crate::parameters::{map_params, take_values};
 use crate::quantized::{is_placeholder, moved};
-use crate::tap::lift;
-use backburn_base::with_value;
 
 /// Moves `module` to `device`, except for the parameters for which `stays` returns `true`.
 pub(super) fn move_except<M: Module>(

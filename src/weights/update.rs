@@ -3,16 +3,16 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use backburn_base::AnyTensor;
+use backburn_base::caught::{Caught, catch};
+use backburn_memory::Category;
 use burn::backend::TensorMetadata;
 use burn::tensor::Tensor;
 
 use super::gradient_state::{Accumulated, HeldGradient, Outcome};
 use super::master_param::{MasterParam, missing_message};
-use crate::caught::{Caught, catch};
-use crate::memory::Category;
 use crate::observer::StepEvent;
 use crate::offload::OffloadEngine;
-use crate::parameters::AnyTensor;
 use crate::pass::{FailedIn, Pass, Session};
 use crate::policy::GradientUse;
 use crate::replica::Group;

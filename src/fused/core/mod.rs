@@ -14,21 +14,21 @@ use std::fmt::{Display, Formatter};
 use std::path::Path;
 use std::sync::Arc;
 
+use backburn_base::caught::{Caught, catch, catch_message};
+use backburn_base::host;
+use backburn_optim::AverageState;
 use burn::module::{Module, ParamGroup, ParamId};
 use burn::optim::{ModuleOptimizer, OptimizerRecord};
 use burn::store::ModuleRecord;
 use burn::tensor::Device;
 use parking_lot::Mutex;
 
-use crate::caught::{Caught, catch};
 use crate::config::FusedConfig;
-use crate::device::{catch_message, host};
 use crate::error::FusedError;
 use crate::footprint::host_allocation;
 use crate::fused::ParameterList;
 use crate::fused::policies::Policies;
 use crate::offload::check_offload_fits;
-use crate::optim::AverageState;
 use crate::parameters::{merge_pending, running_statistics};
 use crate::pass::Session;
 use crate::placement::RankContext;

@@ -2,21 +2,21 @@
 
 use std::sync::Arc;
 
+use backburn_base::caught::{Caught, catch};
+use backburn_base::{Parameter, list, weight_of_quantized_values};
 use burn::module::Module;
 use burn::optim::GradientsParams;
 
-use crate::caught::{Caught, catch};
 use crate::device::check_async_errors;
 use crate::error::{FusedError, listed};
 use crate::loss::{Loss, on_backward};
 use crate::observer::StepEvent;
 use crate::offload::TransferWorkers;
-use crate::parameters::{Parameter, list, running_statistics};
+use crate::parameters::running_statistics;
 use crate::pass::{ClosureKind, FailedIn, Failure, Pass, Scope, Stage};
 use crate::placement::RankContext;
 use crate::replica::Membership;
 use crate::weights::{AttachedModule, LocalParams};
-use backburn_base::weight_of_quantized_values;
 
 /// Runs the part of every rank in a pass, each with its attached module.
 type Run<'a, M, R> = dyn FnMut(&[RankPass], &[AttachedModule<M>]) -> Result<R, FusedError> + 'a;

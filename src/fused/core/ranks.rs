@@ -3,13 +3,13 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use backburn_base::{flush, is_cubecl, is_remote};
 use burn::module::{Module, ParamId};
 use burn::tensor::Device;
 use parking_lot::Mutex;
 
 use super::statistics::Deferred;
 use crate::config::FusedConfig;
-use crate::device::{flush, is_cubecl, is_remote};
 use crate::error::FusedError;
 use crate::footprint::host_allocation;
 use crate::offload::check_offload_fits;

@@ -3,14 +3,14 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use backburn_base::caught::{Caught, catch, catch_message};
+use backburn_memory::Category;
 use burn::module::{Module, ParamId};
 
 use super::rank_pass::RankPass;
 use super::ranks::Ranks;
-use crate::caught::{Caught, catch};
-use crate::device::{AsyncErrors, catch_message, check_connected};
+use crate::device::{AsyncErrors, check_connected};
 use crate::error::FusedError;
-use crate::memory::Category;
 use crate::observer::{Observers, StepEvent};
 use crate::pass::{ClosureKind, FailedIn, PassGuard, PassSettings};
 use crate::policy::GradientUse;

@@ -8,14 +8,15 @@
 
 use std::collections::HashMap;
 
+use backburn_base::caught::catch_message;
+use backburn_base::{AnyTensor, copy_to_device, values};
 use burn::module::{Module, ParamId};
 
 use super::ranks::Ranks;
 use crate::config::FusedConfig;
-use crate::device::{catch_message, copy_to_device};
 use crate::error::FusedError;
 use crate::parameters::{
-    AnyTensor, Statistics, StatisticsGuard, frozen_statistics, map_params, merge_pending, values,
+    Statistics, StatisticsGuard, frozen_statistics, map_params, merge_pending,
 };
 use crate::tap::node;
 use crate::weights::{AttachedModule, Identity, Value};

@@ -2,16 +2,16 @@
 
 use std::sync::Arc;
 
+use backburn_base::ModelKey;
+use backburn_base::caught::{Caught, catch};
+use backburn_memory as memory;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::Module;
 
 use super::Core;
 use super::rank_pass::{Executor, RankPass, nothing_trained};
-use crate::caught::{Caught, catch};
 use crate::error::FusedError;
 use crate::fused::policies::StepSchedule;
-use crate::memory;
-use crate::parameters::ModelKey;
 use crate::pass::{ClosureKind, Failure, PassSettings, StepNumbers};
 use crate::policy::{GradientPipeline, GradientUse, Norm};
 use crate::report::StepReport;

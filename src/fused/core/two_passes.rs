@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
+use backburn_base::is_cubecl;
 use burn::module::Module;
 
 use super::Core;
 use super::rank_pass::Executor;
-use crate::device::is_cubecl;
 use crate::error::FusedError;
 use crate::policy::{GradientPipeline, GradientUse, Losses, Norm};
 

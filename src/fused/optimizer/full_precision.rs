@@ -1,11 +1,11 @@
+use backburn_base::host;
+use backburn_optim::optimizer_record::{read, to_bytes};
+use backburn_optim::recorded_residual;
 use burn::module::Module;
 use burn::tensor::{DType, FloatDType};
 
 use super::FusedOptimizer;
 use crate::cast::{cast, leaf};
-use crate::device::host;
-use crate::optim::recorded_residual;
-use crate::optimizer_record::{read, to_bytes};
 use crate::parameters::map_params;
 
 impl<M: Module> FusedOptimizer<M> {

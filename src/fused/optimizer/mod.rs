@@ -6,6 +6,7 @@ mod step;
 
 use std::fmt::{Display, Formatter};
 
+use backburn_optim::{AccumulateInState, ElementWiseOptimizer};
 use burn::module::Module;
 use burn::optim::ModuleOptimizer;
 use burn::tensor::Device;
@@ -14,13 +15,12 @@ use super::core::Core;
 use super::policies::Policies;
 use super::trainer::trainer;
 use crate::config::FusedConfig;
-#[cfg(feature = "cubecl")]
-use crate::device::is_cubecl;
 use crate::error::FusedError;
-#[cfg(feature = "cubecl")]
-use crate::memory;
-use crate::optim::{AccumulateInState, ElementWiseOptimizer};
 use crate::weights::Role;
+#[cfg(feature = "cubecl")]
+use backburn_base::is_cubecl;
+#[cfg(feature = "cubecl")]
+use backburn_memory as memory;
 
 /// A model and its optimizer for fused training. Each parameter is updated during the backward pass, as
 /// soon as its gradient is complete. Then the gradient is released.

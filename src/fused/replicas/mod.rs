@@ -8,6 +8,7 @@ mod threads;
 
 use std::fmt::{Display, Formatter};
 
+use backburn_optim::{AccumulateInState, ElementWiseOptimizer};
 use burn::module::Module;
 use burn::optim::ModuleOptimizer;
 use burn::tensor::Device;
@@ -17,7 +18,6 @@ use super::policies::Policies;
 use super::trainer::trainer;
 use crate::config::FusedConfig;
 use crate::error::FusedError;
-use crate::optim::{AccumulateInState, ElementWiseOptimizer};
 use crate::weights::Role;
 pub use bytes::RankBytes;
 use threads::RankThreads;

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 
+use backburn_base::caught::{Caught, catch};
+use backburn_base::flush;
 use burn::module::Module;
 
-use crate::caught::{Caught, catch};
-use crate::device::{check_connected, flush};
+use crate::device::check_connected;
 use crate::error::FusedError;
 use crate::fused::core::RankPass;
 use crate::pass::FailedIn;

@@ -13,11 +13,11 @@ mod observations;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use backburn_base::{caught::catch_message, is_cubecl};
 use burn::tensor::Device;
 use parking_lot::Mutex;
 
 use super::{Pass, Scope, Session};
-use crate::device::{catch_message, is_cubecl};
 use crate::error::FusedError;
 use crate::lock::is_in_pool;
 use crate::random::{RandomStream, RngLock, Run, UnlockedStep, locked_error, system_seed};
