@@ -50,32 +50,34 @@
 //!
 //! # Modules
 //!
-//! For contributors: a module imports only from modules below it. The test `modules` checks this.
+//! For contributors: a module imports only from modules below it. The test `modules` reads this table and checks it.
 //!
 //! | module | contents |
 //! |---|---|
-//! | `plan` | chooses the techniques that fit a memory budget |
+//! | `plan` | chooses the techniques that fit a memory budget; estimates memory before the first step |
 //! | `train` | Burn's `Learner` and training loop |
-//! | `estimate` | memory of a training, before its first step |
 //! | `checkpoint` | saves and loads a training in a folder, atomically |
-//! | `fused` | front ends of a custom loop: a model, an optimizer, a step |
 //! | `linear_cross_entropy` | head and loss of a large vocabulary, as checkpointed blocks |
+//! | `fused` | front ends of a custom loop: a model, an optimizer, a step |
 //! | `gradient_checkpointing` | recomputes blocks instead of keeping their activations |
 //! | `footprint` | bytes that parameters and optimizer states hold between steps, and that an update adds |
-//! | `cast`, `load_store` | casts a model, or loads a file in the type of training |
 //! | `weights` | master and local parameters; attaches to a module, exports an ordinary one |
-//! | `pass` | shared state of one forward and backward pass |
+//! | `config` | options of a training |
+//! | `record` | loads an optimizer record, after a check that it fits |
+//! | `pass` | shared state of one forward and backward pass; its events, for the memory recorder and observers of the user |
+//! | `files` | casts a model, or loads a file in the type of training; names of weights in files of Hugging Face's `transformers` |
+//! | `quantized` | adapters on frozen quantized weights |
 //! | `shared_optimizer` | the optimizer that all ranks share, one parameter at a time, and its offloaded states |
 //! | `policy` | policies for complete gradients |
 //! | `placement` | location and storage type of each parameter, residency of its compute copy |
-//! | `replica` | owners of parameters, and flow control between several devices |
+//! | `random` | repeatable random numbers, and the lock of Burn's generators |
+//! | `parameters` | float parameters of a module: mapping, and running statistics |
 //! | `offload` | transfers states, updates, weights and activations to host memory |
-//! | `device` | checks of devices, and transfers between them |
-//! | `weight_names` | names of weights in files of Hugging Face's `transformers` |
-//! | `quantized` | adapters on frozen quantized weights |
-//! | `parameters` | float parameters of a module: listing, mapping, loading |
+//! | `replica` | owners of parameters, and flow control between several devices |
+//! | `device` | checks of devices |
 //! | `tap` | autodiff operation that delivers a complete gradient to a sink |
-//! | `observer` | events of a step, for the memory recorder and observers of the user |
+//! | `threads` | locks with a fixed order, background workers, bytes in flight between them |
+//! | `error` | errors of a training |
 //!
 //! These crates are below all modules, and can be used without this one:
 //!
@@ -90,23 +92,15 @@
 // Code for `flex` or `ndarray` only is unused without them. A library may build without any backend.
 #![cfg_attr(not(feature = "flex"), allow(unused))]
 
-mod cast;
 mod checkpoint;
 mod config;
 mod device;
 mod error;
-mod estimate;
+mod files;
 mod footprint;
 mod fused;
 mod gradient_checkpointing;
-mod host_memory;
-mod in_flight;
 mod linear_cross_entropy;
-#[cfg(feature = "store")]
-mod load_store;
-mod lock;
-mod loss;
-mod observer;
 mod offload;
 mod parameters;
 mod pass;
@@ -117,18 +111,12 @@ mod quantized;
 mod random;
 mod record;
 mod replica;
-mod report;
-#[cfg(test)]
-mod schedule;
 mod shared_optimizer;
-mod squares;
 mod tap;
+mod threads;
 #[cfg(feature = "train")]
 pub mod train;
-#[cfg(feature = "store")]
-mod weight_names;
 mod weights;
-mod worker;
 
 pub use backburn_base::ModelKey;
 #[doc(inline)]
@@ -138,13 +126,14 @@ pub use backburn_memory as memory;
 #[doc(inline)]
 pub use backburn_optim as optim;
 pub use backburn_optim::WeightAveragingConfig;
-pub use cast::cast;
 pub use checkpoint::{Checkpoint, CheckpointError, Progress, Resumable};
 pub use config::FusedConfig;
 pub use device::check_device;
 pub use error::FusedError;
-pub use estimate::MemoryEstimate;
-pub use fused::{FusedOptimizer, FusedReplicas, RankBytes};
+pub use files::cast;
+#[cfg(feature = "store")]
+pub use files::{LoadError, WeightNames, load_from_store, load_quantized_from_store};
+pub use fused::{FusedOptimizer, FusedReplicas, Loss, RankBytes, StepReport};
 pub use gradient_checkpointing::{
     Activations, Constant, FloatMap, Sequence, Whole, gradient_checkpointing,
     gradient_checkpointing_sequential, gradient_checkpointing_tiled,
@@ -152,22 +141,17 @@ pub use gradient_checkpointing::{
 pub use linear_cross_entropy::{
     Head, LinearCrossEntropyLoss, LinearCrossEntropyLossConfig, LossReduction,
 };
-#[cfg(feature = "store")]
-pub use load_store::{LoadError, load_from_store, load_quantized_from_store};
-pub use loss::Loss;
-pub use observer::{StepEvent, StepObserver};
 pub use offload::{Offload, OffloadConfig, OffloadHost, OffloadedBlocks};
-pub use pass::{GradientCheckpointingConfig, StepContext, scale_loss};
-pub use plan::{Budget, Candidate, Plan, PlanError, PlannedOptimizer, Planner, Technique};
+pub use pass::{GradientCheckpointingConfig, StepContext, StepEvent, StepObserver, scale_loss};
+pub use plan::{
+    Budget, Candidate, MemoryEstimate, Plan, PlanError, PlannedOptimizer, Planner, Technique,
+};
 pub use policy::{
     AnomalyCheck, GlobalNormClippingConfig, GradientFlow, GradientHook, GradientStatistic,
     GradientStatistics, HookedParameter, LossScalingConfig, Overflow,
 };
 pub use quantized::{BaseFormat, QuantizedAdapter, QuantizedLora};
 pub use replica::{Ownership, Sharding};
-pub use report::StepReport;
-#[cfg(feature = "store")]
-pub use weight_names::WeightNames;
 
 /// Compiles and runs the programs of the README and the book as doc tests.
 #[cfg(doctest)]

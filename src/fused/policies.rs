@@ -3,7 +3,7 @@ use burn::optim::ModuleOptimizer;
 
 use crate::config::FusedConfig;
 use crate::error::FusedError;
-use crate::observer::Observers;
+use crate::pass::Observers;
 use crate::policy::{
     Accumulation, GlobalNormClippingConfig, GradientPipeline, GradientUse, Hooks, LossScale,
     Overflow, PolicyState,

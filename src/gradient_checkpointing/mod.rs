@@ -41,8 +41,8 @@ pub use sequence::{Sequence, Whole};
 pub use sequential::gradient_checkpointing_sequential;
 pub use tiled::gradient_checkpointing_tiled;
 
-use crate::observer::StepEvent;
 use crate::parameters::StatisticsGuard;
+use crate::pass::StepEvent;
 use crate::pass::{BlockMode, FailedIn, RandomRun, Scope};
 use crate::weights::{
     TrackedTensor, is_in_stock_training, is_in_training, tracked_outside_of_masters,

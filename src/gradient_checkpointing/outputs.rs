@@ -9,8 +9,8 @@ use parking_lot::Mutex;
 
 use super::activations::{Activations, each};
 use super::node::CheckpointNode;
-use crate::observer::StepEvent;
 use crate::pass::Pass;
+use crate::pass::StepEvent;
 use crate::tap::{GradientSink, PassedGradients, tap};
 
 /// Specs of the float tensors that a block returns.

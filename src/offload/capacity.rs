@@ -1,7 +1,7 @@
 //! Checks of the free host memory before an allocation: an operating system out of memory kills the process without an error.
 
+use super::host_memory::HostMemory;
 use crate::error::FusedError;
-use crate::host_memory::HostMemory;
 
 /// Returns an error if the host lacks the memory for `bytes` of offloaded parameters and states.
 pub(crate) fn check_offload_fits(bytes: usize) -> Result<(), FusedError> {

@@ -11,16 +11,18 @@
 //! | [`Offload::Weights`] | weights of the current and the next block, gradients in flight | weights, states |
 //! | `offload_inputs` | inputs of blocks in flight | inputs of blocks |
 //!
-//! [`InFlightLimit`](crate::in_flight::InFlightLimit) bounds the bytes in flight.
+//! [`InFlightLimit`](crate::threads::InFlightLimit) bounds the bytes in flight.
 
 mod activations;
 mod capacity;
 mod config;
 mod engine;
+mod host_memory;
 mod workers;
 
 pub(crate) use activations::{ActivationOffload, OffloadedTensors};
 pub(crate) use capacity::check_offload_fits;
 pub use config::{Offload, OffloadConfig, OffloadHost, OffloadedBlocks};
 pub(crate) use engine::OffloadEngine;
+pub(crate) use host_memory::HostMemory;
 pub(crate) use workers::TransferWorkers;

@@ -2,8 +2,8 @@ use backburn_base::is_cubecl;
 use burn::tensor::Device;
 
 use crate::error::FusedError;
-use crate::in_flight::InFlightLimit;
-use crate::worker::Worker;
+use crate::threads::InFlightLimit;
+use crate::threads::Worker;
 
 /// Background workers for transfers between a device and the host.
 #[derive(Debug)]

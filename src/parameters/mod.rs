@@ -1,14 +1,10 @@
-//! The float parameters of a module, of any rank: listing, mapping, loading, and running statistics.
+//! The float parameters of a module, of any rank: listing, mapping, and running statistics.
 
 mod as_inner;
-mod load;
 mod map;
 mod statistics;
 
 pub(crate) use as_inner::as_inner;
-pub(crate) use load::load_same;
-#[cfg(feature = "store")]
-pub(crate) use load::{Loading, TakeOver, empty};
 pub(crate) use map::{map_params, take_values};
 pub(crate) use statistics::{
     Statistics, StatisticsGuard, frozen_statistics, merge_pending, running_statistics,

@@ -4,7 +4,7 @@ use std::str::FromStr;
 use burn::tensor::Device;
 
 use super::error::PlanError;
-use crate::host_memory::HostMemory;
+use crate::offload::HostMemory;
 
 /// The maximum peak memory of a training.
 ///

@@ -4,7 +4,7 @@ use backburn_base::ModelKey;
 use burn::module::Module;
 use burn::tensor::Device;
 
-use crate::cast::cast;
+use crate::files::cast;
 use crate::fused::FusedOptimizer;
 
 use super::error::PlanError;

@@ -7,12 +7,12 @@ use burn::module::Module;
 use burn::tensor::{Device, FloatDType};
 use parking_lot::Mutex;
 
-use crate::cast::cast;
 use crate::config::FusedConfig;
 use crate::device::{check_device, warm_threads};
+use crate::files::cast;
 use crate::footprint::parameters;
 use crate::fused::FusedOptimizer;
-use crate::loss::Loss;
+use crate::fused::Loss;
 use crate::parameters::running_statistics;
 use crate::tap::collect_graph;
 

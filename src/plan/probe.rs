@@ -8,8 +8,8 @@ use backburn_memory::{Limit, MemoryRecorder, MemoryTimeline, Phase, Sample};
 use burn::module::Module;
 use burn::tensor::Device;
 
+use crate::fused::Loss;
 use crate::fused::{FusedOptimizer, Trainer};
-use crate::loss::Loss;
 use crate::tap::collect_graph;
 
 use super::error::PlanError;

@@ -4,7 +4,7 @@ use backburn_memory as memory;
 use burn::module::Module;
 
 use crate::footprint::{self, States};
-use crate::loss::Loss;
+use crate::fused::Loss;
 use crate::weights::Entry;
 
 use super::error::PlanError;

@@ -12,6 +12,7 @@ mod measure;
 mod norm;
 mod pipeline;
 mod scaling;
+mod squares;
 mod state;
 mod statistics;
 

@@ -1,7 +1,7 @@
 use backburn_base::read_with_timeout;
 use burn::tensor::{DType, Device, FloatDType, Tensor, Transaction};
 
-use crate::squares::{self, DOWN, LARGE, SMALL, UP};
+use super::squares::{self, DOWN, LARGE, SMALL, UP};
 #[cfg(feature = "cubecl")]
 use backburn_base::is_cubecl;
 

@@ -15,7 +15,7 @@ use burn::tensor::Device;
 use parking_lot::{ArcMutexGuard, Mutex, RawMutex};
 
 use crate::error::FusedError;
-use crate::lock::{self, is_in_pool};
+use crate::threads::lock::{self, is_in_pool};
 
 /// The time within which a holder must read a parameter or receive a gradient, otherwise it may be waiting for this thread.
 const TIMEOUT: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 10 });

@@ -8,7 +8,7 @@ use parking_lot::{Mutex, MutexGuard};
 use super::flow::Flow;
 use super::memory_tracker::MemoryTracker;
 use super::ownership::{Ownership, Sharding, Size};
-use crate::in_flight::InFlightLimit;
+use crate::threads::InFlightLimit;
 
 /// The ranks that train a model together.
 #[derive(Debug)]

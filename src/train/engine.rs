@@ -4,9 +4,8 @@ use burn::optim::GradientsParams;
 use burn::train::{LearnerModel, TrainOutput, TrainStep};
 
 use crate::error::FusedError;
-use crate::fused::{Core, Trainer};
+use crate::fused::{Core, FusedOptimizer, FusedReplicas, Trainer};
 use crate::weights::removed_or_added_in;
-use crate::{FusedOptimizer, FusedReplicas};
 
 /// The fused optimizer of a learner, on one device or on several.
 pub(super) enum Engine<M: LearnerModel> {

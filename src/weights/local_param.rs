@@ -10,11 +10,11 @@ use super::gradient_state::GradientState;
 use super::master_param::MasterParam;
 use crate::device::AsyncErrors;
 use crate::error::FusedError;
-use crate::lock::{Level, Leveled, leveled};
 use crate::pass::Session;
 use crate::placement::{RankContext, Residency};
 use crate::replica::{HeldBytes, Membership};
 use crate::tap::Clock;
+use crate::threads::lock::{Level, Leveled, leveled};
 
 /// The handle of one rank to a parameter, with its compute copy.
 #[derive(Debug)]

@@ -12,12 +12,12 @@ use burn::tensor::{DType, Device, GradientCheckpointingStrategy, Shape, Tensor};
 
 use super::gradient_state::{Accumulated, HeldGradient, Outcome, ParameterReport, RankGradients};
 use super::placeholder::unreadable;
-use crate::lock::{Level, Leveled, leveled};
 use crate::offload::OffloadEngine;
 use crate::pass::Session;
 use crate::placement::{ParamLocation, RankContext};
 use crate::policy;
 use crate::shared_optimizer::{ExtraState, average_id};
+use crate::threads::lock::{Level, Leveled, leveled};
 
 /// The authoritative copy of a parameter.
 #[derive(Debug)]

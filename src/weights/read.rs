@@ -13,7 +13,7 @@ use super::gradient_state::{Expecting, GradientState};
 use super::local_param::{LocalParam, State};
 use super::placeholder::Identity;
 use super::tap_sink::TapSink;
-use crate::observer::StepEvent;
+use crate::pass::StepEvent;
 use crate::pass::{BlockReads, ClosureKind, Graph, Pass, PendingGradient, ReadMode, Scope, Stage};
 use crate::placement::Residency;
 use crate::tap::{node, tap};

@@ -16,7 +16,7 @@ use super::gradient_state::GradientState;
 use super::local_param::LocalParam;
 use crate::device;
 use crate::error::FusedError;
-use crate::observer::StepEvent;
+use crate::pass::StepEvent;
 use crate::pass::{self, ClosureKind, FailedIn, Pass, PendingGradient};
 use crate::placement::Residency;
 use crate::policy::PartialSum;

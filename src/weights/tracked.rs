@@ -7,8 +7,8 @@ use burn::module::Module;
 use burn::tensor::{Device, Gradients, Tensor};
 
 use super::read::{carries_handle, is_attached};
-use crate::lock::is_in_pool;
 use crate::parameters::map_params;
+use crate::threads::lock::is_in_pool;
 
 /// Returns `true` if `module`, or a part of it, is attached and not for inference.
 pub(crate) fn is_in_training<M: Module>(module: &M) -> bool {

@@ -11,8 +11,8 @@ use burn::tensor::Tensor;
 
 use super::gradient_state::{Accumulated, HeldGradient, Outcome};
 use super::master_param::{MasterParam, missing_message};
-use crate::observer::StepEvent;
 use crate::offload::OffloadEngine;
+use crate::pass::StepEvent;
 use crate::pass::{FailedIn, Pass, Session};
 use crate::policy::GradientUse;
 use crate::replica::Group;

@@ -4,45 +4,16 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::{fs, iter};
 
-/// The modules of `src`, each above all that it imports from.
-const ORDER: &[&str] = &[
-    "plan",
-    "train",
-    "estimate",
-    "checkpoint",
-    "linear_cross_entropy",
-    "fused",
-    "gradient_checkpointing",
-    "footprint",
-    "weights",
-    "config",
-    "record",
-    "pass",
-    "load_store",
-    "load",
-    "weight_names",
-    "quantized",
-    "shared_optimizer",
-    "policy",
-    "placement",
-    "cast",
-    "schedule",
-    "random",
-    "parameters",
-    "offload",
-    "worker",
-    "replica",
-    "loss",
-    "device",
-    "in_flight",
-    "tap",
-    "squares",
-    "report",
-    "observer",
-    "lock",
-    "host_memory",
-    "error",
-];
+/// Returns the modules in the table of `lib.rs`, each above all that it imports from.
+fn order(root: &str) -> Vec<&str> {
+    let rows = root.lines().filter_map(|line| line.strip_prefix("//! | `"));
+    let names = rows
+        .filter_map(|row| row.split_once("` |"))
+        .map(|(name, _)| name);
+    names
+        .filter(|name| !name.starts_with("backburn-"))
+        .collect()
+}
 
 /// The crates below all modules.
 const CRATES: &[&str] = &["backburn_base", "backburn_memory", "backburn_optim"];
@@ -132,7 +103,8 @@ fn modules_import_only_from_below() {
     let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let root = fs::read_to_string(src.join("lib.rs")).unwrap();
     let origins = origins(&root);
-    let place = |module: &str| ORDER.iter().position(|it| *it == module);
+    let order = order(&root);
+    let place = |module: &str| order.iter().position(|it| *it == module);
     let mut upward = Vec::new();
     let mut read = 0;
     visit(&src, &mut |path| {
@@ -142,7 +114,9 @@ fn modules_import_only_from_below() {
             return;
         }
         let Some(own) = place(module) else {
-            panic!("`{module}` is not in `ORDER`: put it above all that it imports from");
+            panic!(
+                "`{module}` is not in the table of `lib.rs`: put it above all that it imports from"
+            );
         };
         for name in imports(&fs::read_to_string(path).unwrap()) {
             let from = origins.get(&name).unwrap_or(&name);
@@ -154,12 +128,12 @@ fn modules_import_only_from_below() {
                 Some(_) => {}
                 None => assert!(
                     CRATES.contains(&&**from),
-                    "{} imports {name}: is it in `ORDER`?",
+                    "{} imports {name}: is it in the table of `lib.rs`?",
                     inside.display()
                 ),
             }
         }
     });
-    assert!(read > 400, "only {read} imports were found");
+    assert!(read > 300, "only {read} imports were found");
     assert!(upward.is_empty(), "{}", upward.join("\n"));
 }

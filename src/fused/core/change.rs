@@ -11,7 +11,7 @@ use burn::tensor::DType;
 use super::Core;
 use super::ranks::Ranks;
 use crate::error::FusedError;
-use crate::parameters::load_same;
+use crate::files::load_same;
 use crate::record;
 use crate::shared_optimizer::{SharedOptimizer, average_id};
 use crate::tap::collect_graph;

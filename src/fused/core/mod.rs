@@ -27,6 +27,7 @@ use crate::config::FusedConfig;
 use crate::error::FusedError;
 use crate::footprint::host_allocation;
 use crate::fused::ParameterList;
+use crate::fused::StepReport;
 use crate::fused::policies::Policies;
 use crate::offload::check_offload_fits;
 use crate::parameters::{merge_pending, running_statistics};
@@ -34,7 +35,6 @@ use crate::pass::Session;
 use crate::placement::RankContext;
 use crate::policy::PolicyState;
 use crate::record;
-use crate::report::StepReport;
 use crate::shared_optimizer::{EXTRA_STATE_ID, ExtraState, SharedOptimizer};
 use crate::tap::collect_graph_if_due;
 use crate::weights::{

@@ -9,10 +9,10 @@ use burn::optim::GradientsParams;
 
 use crate::device::check_async_errors;
 use crate::error::{FusedError, listed};
-use crate::loss::{Loss, on_backward};
-use crate::observer::StepEvent;
+use crate::fused::loss::{Loss, on_backward};
 use crate::offload::TransferWorkers;
 use crate::parameters::running_statistics;
+use crate::pass::StepEvent;
 use crate::pass::{ClosureKind, FailedIn, Failure, Pass, Scope, Stage};
 use crate::placement::RankContext;
 use crate::replica::Membership;

@@ -11,11 +11,11 @@ use super::rank_pass::RankPass;
 use super::ranks::Ranks;
 use crate::device::{AsyncErrors, check_connected};
 use crate::error::FusedError;
-use crate::observer::{Observers, StepEvent};
+use crate::fused::StepReport;
 use crate::pass::{ClosureKind, FailedIn, PassGuard, PassSettings};
+use crate::pass::{Observers, StepEvent};
 use crate::policy::GradientUse;
 use crate::replica::Group;
-use crate::report::StepReport;
 use crate::weights::{AttachedModule, MasterParam, ParameterReport};
 
 impl<M: Module> Ranks<M> {

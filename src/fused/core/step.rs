@@ -11,10 +11,10 @@ use burn::module::Module;
 use super::Core;
 use super::rank_pass::{Executor, RankPass, nothing_trained};
 use crate::error::FusedError;
+use crate::fused::StepReport;
 use crate::fused::policies::StepSchedule;
 use crate::pass::{ClosureKind, Failure, PassSettings, StepNumbers};
 use crate::policy::{GradientPipeline, GradientUse, Norm};
-use crate::report::StepReport;
 
 impl<M: Module> Core<M> {
     /// Runs a step, or without a learning rate accumulates the gradients of a micro-batch.

@@ -5,7 +5,7 @@ use burn::module::Module;
 use burn::tensor::{DType, FloatDType};
 
 use super::FusedOptimizer;
-use crate::cast::{cast, leaf};
+use crate::files::{cast, leaf};
 use crate::parameters::map_params;
 
 impl<M: Module> FusedOptimizer<M> {

@@ -6,9 +6,9 @@ use burn::optim::GradientsParams;
 
 use super::FusedOptimizer;
 use crate::error::FusedError;
+use crate::fused::Loss;
 use crate::fused::core::Executor;
 use crate::fused::policies::StepSchedule;
-use crate::loss::Loss;
 use crate::pass::ClosureKind;
 
 impl<M: Module> FusedOptimizer<M> {

@@ -12,9 +12,10 @@ use burn::optim::AdamWConfig;
 use burn::tensor::{Device, Tensor, TensorData};
 use parking_lot::Mutex;
 
+use crate::threads::schedule;
 use crate::{
     FusedConfig, FusedReplicas, GlobalNormClippingConfig, GradientFlow, GradientHook,
-    HookedParameter, Offload, OffloadConfig, Ownership, Sharding, schedule,
+    HookedParameter, Offload, OffloadConfig, Ownership, Sharding,
 };
 
 type Model = Vec<Linear>;

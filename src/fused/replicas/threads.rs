@@ -12,8 +12,8 @@ use crate::error::FusedError;
 use crate::fused::core::RankPass;
 use crate::pass::FailedIn;
 use crate::replica::Membership;
+use crate::threads::Worker;
 use crate::weights::AttachedModule;
-use crate::worker::Worker;
 
 /// The forward and backward pass of a rank with its batch.
 pub(super) type Work<M, B, R> =

@@ -8,9 +8,9 @@ use parking_lot::Mutex;
 use super::SinceSeed;
 use super::observations::{BLOCKS, Draws, REST};
 use crate::error::FusedError;
-use crate::lock::is_in_pool;
 use crate::pass::{Scope, Stage};
 use crate::random::{RandomStream, RngLock, Run, locked_error, system_seed};
+use crate::threads::lock::is_in_pool;
 
 /// The source of the random numbers of a block.
 #[derive(Clone, Debug)]

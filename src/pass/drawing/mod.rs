@@ -19,8 +19,8 @@ use parking_lot::Mutex;
 
 use super::{Pass, Scope, Session};
 use crate::error::FusedError;
-use crate::lock::is_in_pool;
 use crate::random::{RandomStream, RngLock, Run, UnlockedStep, locked_error, system_seed};
+use crate::threads::lock::is_in_pool;
 
 pub(crate) use block::{BlockNumbers, RandomRun};
 pub(super) use observations::Observations;

@@ -72,7 +72,7 @@ mod checked {
     impl<T> Leveled<T> {
         pub(crate) fn lock(&self) -> Locked<'_, T> {
             #[cfg(test)]
-            crate::schedule::point();
+            crate::threads::schedule::point();
             let (level, held) = (self.level, HELD.get());
             assert!(
                 held < level as u8 || super::is_in_pool(),

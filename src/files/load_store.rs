@@ -8,9 +8,10 @@ use burn::module::{Module, Param, ParamId};
 use burn::store::{ApplyResult, ModuleSnapshot, ModuleStore};
 use burn::tensor::{DType, FloatDType, Tensor};
 
-use crate::cast::{check_devices, leaf_in};
+use super::cast::{check_devices, leaf_in};
+use super::loading::{Loading, TakeOver, empty};
 use crate::error::FusedError;
-use crate::parameters::{Loading, TakeOver, empty, running_statistics};
+use crate::parameters::running_statistics;
 use crate::quantized::{AdaptedBase, QuantizedLora, is_placeholder};
 
 /// An error in loading weights from a file.

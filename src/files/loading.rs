@@ -9,8 +9,8 @@ use burn::module::{Flag, Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::store::{ModuleRecord, RecordError};
 use burn::tensor::{Bool, DType, Device, Int, Shape, Tensor};
 
-use super::as_inner::as_inner;
 use crate::error::listed;
+use crate::parameters::as_inner;
 
 /// A module whose parameters are loaded one after the other. Records and stores load into any module by mapping it, so
 /// this module forwards everything else.

@@ -2,7 +2,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use crate::lock;
+use crate::threads::lock;
 
 /// Interval at which a waiting rank checks the phases of the others.
 const CHECK_INTERVAL: Duration = Duration::from_secs(5);
@@ -132,7 +132,7 @@ impl Flow {
     ) -> Result<(), Deadlock> {
         lock::check_none_held("other ranks are waited for");
         #[cfg(test)]
-        crate::schedule::point();
+        crate::threads::schedule::point();
         let mut ranks = self.ranks.lock();
         let sent = match ranks.phases[rank] {
             RankPhase::Forward | RankPhase::BackwardRequested(_) => bytes,

@@ -1,10 +1,9 @@
 //! Random thread schedules for tests. At each [`point`] a thread continues, yields or sleeps.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
-
-use crate::random::mix;
 
 /// Position in the random numbers of the schedule; zero if schedules are not shuffled.
 static NEXT: AtomicU64 = AtomicU64::new(0);
@@ -34,4 +33,11 @@ pub(crate) fn point() {
         1..6 => thread::yield_now(),
         _ => {}
     }
+}
+
+/// Returns a number for each seed and count.
+fn mix(seed: u64, count: u64) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    (seed, count).hash(&mut hasher);
+    hasher.finish()
 }

@@ -9,7 +9,7 @@ use backburn_memory::{BlockRun, Category, Phase};
 use burn::tensor::Tensor;
 use parking_lot::Mutex;
 
-use crate::lock;
+use crate::threads::lock;
 
 /// An event of a step, in the order of time on each device.
 #[derive(Clone, Copy, Debug)]

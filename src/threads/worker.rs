@@ -6,7 +6,7 @@ use backburn_base::caught::catch;
 use parking_lot::{Condvar, Mutex};
 use rayon::ThreadPoolBuilder;
 
-use crate::lock;
+use super::lock;
 
 type Job = Box<dyn FnOnce() + Send>;
 
@@ -50,7 +50,7 @@ impl Worker {
             .spawn(move || {
                 let run = move |queued: QueuedJob| {
                     #[cfg(test)]
-                    crate::schedule::point();
+                    crate::threads::schedule::point();
                     let _finished = Finished {
                         unfinished: &done,
                         bytes: queued.bytes,
