@@ -12,7 +12,8 @@ use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
 use super::error::CheckpointError;
-use super::training::TRAINING;
+
+pub(super) const TRAINING: &str = "training.json";
 
 /// A folder created by a save.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -15,7 +15,6 @@ pub(super) const MODEL: &str = "model.bpk";
 pub(super) const OPTIMIZER: &str = "optimizer.bpk";
 pub(super) const SCHEDULER: &str = "scheduler.bpk";
 pub(super) const USER_DATA: &str = "user-data.cbor";
-pub(super) const TRAINING: &str = "training.json";
 
 /// The files that `training.json` names.
 pub(super) const ALL: [&str; 4] = [MODEL, OPTIMIZER, SCHEDULER, USER_DATA];
@@ -68,12 +67,12 @@ impl Training {
         // A rename, so that an incomplete file never has this name.
         let temporary = folder.join("training.tmp");
         folder::write(&temporary, &bytes)?;
-        folder::rename(&temporary, &folder.join(TRAINING))
+        folder::rename(&temporary, &folder.join(folder::TRAINING))
     }
 
     /// Reads the `training.json` of `step` in `folder`, and checks these files.
     pub(super) fn read(folder: &Path, step: u64, files: &[&str]) -> Result<Self, CheckpointError> {
-        let path = folder.join(TRAINING);
+        let path = folder.join(folder::TRAINING);
         let unreadable = |reason: String| CheckpointError::unreadable(&path, reason);
         let bytes = fs::read(&path).map_err(|error| unreadable(error.to_string()))?;
         let Head { format } =

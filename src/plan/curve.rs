@@ -4,7 +4,7 @@
 use backburn_memory::{Phase, RecomputedBlock};
 
 use super::concurrent_calls::ConcurrentCalls;
-use super::probe::RecordedPass;
+use super::pass_bytes::RecordedPass;
 
 /// Bytes in use over a pass whose blocks were all recomputed.
 #[derive(Clone, Debug)]

@@ -1,6 +1,6 @@
 //! Forecast of the memory of a pass, by linear extrapolation of passes over fewer items.
 
-use super::probe::PassBytes;
+use super::pass_bytes::PassBytes;
 
 /// Expected bytes of a pass, in addition to those in use before it.
 #[derive(Clone, Copy, Debug, Default)]

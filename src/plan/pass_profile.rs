@@ -1,7 +1,7 @@
 //! Measurements and forecasts of passes over one number of items.
 
 use super::curve::ActivationCurve;
-use super::probe::{PassBytes, RecordedPass, SLOW};
+use super::pass_bytes::{PassBytes, RecordedPass, SLOW, count};
 
 /// Passes over `items`.
 #[derive(Clone, Debug)]
@@ -29,11 +29,6 @@ pub(super) struct BlockChoice {
     pub(super) in_pass: usize,
     /// `true` if the bytes were measured by a dry run.
     pub(super) is_proved: bool,
-}
-
-/// Returns the number of blocks that keep their activations.
-pub(super) fn count(keep: &[bool]) -> usize {
-    keep.iter().filter(|keep| **keep).count()
 }
 
 impl PassProfile {

@@ -94,8 +94,8 @@ impl<O: PlannedOptimizer> Plan<O> {
         };
         let (candidates, taken) = search.candidates();
         let mut notes = Vec::new();
-        if has_statistics && items < search.batch {
-            let batch = search.batch;
+        if has_statistics && items < search.limits.batch {
+            let batch = search.limits.batch;
             notes.push(format!(
                 "batch normalization sees batches of {items} instead of {batch}"
             ));
@@ -106,7 +106,7 @@ impl<O: PlannedOptimizer> Plan<O> {
             weights: choice.storage.dtype(),
             batch: items,
             accumulation: choice.accumulation,
-            budget: search.budget,
+            budget: search.limits.budget,
             device_bytes: choice.device,
             host_bytes: choice.host,
             model,

@@ -24,6 +24,7 @@ use super::probe::Probe;
 use super::profile::{FIRST_PASS_BYTES, Profile};
 use super::search::{DEVICE_MARGIN, MARGIN, Search};
 use super::set::TechniqueSet;
+use super::set_profile::Limits;
 use super::storage::WeightStorage;
 use super::technique::Technique;
 
@@ -227,15 +228,17 @@ where
         let before = held(device)?;
         let has_own_memory = device.memory_pool_usage().is_some();
         let mut search = Search {
-            batch: self.batch,
-            budget,
+            limits: Limits {
+                batch: self.batch,
+                budget,
+                margin: if has_own_memory {
+                    DEVICE_MARGIN
+                } else {
+                    MARGIN
+                },
+            },
             config: self.config.clone().with_offload(None),
             sets: TechniqueSet::all(&self.order, &self.optimizer, has_own_memory),
-            margin: if has_own_memory {
-                DEVICE_MARGIN
-            } else {
-                MARGIN
-            },
             profiles: Vec::new(),
             too_large: Vec::new(),
             refused_bf16: None,
@@ -319,9 +322,12 @@ where
             fused: &mut fused,
             loss,
             device,
-            budget: search.budget,
-            available: search.budget.saturating_sub(search.least_resident(storage)),
-            margin: search.margin.max(1.0),
+            budget: search.limits.budget,
+            available: search
+                .limits
+                .budget
+                .saturating_sub(search.least_resident(storage)),
+            margin: search.limits.margin.max(1.0),
             spread: 0.0,
             stopped_at: None,
             exceeded_limit: false,

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use backburn_base::caught::catch;
 use backburn_memory as memory;
-use backburn_memory::{Limit, MemoryRecorder, MemoryTimeline, Phase, Sample};
+use backburn_memory::{Limit, MemoryRecorder};
 use burn::module::Module;
 use burn::tensor::Device;
 
@@ -14,10 +14,7 @@ use crate::tap::collect_graph;
 
 use super::error::PlanError;
 use super::forecast::Forecast;
-use super::pass_profile::count;
-
-/// Seconds above which a pass is not repeated for a more precise measurement.
-pub(super) const SLOW: f64 = 2.0;
+use super::pass_bytes::{PassBytes, RecordedPass, SLOW, count};
 
 /// Repetitions of a pass to measure the variance, and the maximum seconds of a repeated pass.
 const REPEATS: usize = 6;
@@ -28,63 +25,6 @@ const LARGE: usize = 1 << 21;
 
 /// Fraction by which a pass may exceed its forecast.
 const MARGIN: f64 = 0.1;
-
-/// The bytes and the time of one pass.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct PassBytes {
-    /// Bytes in use at the start.
-    pub(super) start: usize,
-    /// Peak of the bytes in use, including those at the start.
-    pub(super) peak: usize,
-    /// Peak of the backward pass, minus the bytes at its start.
-    pub(super) rise: usize,
-    /// Maximum growth between two points at which the pass can be stopped.
-    pub(super) stretch: usize,
-    pub(super) seconds: f64,
-}
-
-/// A completed pass with its recording.
-pub(super) struct RecordedPass {
-    pub(super) run: PassBytes,
-    pub(super) timeline: MemoryTimeline,
-}
-
-fn bytes(sample: &Sample) -> usize {
-    sample.bytes.total()
-}
-
-impl PassBytes {
-    fn of(timeline: &MemoryTimeline, stretch: usize, seconds: f64) -> Self {
-        let start = timeline.samples.first().map_or(0, bytes);
-        let end = timeline.samples.last().map_or(0, bytes);
-        let samples = timeline.samples.iter();
-        let mut backward = samples
-            .skip_while(|sample| !matches!(timeline.phase(sample), Phase::Backward))
-            .map(bytes);
-        let begin = backward.next().unwrap_or(0);
-        Self {
-            start,
-            // Bytes left at the end are cached by the backend and in use from the start of the next pass.
-            peak: timeline.peak().bytes.total() + end.saturating_sub(start),
-            rise: backward.max().unwrap_or(0).saturating_sub(begin),
-            stretch,
-            seconds,
-        }
-    }
-
-    /// Returns the peak bytes of the pass itself.
-    pub(super) fn in_pass(&self) -> usize {
-        self.peak.saturating_sub(self.start)
-    }
-}
-
-impl RecordedPass {
-    /// Returns `true` if the pass changed the bytes in use so much that a second measurement is more precise.
-    fn warms_up(&self) -> bool {
-        let end = self.timeline.samples.last().map_or(self.run.start, bytes);
-        self.run.start.abs_diff(end) > self.run.in_pass() / 100
-    }
-}
 
 /// A model whose passes are measured.
 pub(super) struct Probe<'a, M: Module, F> {

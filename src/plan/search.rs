@@ -6,7 +6,7 @@ use super::candidate::Candidate;
 use super::error::PlanError;
 use super::profile::Profile;
 use super::set::{Formats, TechniqueSet};
-use super::set_profile::{Choice, SetProfile};
+use super::set_profile::{Choice, Limits, SetProfile};
 use super::storage::WeightStorage;
 
 /// Factor on the measured bytes of a pass, because the work of threads in parallel varies from run to run.
@@ -18,13 +18,10 @@ pub(super) const DEVICE_MARGIN: f64 = 1.25;
 /// The input and the measurements of a planner.
 #[derive(Clone, Debug)]
 pub(super) struct Search {
-    /// Number of items in a step.
-    pub(super) batch: usize,
-    pub(super) budget: usize,
+    pub(super) limits: Limits,
     pub(super) config: FusedConfig,
     /// The sets in the order in which they are tried.
     pub(super) sets: Vec<TechniqueSet>,
-    pub(super) margin: f64,
     pub(super) profiles: Vec<Profile>,
     /// Storages whose weights did not fit, with the bytes to create them.
     pub(super) too_large: Vec<(WeightStorage, usize)>,
@@ -58,7 +55,7 @@ impl Search {
         let profile = self.profile(set.storage())?;
         let states = profile.states_in(set.formats())?;
         Some(SetProfile {
-            search: self,
+            limits: self.limits,
             set,
             profile,
             states,
@@ -130,7 +127,7 @@ impl Search {
         if let Some(reason) = &self.refused_bf16 {
             advice.push(format!("Weights in bf16 are not possible: {reason}."));
         }
-        if self.batch == 1 {
+        if self.limits.batch == 1 {
             advice.push("A batch of one item can't be split.".into());
         } else if !self.sets.iter().any(|set| set.micro_batches) {
             advice.push("The order does not allow micro-batches.".into());
@@ -145,8 +142,8 @@ impl Search {
                 .into(),
         );
         PlanError::NothingFits {
-            budget: self.budget,
-            least: least.max(self.budget.saturating_add(1)),
+            budget: self.limits.budget,
+            least: least.max(self.limits.budget.saturating_add(1)),
             is_enough: false,
             advice: advice.join(" "),
         }

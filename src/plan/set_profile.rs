@@ -6,12 +6,22 @@ use crate::footprint::{Resident, States};
 use super::candidate::Candidate;
 use super::pass_profile::{BlockChoice, PassProfile};
 use super::profile::Profile;
-use super::search::Search;
 use super::set::TechniqueSet;
 use super::storage::WeightStorage;
 
 /// Bytes by which the buffers of threads differ from run to run.
 const SLACK: usize = 1 << 17;
+
+/// The limits of a training.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    /// Number of items in a step.
+    pub(super) batch: usize,
+    /// Peak bytes.
+    pub(super) budget: usize,
+    /// Factor on the measured bytes of a pass.
+    pub(super) margin: f64,
+}
 
 /// A configuration of the training, with its expected bytes.
 #[derive(Clone, Debug)]
@@ -43,7 +53,7 @@ impl Choice<'_> {
 
 /// Measurements of trainings with one set of techniques.
 pub(super) struct SetProfile<'a> {
-    pub(super) search: &'a Search,
+    pub(super) limits: Limits,
     pub(super) set: &'a TechniqueSet,
     pub(super) profile: &'a Profile,
     pub(super) states: &'a States,
@@ -64,14 +74,14 @@ impl<'a> SetProfile<'a> {
 
     /// Returns the sizes into which the batch can be split, the largest first, with the number of micro-batches.
     fn parts(&self) -> impl Iterator<Item = (usize, usize)> {
-        let (batch, set) = (self.search.batch, self.set);
+        let (batch, set) = (self.limits.batch, self.set);
         let sizes = sizes(batch).into_iter();
         sizes.filter_map(move |items| Some((items, set.accumulation(batch, items)?)))
     }
 
     fn fitting(&self, items: usize, accumulation: usize, recompute: bool) -> Option<Choice<'a>> {
         let part = self.without_pass(items, accumulation);
-        let fits = |in_pass| part.with(in_pass, None).device <= self.search.budget;
+        let fits = |in_pass| part.with(in_pass, None).device <= self.limits.budget;
         if let Some(pass) = self.profile.pass_over(items) {
             let kept = pass.choose(recompute, fits)?;
             return Some(part.with(kept.in_pass, Some(kept)));
@@ -101,7 +111,7 @@ impl<'a> SetProfile<'a> {
                 .too_many_items
                 .is_some_and(|many| items >= many)
             {
-                choice.device = choice.device.max(self.search.budget.saturating_add(1));
+                choice.device = choice.device.max(self.limits.budget.saturating_add(1));
             }
             choice
         });
@@ -121,7 +131,7 @@ impl<'a> SetProfile<'a> {
                 device: self.profile.before_pass() + SLACK + resident,
                 host,
             },
-            self.search.margin,
+            self.limits.margin,
         )
     }
 

@@ -13,26 +13,10 @@ use burn::module::{ParamGroup, ParamId};
 use burn::optim::{LearningRate, ModuleOptimizer, Optimizer, RecordState, StateSink, StateSource};
 use burn::tensor::{Device, Tensor};
 
+use super::extra_state_ids::{AVERAGE_PATH, EXTRA_STATE_ID, average_id};
 use super::states::joined;
 use super::step_one;
 use crate::policy::PolicyState;
-
-/// The parameter id under which an optimizer record holds the policy state. (The name dates from the loss scale.)
-pub(crate) const EXTRA_STATE_ID: u64 = u64::from_be_bytes(*b"lossscal");
-
-/// The path under which an optimizer record holds averages.
-const AVERAGE_PATH: &str = "backburn.average";
-
-/// Returns the id under which the optimizer holds the average of a parameter. The chance that another parameter has it
-/// is 2^-64 times the number of parameters.
-pub(crate) fn average_id(parameter: ParamId) -> ParamId {
-    ParamId::from(parameter.val() ^ u64::from_be_bytes(*b"averaged"))
-}
-
-/// Returns `true` if a record holds an average under this path.
-pub(crate) fn is_average(path: Option<&str>) -> bool {
-    path == Some(AVERAGE_PATH)
-}
 
 /// Extra state. Clones share it, so that a record contains the live state.
 pub(crate) trait ExtraState: RecordState + Clone {

@@ -1,6 +1,7 @@
 //! The optimizer of a training, which all ranks share. It steps one parameter at a time.
 
 mod extra_state;
+mod extra_state_ids;
 mod offloaded;
 mod query;
 mod removed;
@@ -17,7 +18,8 @@ use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamGroup, Param
 use burn::optim::{GradientsParams, ModuleOptimizer, OptimizerRecord, SgdConfig};
 use burn::tensor::{Bytes, Device, Tensor};
 
-pub(crate) use extra_state::{EXTRA_STATE_ID, ExtraState, average_id, is_average};
+pub(crate) use extra_state::ExtraState;
+pub(crate) use extra_state_ids::{EXTRA_STATE_ID, average_id, is_average};
 pub(crate) use offloaded::Eviction;
 pub(crate) use query::orthogonalizes;
 

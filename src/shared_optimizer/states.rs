@@ -7,7 +7,7 @@ use burn::module::ParamId;
 use burn::optim::{ModuleOptimizer, OptimizerRecord};
 use burn::tensor::Bytes;
 
-use super::extra_state::{EXTRA_STATE_ID, is_average};
+use super::extra_state_ids::{EXTRA_STATE_ID, is_average};
 
 /// Returns a record with the states of all records.
 pub(super) fn joined(records: impl IntoIterator<Item = Bytes>) -> OptimizerRecord {

@@ -5,8 +5,7 @@ use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::module::{Reparameterization, Reparameterizer};
 use burn::tensor::{Device, Tensor};
 
-use super::frozen::refuse_outside_of_a_block;
-use super::read::FETCH_HANDLE;
+use super::read::{FETCH_HANDLE, refuse_outside_of_a_block};
 use crate::placement::RankContext;
 
 /// A reparameterizer for inference: parameters that are stored elsewhere or in another type are fetched whenever they

@@ -9,7 +9,6 @@ use burn::tensor::Tensor;
 use super::inventory::Inventory;
 use crate::offload::OffloadEngine;
 use crate::parameters::{map_params, running_statistics};
-use crate::pass::Scope;
 use crate::placement::RankContext;
 use crate::quantized::is_placeholder;
 
@@ -40,18 +39,6 @@ pub(super) fn offloaded<M: Module>(
         }
     }
     offloaded
-}
-
-/// Panics if an adapter of the offloaded parameter at `base` is read outside of a block. Burn adds base and adapter,
-/// and the base is on the device only inside a block.
-pub(super) fn refuse_outside_of_a_block(base: &str) {
-    if !Scope::current().is_some_and(|scope| scope.is_in_block()) {
-        panic!(
-            "parameter `{base}` is offloaded and has an adapter, and was read outside of a block \
-             under gradient checkpointing: read it in a block, exclude it from the parameter group of the \
-             adapter, or raise `OffloadConfig::min_elements` so that it stays on the device"
-        );
-    }
 }
 
 /// Returns `module` with these parameters on the host.

@@ -1,7 +1,8 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use backburn_base::AnyTensor;
+use backburn_base::{AnyTensor, with_rank};
+use burn::optim::GradientsParams;
 use burn::tensor::{DType, Device};
 use parking_lot::Mutex;
 
@@ -197,5 +198,30 @@ impl LocalParam {
         if let Some(value) = self.master.find().filter(|_| self.owns()) {
             errors.add(&self.master.path, &*value);
         }
+    }
+}
+
+impl LocalParam {
+    /// Returns the stand-in for the applied gradient.
+    pub(super) fn applied(&self) -> Option<Arc<AppliedGradient>> {
+        let new = || with_rank!(self.master.shape.num_dims(), D => AppliedGradient::new::<D>(&self.master, self.dtype, &self.device).map(Arc::new));
+        self.applied.get_or_init(new).clone()
+    }
+
+    /// Returns the stand-in if it is registered in the current pass.
+    pub(super) fn registered(&self) -> Option<&AppliedGradient> {
+        let applied = self.applied.get().and_then(Option::as_deref);
+        applied.filter(|applied| applied.is_registered())
+    }
+
+    /// Returns `true` if `gradients` has a gradient of the parameter that the backward pass has not left there.
+    pub(super) fn is_edited_in(&self, gradients: &GradientsParams) -> bool {
+        with_rank!(self.master.shape.num_dims(), D => {
+            let gradient = gradients.get::<D>(self.master.id);
+            match (gradient, self.registered()) {
+                (Some(gradient), Some(applied)) => applied.is_replaced_by(&gradient),
+                (gradient, _) => gradient.is_some(),
+            }
+        })
     }
 }

@@ -18,6 +18,8 @@ mod applied;
 mod attach;
 mod attached_module;
 mod copy;
+#[cfg(feature = "train")]
+mod edits;
 mod entry;
 mod export;
 mod fetch_on_read;
@@ -39,9 +41,9 @@ mod transfer;
 mod unreadable;
 mod update;
 
-#[cfg(feature = "train")]
-pub(crate) use applied::removed_or_added_in;
 pub(crate) use attached_module::AttachedModule;
+#[cfg(feature = "train")]
+pub(crate) use edits::removed_or_added_in;
 pub(crate) use entry::{Entry, Role};
 pub(crate) use export::Value;
 pub(crate) use frozen::with_frozen;

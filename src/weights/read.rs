@@ -8,7 +8,6 @@ use burn::module::{Module, ModuleMapper, ModuleVisitor, Reparameterization};
 use burn::tensor::{Device, Tensor};
 
 use super::copy::CopyLifetime;
-use super::frozen::refuse_outside_of_a_block;
 use super::gradient_state::{Expecting, GradientState};
 use super::local_param::{LocalParam, State};
 use super::placeholder::Identity;
@@ -89,6 +88,18 @@ pub(super) fn is_attached(parameter: &Parameter) -> bool {
 /// Returns `true` if a master holds the value, or if it is fetched whenever it is read.
 pub(super) fn carries_handle(parameter: &Parameter) -> bool {
     is_attached(parameter) || parameter.reparameterization.as_deref() == Some(FETCH_HANDLE)
+}
+
+/// Panics if an adapter of the offloaded parameter at `base` is read outside of a block. Burn adds base and adapter,
+/// and the base is on the device only inside a block.
+pub(super) fn refuse_outside_of_a_block(base: &str) {
+    if !Scope::current().is_some_and(|scope| scope.is_in_block()) {
+        panic!(
+            "parameter `{base}` is offloaded and has an adapter, and was read outside of a block \
+             under gradient checkpointing: read it in a block, exclude it from the parameter group of the \
+             adapter, or raise `OffloadConfig::min_elements` so that it stays on the device"
+        );
+    }
 }
 
 impl Reparameterization for Handle {

@@ -1,7 +1,7 @@
-//! No module of the crate imports from one above it.
+//! No module of the crate imports from one above it, and no files in a cycle.
 
 use std::collections::HashMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::{fs, iter};
 
 /// Returns the modules in the table of `lib.rs`, each above all that it imports from.
@@ -136,4 +136,49 @@ fn modules_import_only_from_below() {
     });
     assert!(read > 300, "only {read} imports were found");
     assert!(upward.is_empty(), "{}", upward.join("\n"));
+}
+
+/// Returns the files of `folder` by the name of their module, with the files beside them that each imports from.
+fn siblings(folder: &Path) -> HashMap<String, Vec<String>> {
+    let files = fs::read_dir(folder).unwrap().map(|it| it.unwrap().path());
+    let files = files.filter(|path| path.is_file() && !path.ends_with("mod.rs"));
+    let imports = |path: PathBuf| {
+        let code = code(&fs::read_to_string(&path).unwrap());
+        let paths = code.match_indices("use super::");
+        let names = paths.flat_map(|(at, word)| first_names(&code[at + word.len()..]));
+        let module = path.file_stem().unwrap().to_str().unwrap().to_string();
+        (module, names.collect())
+    };
+    files.map(imports).collect()
+}
+
+/// Returns a module that imports from itself, through modules beside it.
+fn cycle(imports: &HashMap<String, Vec<String>>) -> Option<&String> {
+    let imported = |module: &String| imports.get(module).into_iter().flatten();
+    imports.keys().find(|module| {
+        let mut reached: Vec<_> = imported(module).collect();
+        let mut next = 0;
+        while let Some(other) = reached.get(next) {
+            let new: Vec<_> = imported(other).filter(|it| !reached.contains(it)).collect();
+            reached.extend(new);
+            next += 1;
+        }
+        reached.contains(module)
+    })
+}
+
+#[test]
+fn files_of_a_folder_import_in_no_cycle() {
+    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut folders = vec![src];
+    let mut read = 0;
+    while let Some(folder) = folders.pop() {
+        let siblings = siblings(&folder);
+        let found = cycle(&siblings);
+        assert_eq!(found, None, "in a cycle of {}", folder.display());
+        read += siblings.len();
+        let inside = fs::read_dir(&folder).unwrap().map(|it| it.unwrap().path());
+        folders.extend(inside.filter(|path| path.is_dir()));
+    }
+    assert!(read > 150, "only {read} files were found");
 }

@@ -8,16 +8,24 @@ use burn::module::{Module, ParamId};
 use burn::tensor::Device;
 use parking_lot::Mutex;
 
-use super::statistics::Deferred;
 use crate::config::FusedConfig;
 use crate::error::FusedError;
 use crate::footprint::host_allocation;
 use crate::offload::check_offload_fits;
-use crate::parameters::{running_statistics, with_own_statistics};
+use crate::parameters::{Statistics, running_statistics, with_own_statistics};
 use crate::pass::Session;
 use crate::placement::RankContext;
 use crate::replica::{Group, Membership};
 use crate::weights::{AttachedModule, Inventory, LocalParams, Role};
+
+/// The updates of running statistics that a stock loop would not have merged yet.
+#[derive(Default)]
+pub(super) struct Deferred {
+    /// The statistics without the last update, if it was merged since the last pass.
+    pub(super) unmerged: Option<Statistics>,
+    /// The last update of layers that are frozen.
+    pub(super) of_frozen: Statistics,
+}
 
 /// All ranks. Masters are shared between them.
 pub(in crate::fused) struct Ranks<M> {

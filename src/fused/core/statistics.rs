@@ -12,7 +12,7 @@ use backburn_base::caught::catch_message;
 use backburn_base::{AnyTensor, copy_to_device, values};
 use burn::module::{Module, ParamId};
 
-use super::ranks::Ranks;
+use super::ranks::{Deferred, Ranks};
 use crate::config::FusedConfig;
 use crate::error::FusedError;
 use crate::parameters::{
@@ -20,15 +20,6 @@ use crate::parameters::{
 };
 use crate::tap::node;
 use crate::weights::{AttachedModule, Identity, Value};
-
-/// The updates of running statistics that a stock loop would not have merged yet.
-#[derive(Default)]
-pub(super) struct Deferred {
-    /// The statistics without the last update, if it was merged since the last pass.
-    unmerged: Option<Statistics>,
-    /// The last update of layers that are frozen.
-    of_frozen: Statistics,
-}
 
 impl<M: Module> Ranks<M> {
     /// Exports a module of the first rank. It has the last update of every running statistic.
