@@ -5,7 +5,8 @@ use burn::optim::decay::WeightDecayConfig;
 use super::element_wise::{AccumulateInState, ElementState, ElementWise};
 use super::element_wise_optimizer::{ElementWiseOptimizer, element_wise_config};
 use super::format::{StateFormat, WeightFormat};
-use super::rule::{self, Rule, Step};
+use super::moments::Moments;
+use super::rule::{Number, Rule, Step, UpdateRule, penalized};
 
 /// Configuration of [`Adam`]: the fields and defaults of Burn's
 /// [`AdamConfig`](burn::optim::AdamConfig).
@@ -60,8 +61,8 @@ impl ElementWise for AdamConfig {
         let root = (1.0 - self.beta_2.powi(step.time)).sqrt();
         let correction = root / (1.0 - self.beta_1.powi(step.time));
         let penalty = self.weight_decay.as_ref();
-        let rule = rule::Adam {
-            moments: step.moments(self.beta_1, self.beta_2),
+        let rule = AdamRule {
+            moments: Moments::new(step, self.beta_1, self.beta_2),
             learning_rate: step.learning_rate,
             penalty: penalty.map(|decay| decay.penalty.into()),
             correction: correction.into(),
@@ -79,5 +80,59 @@ impl AccumulateInState for AdamConfig {
     fn refusal(&self) -> Option<&'static str> {
         let decays = self.weight_decay.is_some();
         decays.then_some("the L2 penalty of `Adam` is part of the gradient: use `AdamW`")
+    }
+}
+
+/// The hyperparameters of a step of Adam, for gradient g, moments m and v, and parameter θ:
+///
+/// ```text
+/// g ← g + λ θ
+/// m ← β₁ m + (1 - β₁) g
+/// v ← β₂ v + (1 - β₂) g²
+/// θ ← θ - η √(1 - β₂ᵗ) / (1 - β₁ᵗ) m / (√v + √(1 - β₂ᵗ) ε)
+/// ```
+#[derive(Clone, Debug)]
+struct AdamRule {
+    moments: Moments,
+    learning_rate: f64,
+    /// L2 penalty.
+    penalty: Option<f64>,
+    /// Correction of the bias of both moments.
+    correction: f64,
+    epsilon: f64,
+}
+
+impl<const S: usize> UpdateRule<S> for AdamRule {
+    #[inline(always)]
+    fn update<N: Number>(&self, parameter: N, gradient: N, mut states: [N; S]) -> (N, [N; S]) {
+        let gradient = penalized(self.penalty, parameter, gradient);
+        let [moment_1, moment_2] = self.moments.update(gradient, &mut states);
+        let delta = moment_1 * N::of(self.correction) / (moment_2.sqrt() + N::of(self.epsilon));
+        (parameter - delta * N::of(self.learning_rate), states)
+    }
+}
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use burn::optim as stock;
+
+    use super::*;
+    use crate::stock::assert_equal_steps;
+
+    #[test]
+    fn adam_equals_that_of_burn() {
+        assert_equal_steps(stock::AdamConfig::new().init(), AdamConfig::new().init());
+        assert_equal_steps(
+            stock::AdamConfig::new()
+                .with_weight_decay(Some(WeightDecayConfig::new(0.1)))
+                .init(),
+            AdamConfig::new()
+                .with_weight_decay(Some(WeightDecayConfig::new(0.1)))
+                .init(),
+        );
+        assert_equal_steps(
+            stock::AdamConfig::new().with_amsgrad(true).init(),
+            AdamConfig::new().with_amsgrad(true).init(),
+        );
     }
 }

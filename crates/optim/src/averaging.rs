@@ -1,6 +1,6 @@
 use backburn_base::config_struct;
 
-use super::rule::AverageRule;
+use super::rule::{Number, UpdateRule};
 use crate::error::OptimError;
 
 config_struct! {
@@ -61,5 +61,25 @@ impl WeightAveragingConfig {
         let warm = (1.0 + count) / (10.0 + count);
         let decay = if self.warm_up { decay.min(warm) } else { decay };
         AverageRule::Exponential(decay)
+    }
+}
+
+/// A rule that updates an average, passed as the parameter, with a value, passed as the gradient.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum AverageRule {
+    /// Exponential average with this decay.
+    Exponential(f64),
+    /// Uniform average over this number of values, the new one included.
+    Uniform(usize),
+}
+
+impl UpdateRule<0> for AverageRule {
+    #[inline(always)]
+    fn update<N: Number>(&self, average: N, value: N, []: [N; 0]) -> (N, [N; 0]) {
+        let average = match *self {
+            Self::Exponential(decay) => average * N::of(decay) + value * N::of(1.0 - decay),
+            Self::Uniform(values) => average + (value - average) / N::of(values as f64),
+        };
+        (average, [])
     }
 }

@@ -4,7 +4,7 @@ use burn::tensor::{Device, FloatDType, Tensor};
 use super::call;
 use super::format::{Formats, RecordedFormat, Residual, StateFormat, WeightFormat, around};
 use super::kernel;
-use super::rule::{Rule, Set};
+use super::rule::{Number, Rule, UpdateRule};
 
 /// A wrapper that stores the bf16 weights of any optimizer in a [`WeightFormat`].
 ///
@@ -132,5 +132,16 @@ impl<S: RecordState, const D: usize> RecordState for InFormatState<S, D> {
             time: format.time,
             residual: format.residual,
         })
+    }
+}
+
+/// A rule that sets the parameter to the value passed as the gradient.
+#[derive(Clone, Debug)]
+struct Set;
+
+impl UpdateRule<0> for Set {
+    #[inline(always)]
+    fn update<N: Number>(&self, _parameter: N, number: N, []: [N; 0]) -> (N, [N; 0]) {
+        (number, [])
     }
 }

@@ -78,6 +78,7 @@ mod format;
 mod in_format;
 mod kernel;
 mod lion;
+mod moments;
 mod muon;
 mod muon_with_adamw;
 #[doc(hidden)]
@@ -85,6 +86,8 @@ pub mod optimizer_record;
 mod rule;
 mod sgd;
 mod state;
+#[cfg(all(test, feature = "flex"))]
+mod stock;
 
 use burn::grad_clipping::GradientClippingConfig;
 use burn::optim::{ModuleOptimizer, Optimizer};

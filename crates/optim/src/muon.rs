@@ -11,8 +11,8 @@ use super::element_wise::{ElementState, ElementWise};
 use super::element_wise_optimizer::ElementWiseOptimizer;
 use super::format::{Formats, StateFormat, WeightFormat};
 use super::kernel;
-use super::rule::{self, Rule, Step};
-use super::sgd::VELOCITY;
+use super::rule::{Number, Rule, Step, UpdateRule};
+use super::sgd::{Momentum, VELOCITY};
 use super::state::ElementWiseState;
 use super::with_clipping;
 use backburn_base::AnyTensor;
@@ -125,7 +125,7 @@ impl ElementWise for Direction {
     const TIME: Option<&'static str> = None;
 
     fn rule(&self, step: Step) -> Rule {
-        Rule::built_in::<1>(rule::Momentum::new(step, &self.0))
+        Rule::built_in::<1>(Momentum::new(step, &self.0))
     }
 }
 
@@ -148,6 +148,22 @@ impl Muon {
             AdjustLrFn::Original => (rows / columns).max(1.0).sqrt(),
             AdjustLrFn::MatchRmsAdamW => 0.2 * rows.max(columns).sqrt(),
         }
+    }
+}
+
+/// A rule that applies an update computed elsewhere, after a decoupled weight decay.
+#[derive(Clone, Debug)]
+struct Decayed {
+    /// Factor of the parameter.
+    decay: f64,
+    learning_rate: f64,
+}
+
+impl UpdateRule<0> for Decayed {
+    #[inline(always)]
+    fn update<N: Number>(&self, parameter: N, update: N, []: [N; 0]) -> (N, [N; 0]) {
+        let parameter = parameter * N::of(self.decay) - update * N::of(self.learning_rate);
+        (parameter, [])
     }
 }
 
@@ -208,7 +224,7 @@ impl Optimizer for Muon {
         let direction = AnyTensor::from(orthogonalized).of_rank();
         let penalty = self.config.weight_decay.as_ref();
         let shape = [parameter.shape()[0], parameter.shape()[1]];
-        let rule = Rule::built_in::<0>(rule::Decayed {
+        let rule = Rule::built_in::<0>(Decayed {
             decay: penalty.map_or(1.0, |decay| 1.0 - lr * f64::from(decay.penalty)),
             learning_rate: lr * Self::adjustment(shape, self.config.adjust_lr_fn),
         });

@@ -6,7 +6,7 @@ use burn::optim::momentum::MomentumConfig;
 use super::element_wise::{AccumulateInState, ElementState, ElementWise};
 use super::element_wise_optimizer::{ElementWiseOptimizer, element_wise_config};
 use super::format::{StateFormat, WeightFormat};
-use super::rule::{self, Momentum, Rule, Step};
+use super::rule::{Number, Rule, Step, UpdateRule, penalized};
 
 /// Configuration of [`Sgd`]: the fields and defaults of Burn's
 /// [`SgdConfig`](burn::optim::SgdConfig).
@@ -45,7 +45,7 @@ impl ElementWise for SgdConfig {
     fn rule(&self, step: Step) -> Rule {
         let momentum = self.momentum.clone().unwrap_or_else(MomentumConfig::new);
         let penalty = self.weight_decay.as_ref().filter(|_| !step.adds);
-        let rule = rule::Sgd {
+        let rule = SgdRule {
             learning_rate: step.learning_rate,
             penalty: penalty.map(|decay| decay.penalty.into()),
             momentum: Momentum::new(step, &momentum),
@@ -65,5 +65,120 @@ impl AccumulateInState for SgdConfig {
                 .nesterov
                 .then_some("Nesterov's momentum needs the gradient of the whole batch"),
         }
+    }
+}
+
+/// The hyperparameters of a step of SGD, for gradient g, velocity u and parameter θ:
+///
+/// ```text
+/// g ← g + λ θ
+/// u ← μ u + (1 - τ) g
+/// θ ← θ - η u
+/// ```
+#[derive(Clone, Debug)]
+struct SgdRule {
+    learning_rate: f64,
+    /// L2 penalty.
+    penalty: Option<f64>,
+    momentum: Momentum,
+}
+
+/// SGD without momentum.
+impl UpdateRule<0> for SgdRule {
+    #[inline(always)]
+    fn update<N: Number>(&self, parameter: N, gradient: N, []: [N; 0]) -> (N, [N; 0]) {
+        let gradient = penalized(self.penalty, parameter, gradient);
+        (parameter - gradient * N::of(self.learning_rate), [])
+    }
+}
+
+impl UpdateRule<1> for SgdRule {
+    #[inline(always)]
+    fn update<N: Number>(&self, parameter: N, gradient: N, velocity: [N; 1]) -> (N, [N; 1]) {
+        let gradient = penalized(self.penalty, parameter, gradient);
+        let (direction, velocity) = self.momentum.update(parameter, gradient, velocity);
+        let parameter = parameter - direction * N::of(self.learning_rate);
+        (parameter, velocity)
+    }
+}
+
+/// The hyperparameters of a step of momentum, for gradient g and velocity u. The first velocity is g.
+///
+/// ```text
+/// u ← μ u + (1 - τ) g
+/// ```
+///
+/// The direction is u, or μ u + g with Nesterov's variant.
+#[derive(Clone, Debug)]
+pub(super) struct Momentum {
+    factor: f64,
+    /// Factor of a gradient that is added to the velocity: 1 for the first gradient.
+    rest: f64,
+    nesterov: bool,
+}
+
+impl Momentum {
+    /// Computes the hyperparameters in the same precision as Burn.
+    pub(super) fn new(step: Step, config: &MomentumConfig) -> Self {
+        Self {
+            factor: step.decay(f64::from(config.momentum as f32)),
+            rest: if step.is_first {
+                1.0
+            } else {
+                1.0 - config.dampening
+            },
+            nesterov: config.nesterov,
+        }
+    }
+}
+
+/// Moves the value in the direction of the momentum.
+impl UpdateRule<1> for Momentum {
+    #[inline(always)]
+    fn update<N: Number>(&self, _direction: N, gradient: N, [velocity]: [N; 1]) -> (N, [N; 1]) {
+        let factor = N::of(self.factor);
+        let velocity = gradient * N::of(self.rest) + velocity * factor;
+        let direction = match self.nesterov {
+            true => velocity * factor + gradient,
+            false => velocity,
+        };
+        (direction, [velocity])
+    }
+}
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use burn::optim as stock;
+
+    use super::*;
+    use crate::stock::assert_equal_steps;
+
+    #[test]
+    fn sgd_equals_that_of_burn() {
+        assert_equal_steps(stock::SgdConfig::new().init(), SgdConfig::new().init());
+        assert_equal_steps(
+            stock::SgdConfig::new()
+                .with_weight_decay(Some(WeightDecayConfig::new(0.1)))
+                .init(),
+            SgdConfig::new()
+                .with_weight_decay(Some(WeightDecayConfig::new(0.1)))
+                .init(),
+        );
+        assert_equal_steps(
+            stock::SgdConfig::new()
+                .with_momentum(Some(MomentumConfig::new()))
+                .init(),
+            SgdConfig::new()
+                .with_momentum(Some(MomentumConfig::new()))
+                .init(),
+        );
+        assert_equal_steps(
+            stock::SgdConfig::new()
+                .with_momentum(Some(MomentumConfig::new().with_nesterov(true)))
+                .init(),
+            SgdConfig::new()
+                .with_momentum(Some(MomentumConfig::new().with_nesterov(true)))
+                .init(),
+        );
     }
 }

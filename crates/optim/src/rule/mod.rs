@@ -1,6 +1,5 @@
 //! Update rules for one element, and the loop that applies them to many.
 
-mod formulas;
 mod number;
 mod trace;
 
@@ -13,9 +12,6 @@ use burn::optim::LearningRate;
 use pulp::Arch;
 pub(crate) use pulp::NullaryFnOnce as Loop;
 
-pub(crate) use formulas::{
-    Adam, AdamW, AverageRule, Cautious, Decayed, Lion, Moments, Momentum, Set, Sgd,
-};
 pub use number::Number;
 #[cfg(feature = "cubecl")]
 pub(crate) use trace::Program;
@@ -54,19 +50,14 @@ impl Step {
     pub fn decay(&self, factor: f64) -> f64 {
         if self.adds { 1.0 } else { factor }
     }
+}
 
-    /// Returns the moving averages of Adam with these decays.
-    pub(crate) fn moments(self, beta_1: f32, beta_2: f32) -> Moments {
-        let [decay_1, decay_2] = match self.adds {
-            true => [1.0; 2],
-            false => [beta_1.into(), beta_2.into()],
-        };
-        Moments {
-            beta_1: decay_1,
-            beta_2: decay_2,
-            complement_1: (1.0 - beta_1).into(),
-            complement_2: (1.0 - beta_2).into(),
-        }
+/// Returns the gradient with an L2 penalty, if there is one.
+#[inline(always)]
+pub(crate) fn penalized<N: Number>(penalty: Option<f64>, parameter: N, gradient: N) -> N {
+    match penalty {
+        Some(penalty) => parameter * N::of(penalty) + gradient,
+        None => gradient,
     }
 }
 
