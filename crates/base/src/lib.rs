@@ -10,6 +10,7 @@ mod list;
 mod read;
 mod servers;
 mod transfer;
+mod vectorized;
 
 use burn::tensor::Device;
 
@@ -19,6 +20,7 @@ pub use list::{Parameter, list, values, weight_of_quantized_values, with_value};
 pub use read::{copy_to_device, in_memory, of_data, read};
 pub use servers::{is_remote, read_with_timeout, sync_with_timeout};
 pub use transfer::{forked, in_type, lift, to_device, transferred};
+pub use vectorized::{Loop, vectorized};
 
 /// Returns `true` for a device of CubeCL. It computes asynchronously, so reading a result waits.
 pub fn is_cubecl(device: &Device) -> bool {

@@ -9,8 +9,7 @@ use std::sync::Arc;
 
 use burn::optim::LearningRate;
 
-use pulp::Arch;
-pub(crate) use pulp::NullaryFnOnce as Loop;
+pub(crate) use backburn_base::{Loop, vectorized};
 
 pub use number::Number;
 #[cfg(feature = "cubecl")]
@@ -116,30 +115,6 @@ impl<R: UpdateRule<S>, const S: usize> Formula for OfStates<R, S> {
         let states = from_fn(|_| states.next().expect("there are three"));
         vectorized(Run(&self.0, parameters, gradients, states));
     }
-}
-
-/// Runs a loop with the widest instructions of this processor. Everything that its `call` inlines is compiled so: plain loops
-/// only, since a closure is compiled for the baseline processor.
-#[inline]
-pub(crate) fn vectorized<L: Loop>(work: L) -> L::Output {
-    // `pulp` has a feature for this, but it would change the matrix kernels of Burn's backends too.
-    #[cfg(target_arch = "x86_64")]
-    if is_x86_feature_detected!("avx512f")
-        && is_x86_feature_detected!("avx512bw")
-        && is_x86_feature_detected!("avx512dq")
-        && is_x86_feature_detected!("avx512vl")
-        && is_x86_feature_detected!("avx512vbmi")
-    {
-        // SAFETY: the processor has all the features that the function is compiled for.
-        return unsafe { in_avx512(work) };
-    }
-    Arch::new().dispatch(work)
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi")]
-fn in_avx512<L: Loop>(work: L) -> L::Output {
-    work.call()
 }
 
 /// Number of elements that are computed together, in registers.
