@@ -1,0 +1,159 @@
+//! Attention.
+
+#[cfg(feature = "flex")]
+mod kernel;
+#[cfg(feature = "flex")]
+mod rows;
+mod whole;
+
+use backburn_base::AnyTensor;
+use burn::tensor::{Bool, Tensor};
+
+use crate::node::{Computed, operation};
+
+/// Options of [`attention`]. The last query is at the place of the last key.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct AttentionOptions {
+    /// A token attends to itself and to earlier ones only.
+    pub is_causal: bool,
+    /// A token attends to itself and to the `window - 1` tokens before it ([Beltagy et al., 2020](https://arxiv.org/abs/2004.05150)), and to
+    /// later ones unless `is_causal`.
+    pub window: Option<usize>,
+    /// Factor of the scores, `1 / sqrt(head_dim)` by default.
+    pub scale: Option<f64>,
+}
+
+/// Computes `softmax(scale * query * key^T) * value`, as Burn's [`attention`](burn::tensor::module::attention) does, for groups of heads
+/// that share their keys and values ([Ainslie et al., 2023](https://arxiv.org/abs/2305.13245)), which are not copied.
+///
+/// A position is hidden where `mask` is `true`, or by `options`. A token that attends to none has an output of zeros.
+///
+/// For the backward pass it keeps its inputs, the output, and two numbers a row, from which it recomputes the softmax `p`: the largest
+/// score, and the sum of the exponentials ([Dao, 2023](https://arxiv.org/abs/2307.08691)). With `do` for the gradient of the output and
+/// `ds = p * (do * value^T - sum(do * output)) * scale`, the gradients of query, key and value are `ds * key`, `ds^T * query` and
+/// `p^T * do`. On `flex` the scores of up to 64 queries of a head are in memory at a time for each thread, elsewhere those of all.
+///
+/// # Shapes
+///
+/// - query: `[batch, heads, queries, head_dim]`
+/// - key: `[batch, groups, keys, head_dim]`, `groups` divides `heads`
+/// - value: `[batch, groups, keys, value_dim]`
+/// - mask: `[batch or 1, heads or 1, queries, keys]`
+/// - output: `[batch, heads, queries, value_dim]`
+///
+/// # Panics
+///
+/// If the shapes differ from those above.
+pub fn attention(
+    query: Tensor<4>,
+    key: Tensor<4>,
+    value: Tensor<4>,
+    mask: Option<Tensor<4, Bool>>,
+    options: AttentionOptions,
+) -> Tensor<4> {
+    let sizes = Sizes::new([query.dims(), key.dims(), value.dims()]);
+    if let Some(mask) = &mask {
+        let [batch, heads, ..] = mask.dims();
+        assert!(
+            [1, sizes.batch].contains(&batch)
+                && [1, sizes.heads].contains(&heads)
+                && mask.dims()[2..] == [sizes.queries, sizes.keys],
+            "the mask has the shape {:?}: it must be [1 or {}, 1 or {}, {}, {}]",
+            mask.dims(),
+            sizes.batch,
+            sizes.heads,
+            sizes.queries,
+            sizes.keys
+        );
+    }
+    let problem = Problem {
+        sizes,
+        mask: mask.map(Tensor::inner),
+        options,
+    };
+    let inputs = [query, key, value].map(AnyTensor::from);
+    operation(
+        inputs,
+        |inputs, _| problem.run(inputs),
+        |inputs| problem.forward(&inputs.map(AnyTensor::of_rank)).0.into(),
+    )
+    .of_rank()
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Sizes {
+    batch: usize,
+    heads: usize,
+    /// Heads of keys and values.
+    groups: usize,
+    queries: usize,
+    keys: usize,
+    /// Head dimension, and that of values.
+    dims: [usize; 2],
+}
+
+impl Sizes {
+    fn new([query, key, value]: [[usize; 4]; 3]) -> Self {
+        let [batch, heads, queries, head_dim] = query;
+        let [_, groups, keys, value_dim] = value;
+        assert!(
+            key == [batch, groups, keys, head_dim] && value[0] == batch,
+            "query, key and value have the shapes {query:?}, {key:?} and {value:?}: batch and head dimension must be the same, and groups and keys of the last two"
+        );
+        assert!(
+            groups > 0 && heads % groups == 0,
+            "there are {heads} heads of queries and {groups} of keys: the second number must divide the first"
+        );
+        Self {
+            batch,
+            heads,
+            groups,
+            queries,
+            keys,
+            dims: [head_dim, value_dim],
+        }
+    }
+
+    fn all_heads(&self) -> usize {
+        self.batch * self.heads
+    }
+
+    fn of_output(&self) -> [usize; 4] {
+        [self.batch, self.heads, self.queries, self.dims[1]]
+    }
+}
+
+/// Everything but the tensors that have gradients.
+#[derive(Clone, Debug)]
+struct Problem {
+    sizes: Sizes,
+    mask: Option<Tensor<4, Bool>>,
+    options: AttentionOptions,
+}
+
+impl Problem {
+    fn scale(&self) -> f64 {
+        let usual = || 1.0 / (self.sizes.dims[0] as f64).sqrt();
+        self.options.scale.unwrap_or_else(usual)
+    }
+
+    fn run(&self, inputs: [AnyTensor; 3]) -> Computed<3> {
+        if inputs.iter().any(|it| it.shape().num_elements() == 0) {
+            return self.zeros(inputs);
+        }
+        #[cfg(feature = "flex")]
+        if let Some(computed) = kernel::Kernel::run(self, &inputs) {
+            return computed;
+        }
+        self.operations(inputs)
+    }
+
+    /// Returns the output if there are no queries, or nothing to attend to.
+    fn zeros(&self, inputs: [AnyTensor; 3]) -> Computed<3> {
+        let options = (&inputs[0].device(), inputs[0].dtype());
+        let output = Tensor::<4>::zeros(self.sizes.of_output(), options);
+        Computed::new(output.into(), |_| {
+            inputs.map(|input| Some(AnyTensor(input.0.zeros_like())))
+        })
+    }
+}

@@ -1,0 +1,197 @@
+//! The elements of tensors on `flex`, as slices of f32.
+
+use backburn_base::{AnyTensor, of_data};
+#[cfg(feature = "flex")]
+use burn::backend::Flex;
+#[cfg(feature = "flex")]
+use burn::backend::tensor::FloatTensor;
+use burn::tensor::{DType, Element, Shape, TensorData, bf16, f16};
+use rayon::prelude::*;
+
+use crate::simd::vectorized;
+
+/// Elements of a task of an element-wise operation.
+pub(crate) const TASK: usize = 16 * 1024;
+
+/// Returns the number of rows of a task: a function of the shape only, so that sums over tasks have a fixed order.
+pub(crate) fn rows_of_task(row: usize) -> usize {
+    (TASK / row.max(1)).max(1)
+}
+
+/// Returns `true` if the kernels compute with these tensors: they are on `flex`, in f32 or a half type.
+pub(crate) fn have_kernel(tensors: &[AnyTensor]) -> bool {
+    let is_small =
+        |tensor: &AnyTensor| matches!(tensor.dtype(), DType::F32 | DType::F16 | DType::BF16);
+    let has_kernel = |tensor: &AnyTensor| is_small(tensor) && is_flex(tensor);
+    tensors.iter().all(has_kernel)
+}
+
+fn is_flex(tensor: &AnyTensor) -> bool {
+    #[allow(unreachable_patterns, unused_variables)] // What is there depends on the build.
+    match tensor.device().as_dispatch() {
+        #[cfg(feature = "flex")]
+        burn::backend::DispatchDevice::Flex(_) => true,
+        _ => false,
+    }
+}
+
+/// The elements of a tensor in f32: its buffer, or a copy if it has another type.
+pub(crate) struct Elements {
+    buffer: Buffer,
+    start: usize,
+    strides: Vec<usize>,
+}
+
+enum Buffer {
+    Copied(Vec<f32>),
+    #[cfg(feature = "flex")]
+    Shared(FloatTensor<Flex>),
+}
+
+impl Elements {
+    /// Returns the elements in the order of the shape.
+    pub(crate) fn contiguous(tensor: &AnyTensor) -> Self {
+        Self::new(tensor, |shape, strides| {
+            *strides == contiguous_strides(shape)
+        })
+    }
+
+    /// Returns the elements with the rows in any order: the last stride is 1.
+    pub(crate) fn rows(tensor: &AnyTensor) -> Self {
+        Self::new(tensor, |shape, strides| {
+            strides.last() == Some(&1) || shape.last() == Some(&1)
+        })
+    }
+
+    /// Returns the elements with any strides.
+    pub(crate) fn strided(tensor: &AnyTensor) -> Self {
+        Self::new(tensor, |_, _| true)
+    }
+
+    #[cfg(feature = "flex")]
+    fn new(tensor: &AnyTensor, fits: impl FnOnce(&[usize], &Vec<usize>) -> bool) -> Self {
+        let shape = tensor.shape();
+        let primitive = tensor.0.clone().try_into_primitive::<Flex>();
+        let primitive = primitive.expect("the tensor is on `flex`");
+        let layout = primitive.layout();
+        let strides = layout
+            .strides()
+            .iter()
+            .map(|stride| usize::try_from(*stride));
+        let strides: Result<Vec<_>, _> = strides.collect();
+        match strides {
+            Ok(strides) if primitive.dtype() == DType::F32 && fits(&shape, &strides) => Self {
+                start: layout.start_offset(),
+                buffer: Buffer::Shared(primitive),
+                strides,
+            },
+            _ => Self::copied(tensor),
+        }
+    }
+
+    #[cfg(not(feature = "flex"))]
+    fn new(tensor: &AnyTensor, _fits: impl FnOnce(&[usize], &Vec<usize>) -> bool) -> Self {
+        Self::copied(tensor)
+    }
+
+    fn copied(tensor: &AnyTensor) -> Self {
+        let data = tensor.0.clone().into_data();
+        Self {
+            buffer: Buffer::Copied(match data.dtype() {
+                DType::BF16 => widened(data.as_slice().expect("it is in bf16"), widen_bf16),
+                DType::F16 => widened(data.as_slice().expect("it is in f16"), widen_f16),
+                _ => data.try_into_vec().expect("it is in f32"),
+            }),
+            start: 0,
+            strides: contiguous_strides(&tensor.shape()),
+        }
+    }
+
+    /// Returns the elements from the first one on.
+    pub(crate) fn get(&self) -> &[f32] {
+        let all = match &self.buffer {
+            Buffer::Copied(all) => all,
+            #[cfg(feature = "flex")]
+            Buffer::Shared(tensor) => tensor.storage::<f32>(),
+        };
+        &all[self.start.min(all.len())..]
+    }
+
+    /// Returns the distance of neighbours in each dimension.
+    pub(crate) fn strides<const D: usize>(&self) -> [usize; D] {
+        let strides = self.strides.as_slice().try_into();
+        strides.expect("the rank is that of the tensor")
+    }
+}
+
+fn contiguous_strides(shape: &[usize]) -> Vec<usize> {
+    let mut strides = vec![1; shape.len()];
+    for dim in (1..shape.len()).rev() {
+        strides[dim - 1] = strides[dim] * shape[dim];
+    }
+    strides
+}
+
+/// Creates a tensor of `elements` on the device of `like`, in the type of `like`.
+pub(crate) fn tensor(elements: Vec<f32>, shape: impl Into<Shape>, like: &AnyTensor) -> AnyTensor {
+    let shape = shape.into();
+    let data = match like.dtype() {
+        DType::BF16 => TensorData::new(narrowed(&elements, narrow_bf16), shape),
+        DType::F16 => TensorData::new(narrowed(&elements, narrow_f16), shape),
+        _ => TensorData::new(elements, shape),
+    };
+    AnyTensor(of_data(data, &like.device()))
+}
+
+fn widened<E: Element>(from: &[E], task: fn(&[E], &mut [f32])) -> Vec<f32> {
+    let mut to = vec![0.0; from.len()];
+    let tasks = to.par_chunks_mut(TASK).zip(from.par_chunks(TASK));
+    tasks.for_each(|(to, from)| task(from, to));
+    to
+}
+
+fn narrowed<E: Element>(from: &[f32], task: fn(&[f32], &mut [E])) -> Vec<E> {
+    let mut to = vec![E::default(); from.len()];
+    let tasks = to.par_chunks_mut(TASK).zip(from.par_chunks(TASK));
+    tasks.for_each(|(to, from)| task(from, to));
+    to
+}
+
+macro_rules! conversion {
+    ($widen:ident, $narrow:ident, $half:ty) => {
+        vectorized! {
+            fn $widen(from: &[$half], to: &mut [f32]) -> () {
+                for (to, from) in to.iter_mut().zip(from) {
+                    *to = from.to_f32();
+                }
+            }
+        }
+
+        vectorized! {
+            fn $narrow(from: &[f32], to: &mut [$half]) -> () {
+                for (to, from) in to.iter_mut().zip(from) {
+                    *to = <$half>::from_f32(*from);
+                }
+            }
+        }
+    };
+}
+
+conversion!(widen_bf16, narrow_bf16, bf16);
+conversion!(widen_f16, narrow_f16, f16);
+
+/// Sums slices of `length` elements over all tasks, in the order of the tasks.
+pub(crate) fn sum_of_tasks<const N: usize>(
+    tasks: Vec<[Vec<f32>; N]>,
+    length: usize,
+) -> [Vec<f32>; N] {
+    let mut sums = [(); N].map(|()| vec![0.0; length]);
+    for task in &tasks {
+        for (sum, term) in sums.iter_mut().zip(task) {
+            sum.iter_mut()
+                .zip(term)
+                .for_each(|(sum, term)| *sum += term);
+        }
+    }
+    sums
+}

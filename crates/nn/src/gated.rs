@@ -1,0 +1,208 @@
+//! Gated activations.
+
+use backburn_base::{AnyTensor, in_type};
+use burn::nn::SwiGlu;
+use burn::tensor::Tensor;
+use burn::tensor::activation::{gelu, gelu_approximate, sigmoid as sigmoid_of, silu};
+use rayon::prelude::*;
+
+use crate::elements::{Elements, TASK, have_kernel, tensor};
+use crate::node::{Computed, operation};
+use crate::simd::{sigmoid, tanh, vectorized};
+use crate::whole::wide;
+
+/// Computes `silu(gate) * up` from the layers of [`SwiGlu`], as [`SwiGlu::forward`] does
+/// ([Shazeer, 2020](https://arxiv.org/abs/2002.05202)).
+///
+/// For the backward pass it keeps `gate` and `up`. With `s = sigmoid(gate)` and `dy` for the gradient of the output, the gradient of
+/// `gate` is `dy * up * s * (1 + gate * (1 - s))`, that of `up` is `dy * gate * s`.
+pub fn swiglu<const D: usize>(layers: &SwiGlu, x: Tensor<D>) -> Tensor<D> {
+    let gate = layers.linear_inner.forward(x.clone());
+    gated(Activation::Silu, gate, layers.linear_outer.forward(x))
+}
+
+/// Computes `gelu(gate) * up` ([Shazeer, 2020](https://arxiv.org/abs/2002.05202)). With `is_approximate` it uses the formula with `tanh`
+/// ([Hendrycks and Gimpel, 2016](https://arxiv.org/abs/1606.08415)), as Gemma does, otherwise that with the error function.
+///
+/// For the backward pass it keeps `gate` and `up`. With `dy` for the gradient of the output, the gradient of `gate` is
+/// `dy * up * gelu'(gate)`, that of `up` is `dy * gelu(gate)`.
+///
+/// # Panics
+///
+/// If the shapes of `gate` and `up` differ.
+pub fn geglu<const D: usize>(gate: Tensor<D>, up: Tensor<D>, is_approximate: bool) -> Tensor<D> {
+    let activation = match is_approximate {
+        true => Activation::GeluApproximate,
+        false => Activation::Gelu,
+    };
+    gated(activation, gate, up)
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Activation {
+    Silu,
+    Gelu,
+    GeluApproximate,
+}
+
+/// Square root of `2 / pi`.
+const SQRT_2_OVER_PI: f64 = 0.797_884_560_802_865_4;
+/// Factor of the cube in the approximation of GELU.
+const CUBE: f64 = 0.044_715;
+
+fn gated<const D: usize>(activation: Activation, gate: Tensor<D>, up: Tensor<D>) -> Tensor<D> {
+    assert!(
+        gate.dims() == up.dims(),
+        "the shape of `gate` is {:?} and that of `up` is {:?}: they must be the same",
+        gate.dims(),
+        up.dims()
+    );
+    let run = |inputs: [AnyTensor; 2], _| match activation {
+        // The error function has no kernel.
+        Activation::Silu | Activation::GeluApproximate if have_kernel(&inputs) => {
+            kernel(activation, inputs)
+        }
+        _ => operations(activation, inputs),
+    };
+    let compose = |[gate, up]: [AnyTensor; 2]| forward(activation, gate.0, up.0).into();
+    operation([gate.into(), up.into()], run, compose).of_rank()
+}
+
+fn forward(activation: Activation, gate: Tensor<1>, up: Tensor<1>) -> Tensor<1> {
+    let dtype = gate.dtype();
+    let [gate, up] = [gate, up].map(|it| in_type(it, wide(dtype)));
+    let active = match activation {
+        Activation::Silu => silu(gate),
+        Activation::Gelu => gelu(gate),
+        Activation::GeluApproximate => gelu_approximate(gate),
+    };
+    in_type(active * up, dtype)
+}
+
+fn operations(activation: Activation, [gate, up]: [AnyTensor; 2]) -> Computed<2> {
+    let output = forward(activation, gate.0.clone(), up.0.clone());
+    Computed::new(output.into(), move |gradient| {
+        let dtypes = [gate.dtype(), up.dtype()];
+        let [x, up, gradient] = [gate, up, gradient].map(|it| in_type(it.0, wide(dtypes[0])));
+        // The share of `x` that passes, and its derivative by `x`.
+        let (share, slope) = match activation {
+            Activation::Silu => {
+                let s = sigmoid_of(x.clone());
+                (s.clone(), s.clone() * (1 - s))
+            }
+            Activation::Gelu => {
+                let share = (x.clone() * 0.5_f64.sqrt()).erf() * 0.5 + 0.5;
+                let density = (x.clone().square() * -0.5).exp() * (0.5 * SQRT_2_OVER_PI);
+                (share, density)
+            }
+            Activation::GeluApproximate => {
+                let square = x.clone().square();
+                let inner = x.clone() * (square.clone() * CUBE + 1.0) * SQRT_2_OVER_PI;
+                let t = inner.tanh();
+                let slope = (square * (3.0 * CUBE) + 1.0) * (0.5 * SQRT_2_OVER_PI);
+                (t.clone() * 0.5 + 0.5, slope * (1 - t.square()))
+            }
+        };
+        let of_gate = gradient.clone() * up * (share.clone() + x.clone() * slope);
+        let of_up = gradient * x * share;
+        [
+            Some(in_type(of_gate, dtypes[0]).into()),
+            Some(in_type(of_up, dtypes[1]).into()),
+        ]
+    })
+}
+
+fn kernel(activation: Activation, [gate, up]: [AnyTensor; 2]) -> Computed<2> {
+    let shape = gate.shape();
+    let length = shape.num_elements();
+    let elements = [&gate, &up].map(Elements::contiguous);
+    let [of_gate, of_up] = elements.each_ref().map(|it| &it.get()[..length]);
+    let mut y = vec![0.0; length];
+    y.par_chunks_mut(TASK)
+        .zip(of_gate.par_chunks(TASK))
+        .zip(of_up.par_chunks(TASK))
+        .for_each(|((y, gate), up)| match activation {
+            Activation::Silu => swiglu_forward(gate, up, y),
+            _ => geglu_forward(gate, up, y),
+        });
+    let output = tensor(y, shape.clone(), &gate);
+    Computed::new(output, move |gradient| {
+        let elements = [&gate, &up, &gradient].map(Elements::contiguous);
+        let [gates, ups, gradients] = elements.each_ref().map(|it| &it.get()[..length]);
+        let (mut of_gate, mut of_up) = (vec![0.0; length], vec![0.0; length]);
+        of_gate
+            .par_chunks_mut(TASK)
+            .zip(of_up.par_chunks_mut(TASK))
+            .zip(gates.par_chunks(TASK))
+            .zip(ups.par_chunks(TASK))
+            .zip(gradients.par_chunks(TASK))
+            .for_each(
+                |((((of_gate, of_up), gate), up), gradient)| match activation {
+                    Activation::Silu => swiglu_backward(gate, up, gradient, of_gate, of_up),
+                    _ => geglu_backward(gate, up, gradient, of_gate, of_up),
+                },
+            );
+        [
+            Some(tensor(of_gate, shape.clone(), &gate)),
+            Some(tensor(of_up, shape, &up)),
+        ]
+    })
+}
+
+vectorized! {
+    fn swiglu_forward(gate: &[f32], up: &[f32], y: &mut [f32]) -> () {
+        for ((y, gate), up) in y.iter_mut().zip(gate).zip(up) {
+            *y = gate * sigmoid(*gate) * up;
+        }
+    }
+}
+
+vectorized! {
+    fn swiglu_backward(
+        gate: &[f32],
+        up: &[f32],
+        gradient: &[f32],
+        of_gate: &mut [f32],
+        of_up: &mut [f32],
+    ) -> () {
+        let inputs = gate.iter().zip(up).zip(gradient);
+        for ((of_gate, of_up), ((gate, up), gradient)) in of_gate.iter_mut().zip(of_up).zip(inputs) {
+            let s = sigmoid(*gate);
+            *of_gate = gradient * up * (s + gate * s * (1.0 - s));
+            *of_up = gradient * gate * s;
+        }
+    }
+}
+
+/// Returns the tangent in the approximation of GELU.
+#[inline(always)]
+fn inner_tanh(x: f32) -> f32 {
+    tanh(x * (x * x * CUBE as f32 + 1.0) * SQRT_2_OVER_PI as f32)
+}
+
+vectorized! {
+    fn geglu_forward(gate: &[f32], up: &[f32], y: &mut [f32]) -> () {
+        for ((y, gate), up) in y.iter_mut().zip(gate).zip(up) {
+            *y = gate * (inner_tanh(*gate) * 0.5 + 0.5) * up;
+        }
+    }
+}
+
+vectorized! {
+    fn geglu_backward(
+        gate: &[f32],
+        up: &[f32],
+        gradient: &[f32],
+        of_gate: &mut [f32],
+        of_up: &mut [f32],
+    ) -> () {
+        let inputs = gate.iter().zip(up).zip(gradient);
+        for ((of_gate, of_up), ((x, up), gradient)) in of_gate.iter_mut().zip(of_up).zip(inputs) {
+            let t = inner_tanh(*x);
+            let share = t * 0.5 + 0.5;
+            let slope = (x * x * (3.0 * CUBE as f32) + 1.0) * (0.5 * SQRT_2_OVER_PI as f32);
+            *of_gate = gradient * up * (share + x * slope * (1.0 - t * t));
+            *of_up = gradient * x * share;
+        }
+    }
+}

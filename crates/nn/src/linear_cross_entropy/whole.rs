@@ -1,0 +1,152 @@
+//! Head and loss by operations on whole tensors, chunk by chunk.
+
+use std::ops::Range;
+
+use backburn_base::{AnyTensor, in_type};
+use burn::tensor::activation::log_softmax;
+use burn::tensor::{Bool, IndexingUpdateOp, Int, Tensor};
+
+use super::Problem;
+use crate::node::Computed;
+use crate::whole::wide;
+
+/// Tensors of a chunk of tokens.
+struct Chunk {
+    /// Logarithms of the probabilities. Shape: `[tokens, classes]`.
+    logarithms: Tensor<2>,
+    /// The derivative of the soft cap.
+    slope: Option<Tensor<2>>,
+    /// Classes. Shapes: `[tokens, 1]`, as below.
+    index: Tensor<2, Int>,
+    /// Targets that are not classes.
+    outside: Tensor<2, Bool>,
+    ignored: Option<Tensor<2, Bool>>,
+    weights: Option<Tensor<2>>,
+}
+
+impl Problem {
+    /// Returns the loss by operations that Burn differentiates.
+    pub(super) fn composed(&self, hidden: Tensor<2>, weight: Tensor<2>) -> Tensor<1> {
+        let dtype = wide(hidden.dtype());
+        let none = Tensor::zeros([1], (&hidden.device(), dtype));
+        self.chunks().fold(none, |sum, tokens| {
+            let hidden = hidden.clone().slice(tokens.clone());
+            sum + self.loss(&self.chunk(hidden, weight.clone(), tokens))
+        })
+    }
+
+    pub(super) fn operations(&self, inputs: [AnyTensor; 2], needed: [bool; 2]) -> Computed<2> {
+        let dtypes = inputs.each_ref().map(|it| it.dtype());
+        let [hidden, weight] = inputs.map(AnyTensor::of_rank::<2>);
+        let dtype = wide(dtypes[0]);
+        let options = (&hidden.device(), dtype);
+        let mut loss = Tensor::<1>::zeros([1], options);
+        let mut of_hidden = Vec::new();
+        let mut of_weight = needed[1].then(|| Tensor::<2>::zeros(weight.dims(), options));
+        for tokens in self.chunks() {
+            let of_chunk = hidden.clone().slice(tokens.clone());
+            let chunk = self.chunk(of_chunk.clone(), weight.clone(), tokens);
+            loss = loss + self.loss(&chunk);
+            if !needed.contains(&true) {
+                continue;
+            }
+            let gradient = in_type(self.gradient(chunk), dtypes[0]);
+            if needed[0] {
+                of_hidden.push(gradient.clone().matmul(weight.clone()));
+            }
+            of_weight = of_weight.map(|sum| {
+                let term = gradient.transpose().matmul(of_chunk);
+                sum + in_type(term, dtype)
+            });
+        }
+        let of_hidden = match of_hidden.is_empty() {
+            true => needed[0].then(|| hidden.zeros_like()),
+            false => Some(Tensor::cat(of_hidden, 0)),
+        };
+        Computed::new(loss.into(), move |gradient| {
+            let factor = gradient.of_rank::<1>().unsqueeze::<2>();
+            let gradients = [of_hidden, of_weight].into_iter().zip(dtypes);
+            let mut gradients = gradients.map(|(all, of)| {
+                let scaled = in_type(all?, dtype) * factor.clone();
+                Some(in_type(scaled, of).into())
+            });
+            [(); 2].map(|()| gradients.next().flatten())
+        })
+    }
+
+    pub(super) fn chunks(&self) -> impl Iterator<Item = Range<usize>> {
+        let (tokens, size) = (self.tokens, self.options.chunk_size);
+        let starts = (0..tokens).step_by(size);
+        starts.map(move |start| start..tokens.min(start.saturating_add(size)))
+    }
+
+    fn chunk(&self, hidden: Tensor<2>, weight: Tensor<2>, tokens: Range<usize>) -> Chunk {
+        let count = tokens.len();
+        let logits = hidden.matmul(weight.transpose());
+        let dtype = wide(logits.dtype());
+        let mut logits = in_type(logits, dtype);
+        let mut slope = None;
+        if let Some(cap) = self.options.soft_cap {
+            let share = (logits * cap.recip()).tanh();
+            slope = Some(1 - share.clone().square());
+            logits = share * cap;
+        }
+        let targets = self.targets.clone().slice(tokens.clone());
+        let targets = targets.reshape([count, 1]);
+        let ignored = self.options.ignored;
+        let ignored = ignored.map(|ignored| targets.clone().equal_scalar(ignored));
+        let outside = targets.clone().lower_scalar(0);
+        let beyond = targets.clone().greater_equal_scalar(self.classes as i64);
+        let outside = outside.bool_or(beyond);
+        let weights = self.weights.clone().map(|weights| {
+            let weights = weights.slice(tokens).reshape([count, 1]);
+            in_type(weights, dtype)
+        });
+        Chunk {
+            logarithms: log_softmax(logits, 1),
+            slope,
+            index: targets.mask_fill(outside.clone(), 0),
+            outside,
+            ignored,
+            weights,
+        }
+    }
+
+    /// Returns the sum of the losses.
+    fn loss(&self, chunk: &Chunk) -> Tensor<1> {
+        let smoothing = self.options.smoothing;
+        let of_targets = chunk.logarithms.clone().gather(1, chunk.index.clone());
+        let mut losses = of_targets * (smoothing - 1.0);
+        if smoothing != 0.0 {
+            let of_all = chunk.logarithms.clone().sum_dim(1);
+            losses = losses - of_all * (smoothing / self.classes as f64);
+        }
+        losses = losses.mask_fill(chunk.outside.clone(), f32::NAN);
+        if let Some(weights) = chunk.weights.clone() {
+            losses = losses * weights;
+        }
+        match chunk.ignored.clone() {
+            Some(ignored) => losses.mask_fill(ignored, 0).sum(),
+            None => losses.sum(),
+        }
+    }
+
+    /// Returns the gradients of the logits.
+    fn gradient(&self, chunk: Chunk) -> Tensor<2> {
+        let smoothing = self.options.smoothing;
+        let of_target = chunk.index.clone().float();
+        let of_target = in_type(of_target, chunk.logarithms.dtype());
+        let of_target = of_target.full_like(smoothing - 1.0);
+        let shares = chunk.logarithms.exp() - smoothing / self.classes as f64;
+        let mut all = shares.scatter(1, chunk.index, of_target, IndexingUpdateOp::Add);
+        for factor in [chunk.slope, chunk.weights].into_iter().flatten() {
+            all = all * factor;
+        }
+        let hidden = match chunk.ignored {
+            Some(ignored) => ignored.bool_or(chunk.outside),
+            None => chunk.outside,
+        };
+        let hidden = hidden.expand(all.dims());
+        all.mask_fill(hidden, 0)
+    }
+}

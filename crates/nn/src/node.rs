@@ -1,0 +1,212 @@
+//! A node of Burn's autodiff graph with a backward pass of its own.
+//!
+//! # Invariants
+//!
+//! - The backward pass computes with tensors without autodiff only: the graph is locked while its backward steps run.
+//! - A node keeps what its backward function captures, and nothing else.
+
+#![allow(deprecated)] // `NdArray`: Burn 0.22 still ships it.
+
+use std::fmt::{Debug, Formatter};
+use std::sync::Arc;
+
+use backburn_base::{AnyTensor, lift};
+use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
+use burn::backend::autodiff::grads::Gradients;
+use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{
+    Autodiff, Backend, BackendTensor, Dispatch, DispatchDevice, DispatchKindConversion,
+    DispatchTensor, backend_extension,
+};
+use burn::tensor::{Device, Tensor};
+use parking_lot::Mutex;
+
+/// Most inputs of an operation.
+const INPUTS: usize = 3;
+
+/// Computes the gradients of the inputs from the gradient of the output.
+type Function<const N: usize> = Box<dyn FnOnce(AnyTensor) -> [Option<AnyTensor>; N] + Send>;
+
+/// The result of an operation on tensors without autodiff, with its backward pass.
+pub(crate) struct Computed<const N: usize> {
+    pub(crate) output: AnyTensor,
+    backward: Function<N>,
+}
+
+impl<const N: usize> Computed<N> {
+    /// `backward` computes the gradients of the inputs. One of an input that is not tracked may be `None`, or is dropped.
+    pub(crate) fn new(
+        output: AnyTensor,
+        backward: impl FnOnce(AnyTensor) -> [Option<AnyTensor>; N] + Send + 'static,
+    ) -> Self {
+        Self {
+            output,
+            backward: Box::new(backward),
+        }
+    }
+}
+
+/// Runs an operation on `inputs`. `run` receives them without autodiff, and for each `true` if its gradient is needed. Where the
+/// graph can't have a node of this crate, `compose` computes the output from operations that Burn differentiates.
+pub(crate) fn operation<const N: usize>(
+    inputs: [AnyTensor; N],
+    run: impl FnOnce([AnyTensor; N], [bool; N]) -> Computed<N>,
+    compose: impl FnOnce([AnyTensor; N]) -> AnyTensor,
+) -> AnyTensor {
+    let needed = inputs.each_ref().map(|input| input.is_tracked());
+    let is_tracked = needed.contains(&true);
+    if is_tracked && !covers(&inputs[0].device()) {
+        return compose(inputs);
+    }
+    let strategies = inputs.iter().zip(needed);
+    let strategies = strategies.filter(|(_, needed)| *needed == is_tracked);
+    let strategy = strategies
+        .filter_map(|(input, _)| input.gradient_checkpointing_strategy())
+        .next();
+    let inner = inputs.each_ref().map(|it| it.0.clone().inner().into());
+    let Computed { output, backward } = run(inner, needed);
+    let Some(strategy) = strategy else {
+        return output;
+    };
+    let output = lift(output.0, strategy);
+    if !is_tracked {
+        return output.into();
+    }
+    let step = BackwardStep(Arc::new(Mutex::new(Some(Box::new(|gradient| {
+        let mut gradients = backward(gradient).into_iter();
+        [(); INPUTS].map(|()| gradients.next().flatten())
+    })))));
+    // An operation of a backend has a fixed number of tensors. The output is not tracked.
+    let constant = output.clone().into_dispatch();
+    let mut inputs = inputs.into_iter().map(|input| input.0.into_dispatch());
+    let mut next = || inputs.next().unwrap_or_else(|| constant.clone());
+    let (a, b, c) = (next(), next(), next());
+    let output = output.into_dispatch();
+    AnyTensor(Tensor::from_dispatch(
+        <Dispatch as NodeBackend>::with_backward(a, b, c, output, step),
+    ))
+}
+
+/// Returns `true` if this build has the extension of the backend of `device`.
+fn covers(device: &Device) -> bool {
+    #[allow(unreachable_patterns)] // Burn may have more backends enabled than this crate, or not.
+    match device.clone().inner().as_dispatch() {
+        #[cfg(feature = "cubecl")]
+        DispatchDevice::Cube(_) => true,
+        #[cfg(feature = "flex")]
+        DispatchDevice::Flex(_) => true,
+        #[cfg(feature = "ndarray")]
+        DispatchDevice::NdArray(_) => true,
+        #[cfg(feature = "remote")]
+        DispatchDevice::Remote(_) => true,
+        _ => false,
+    }
+}
+
+/// The backward pass of a node. Burn clones the states of nodes, and runs each once.
+#[derive(Clone)]
+struct BackwardStep(Arc<Mutex<Option<Function<INPUTS>>>>);
+
+impl Debug for BackwardStep {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        f.write_str("BackwardStep")
+    }
+}
+
+/// A node as an operation of a backend.
+#[backend_extension(
+    Cube: cfg(feature = "cubecl"),
+    Flex: cfg(feature = "flex"),
+    NdArray: cfg(feature = "ndarray"),
+    Remote: cfg(feature = "remote"),
+    Autodiff
+)]
+trait NodeBackend: Backend {
+    /// Returns `output`. Under autodiff it is the child of the three inputs, with the backward pass of `step`.
+    fn with_backward(
+        first: FloatTensor<Self>,
+        second: FloatTensor<Self>,
+        third: FloatTensor<Self>,
+        output: FloatTensor<Self>,
+        step: BackwardStep,
+    ) -> FloatTensor<Self> {
+        let _ = (first, second, third, step);
+        output
+    }
+}
+
+#[cfg(feature = "cubecl")]
+impl NodeBackend for burn::backend::Cube {}
+#[cfg(feature = "flex")]
+impl NodeBackend for burn::backend::Flex {}
+#[cfg(feature = "ndarray")]
+impl NodeBackend for burn::backend::NdArray {}
+#[cfg(feature = "remote")]
+impl NodeBackend for burn::backend::Remote {}
+
+impl<B, C> NodeBackend for Autodiff<B, C>
+where
+    B: Backend,
+    C: CheckpointStrategy,
+    DispatchTensor: DispatchKindConversion<B>,
+{
+    fn with_backward(
+        first: FloatTensor<Self>,
+        second: FloatTensor<Self>,
+        third: FloatTensor<Self>,
+        output: FloatTensor<Self>,
+        step: BackwardStep,
+    ) -> FloatTensor<Self> {
+        let (output, _leaf) = output.into_parts();
+        let prepared = Node
+            .prepare::<C>([first.node(), second.node(), third.node()])
+            .compute_bound()
+            .stateful();
+        match prepared {
+            OpsKind::Tracked(prepared) => prepared.finish(step, output),
+            OpsKind::UnTracked(prepared) => prepared.finish(output),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Node;
+
+impl<B> Backward<B, INPUTS> for Node
+where
+    B: Backend,
+    DispatchTensor: DispatchKindConversion<B>,
+{
+    type State = BackwardStep;
+
+    fn backward(
+        self,
+        ops: Ops<Self::State, INPUTS>,
+        gradients: &mut Gradients,
+        _checkpointer: &mut Checkpointer,
+    ) {
+        let gradient = gradients.consume::<B>(&ops.node);
+        let gradient = DispatchTensor::from_backend(BackendTensor::Float(gradient));
+        let function = ops.state.0.lock().take();
+        let function = function.expect("a backward step runs once");
+        let found = function(AnyTensor(Tensor::from_dispatch(gradient)));
+        for (parent, gradient) in ops.parents.into_iter().zip(found) {
+            if let (Some(parent), Some(gradient)) = (parent, gradient) {
+                gradients.register::<B>(parent.id, primitive(gradient));
+            }
+        }
+    }
+}
+
+/// Returns the tensor as a primitive of its backend `B`.
+fn primitive<B>(tensor: AnyTensor) -> FloatTensor<B>
+where
+    B: Backend,
+    DispatchTensor: DispatchKindConversion<B>,
+{
+    match DispatchTensor::try_into_backend(tensor.0.into_dispatch()) {
+        Ok(BackendTensor::Float(tensor)) => tensor,
+        _ => unreachable!("a float tensor stays one, on its backend"),
+    }
+}
