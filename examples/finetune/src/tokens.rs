@@ -5,14 +5,17 @@ use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, ensure};
 use serde_json::Value as Json;
-use tokenizers::Tokenizer;
+use tokenizers::{Encoding, PostProcessor, PostProcessorWrapper, Token, Tokenizer};
 
 use crate::chat::Template;
 use crate::config::DecoderConfig;
 
 /// Turns texts and chats into tokens.
 pub struct Tokens {
+    /// Without a post-processor: one that trims offsets would take blanks out of answers.
     tokenizer: Tokenizer,
+    /// Special tokens that the post-processor writes before and after a text.
+    around: [Vec<u32>; 2],
     template: Option<Template>,
     end: Option<u32>,
 }
@@ -26,7 +29,8 @@ pub struct Encoded {
 }
 
 impl Tokens {
-    /// Reads `tokenizer.json` and `tokenizer_config.json` in `folder`.
+    /// Reads `tokenizer.json`, `tokenizer_config.json` and `special_tokens_map.json` in `folder`. Truncation and padding in the first
+    /// have no effect, as in `transformers`.
     ///
     /// # Errors
     ///
@@ -38,8 +42,12 @@ impl Tokens {
             "{} is missing: load the tokenizer with `AutoTokenizer` of transformers and write it with `save_pretrained`",
             file.display()
         );
-        let tokenizer =
-            Tokenizer::from_file(&file).map_err(|error| anyhow!("{}: {error}", file.display()))?;
+        let failed = |error| anyhow!("{}: {error}", file.display());
+        let mut tokenizer = Tokenizer::from_file(&file).map_err(failed)?;
+        let around = around(tokenizer.get_post_processor()).map_err(failed)?;
+        tokenizer.with_post_processor(None::<PostProcessorWrapper>);
+        tokenizer.with_truncation(None).map_err(failed)?;
+        tokenizer.with_padding(None);
         let last = tokenizer.get_vocab(true).into_values().max().unwrap_or(0) as usize;
         ensure!(
             last < model.vocabulary,
@@ -47,29 +55,25 @@ impl Tokens {
             file.display(),
             model.vocabulary
         );
-        let file = folder.join("tokenizer_config.json");
-        let config: Json = match std::fs::read(&file) {
-            Ok(bytes) => {
-                serde_json::from_slice(&bytes).with_context(|| file.display().to_string())?
-            }
-            Err(_) => Json::Null,
-        };
-        let special = special(&config);
+        let config = json(&folder.join("tokenizer_config.json"))?;
+        let special = special(&config, &json(&folder.join("special_tokens_map.json"))?);
         let end = special.get("eos_token");
         let end = end.and_then(|text| tokenizer.token_to_id(text));
         Ok(Self {
             template: Template::read(folder, &config, special)?,
             end: end.or(model.end_of_text),
+            around,
             tokenizer,
         })
     }
 
     /// Returns the tokens of a text as the model sees it, without an end.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
-        let encoding = self.tokenizer.encode_fast(text, true);
+        let encoding = self.tokenizer.encode_fast(text, false);
         let encoding =
             encoding.map_err(|error| anyhow!("the text can't be cut into tokens: {error}"))?;
-        Ok(encoding.get_ids().to_vec())
+        let [before, after] = &self.around;
+        Ok([before, encoding.get_ids(), after].concat())
     }
 
     /// Returns a document: all tokens of a text and the end of the text count.
@@ -119,13 +123,37 @@ impl Tokens {
     }
 }
 
-/// Returns the texts of the special tokens that templates use.
-fn special(config: &Json) -> BTreeMap<String, String> {
-    let names = ["bos_token", "eos_token", "pad_token", "unk_token"];
+/// Returns the tokens that `processor` writes before and after a text.
+fn around(processor: Option<&PostProcessorWrapper>) -> tokenizers::Result<[Vec<u32>; 2]> {
+    let Some(processor) = processor else {
+        return Ok([Vec::new(), Vec::new()]);
+    };
+    let text = Token::new(u32::MAX, "x".to_owned(), (0, 1));
+    let encoding = processor.process(Encoding::from_tokens(vec![text], 0), None, true)?;
+    let mut parts = encoding.get_ids().split(|id| *id == u32::MAX);
+    Ok([(); 2].map(|()| parts.next().unwrap_or_default().to_vec()))
+}
+
+/// Returns the JSON in `file`, or `null` if there is none.
+fn json(file: &Path) -> Result<Json> {
+    match std::fs::read(file) {
+        Ok(bytes) => serde_json::from_slice(&bytes).with_context(|| file.display().to_string()),
+        Err(_) => Ok(Json::Null),
+    }
+}
+
+/// Returns the texts of the special tokens that templates use. `map` replaces those in `config`, unless `config` is of a version of
+/// `transformers` that lists all added tokens in it.
+fn special(config: &Json, map: &Json) -> BTreeMap<String, String> {
+    let is_complete = config.get("added_tokens_decoder").is_some();
+    let map = map.as_object().filter(|_| !is_complete);
+    let names = ["bos", "eos", "unk", "sep", "pad", "cls", "mask"];
     let texts = names.into_iter().filter_map(|name| {
-        let token = &config[name];
+        let name = format!("{name}_token");
+        let token = map.and_then(|map| map.get(&name));
+        let token = token.unwrap_or(&config[&name]);
         let text = token.as_str().or(token["content"].as_str())?;
-        Some((name.to_owned(), text.to_owned()))
+        Some((name, text.to_owned()))
     });
     texts.collect()
 }
