@@ -4,13 +4,15 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use minijinja::value::Kwargs;
 use minijinja::{Environment, Error, ErrorKind, Value, context};
 use minijinja_contrib::pycompat::unknown_method_callback;
 use serde::Serialize;
 use serde_json::Value as Json;
 use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
+
+use crate::date;
 
 const NAME: &str = "chat_template";
 
@@ -45,6 +47,10 @@ impl Template {
         environment.add_function("raise_exception", |text: String| -> Result<Value, Error> {
             Err(Error::new(ErrorKind::InvalidOperation, text))
         });
+        environment.add_function("strftime_now", |format: String| -> Result<String, Error> {
+            let text = date::now(&format);
+            text.map_err(|error| Error::new(ErrorKind::InvalidOperation, format!("{error:#}")))
+        });
         let added = environment.add_template_owned(NAME, without_generation(&source));
         added.context("the chat template can't be read")?;
         Ok(Some(Self {
@@ -53,40 +59,21 @@ impl Template {
         }))
     }
 
-    /// Returns the text of `messages`, with the beginning of an answer if `add_generation_prompt` is set.
-    pub fn render(&self, messages: &[Json], add_generation_prompt: bool) -> Result<String> {
+    /// Returns the text of `messages`, with the beginning of an answer if `add_generation_prompt` is set. `tools` may be `null`.
+    pub fn render(
+        &self,
+        messages: &[Json],
+        tools: &Json,
+        add_generation_prompt: bool,
+    ) -> Result<String> {
         let template = self.environment.get_template(NAME)?;
         let special = Value::from_serialize(&self.special);
-        let values = context! { messages, add_generation_prompt, ..special };
+        // In Python both are `None` if they are not used, which templates tell from undefined ones.
+        let documents = Value::from(());
+        let values = context! { messages, tools, documents, add_generation_prompt, ..special };
         template
             .render(values)
             .context("the chat template refuses the messages")
-    }
-
-    /// Returns the text of `messages`, and which of its bytes are answers.
-    ///
-    /// # Errors
-    ///
-    /// If the template writes a part of a chat in another way once more follows, so that answers can't be found.
-    pub fn answers(&self, messages: &[Json]) -> Result<(String, Vec<std::ops::Range<usize>>)> {
-        let whole = self.render(messages, false)?;
-        let mut answers = Vec::new();
-        for (index, message) in messages.iter().enumerate() {
-            if message["role"] != "assistant" {
-                continue;
-            }
-            let before = self.render(&messages[..index], true)?;
-            let with = self.render(&messages[..=index], false)?;
-            ensure!(
-                whole.starts_with(&before)
-                    && whole.starts_with(&with)
-                    && before.len() <= with.len(),
-                "the chat template writes message {} in another way once more follow: cut the chat into one for each answer",
-                index + 1
-            );
-            answers.push(before.len()..with.len());
-        }
-        Ok((whole, answers))
     }
 }
 
@@ -204,16 +191,12 @@ mod tests {
                 json!({"role": "user", "content": " <b>"}),
                 json!({"role": "assistant", "content": "yes"}),
             ];
-            assert_eq!(template(source).render(&messages, false).unwrap(), expected);
+            assert_eq!(
+                template(source)
+                    .render(&messages, &Json::Null, false)
+                    .unwrap(),
+                expected
+            );
         }
-    }
-
-    #[test]
-    fn template_that_rewrites_answers_is_refused() {
-        let source = "{% for m in messages %}{% if loop.last %}think {% endif %}{{ m.content }}|{% endfor %}";
-        let message = |role: &str| json!({"role": role, "content": "x"});
-        let chat = ["user", "assistant", "user"].map(message);
-        let error = template(source).answers(&chat).unwrap_err().to_string();
-        assert!(error.contains("message 2"), "{error}");
     }
 }

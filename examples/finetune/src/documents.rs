@@ -1,74 +1,146 @@
-//! Documents of the training, from a file.
+//! Documents of the training, from files.
 
-use std::io::{BufRead, BufReader};
-use std::path::Path;
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use serde::de::IgnoredAny;
 use serde_json::Value as Json;
 
+use crate::line::Document;
 use crate::tokens::{Encoded, Tokens};
 
-/// Returns the documents in the file at `path` as tokens: with the extension `jsonl` or `json` each line is one, else the file is one
-/// text.
-///
-/// # Errors
-///
-/// If there is none, or one can't be read: the error has the line.
-pub fn read(path: &Path, tokens: &Tokens) -> Result<Vec<Encoded>> {
-    let name = path.display();
-    let kind = path.extension().and_then(|kind| kind.to_str());
-    let documents = match kind {
-        Some("jsonl" | "json") => lines(path, tokens)?,
-        _ => {
-            let bytes = std::fs::read(path).with_context(|| format!("{name} can't be read"))?;
-            let text = String::from_utf8(bytes).map_err(|error| {
-                let valid = error.utf8_error().valid_up_to();
-                let line = error.as_bytes()[..valid]
-                    .split(|byte| *byte == b'\n')
-                    .count();
-                anyhow::anyhow!("{name}:{line}: this is no UTF-8 text")
-            })?;
-            match text.trim().is_empty() {
-                true => Vec::new(),
-                false => vec![tokens.text(&text).with_context(|| name.to_string())?],
+/// A mark at the beginning of files in UTF-8, which some editors write. It is no text.
+const BYTE_ORDER_MARK: &str = "\u{feff}";
+
+/// Documents as tokens.
+#[derive(Default)]
+pub struct Documents {
+    /// Each from a line or an entry of a file of JSON.
+    pub entries: Vec<Encoded>,
+    /// Each a whole file of text.
+    pub texts: Vec<Encoded>,
+    /// The number of chats in `entries`.
+    pub chats: usize,
+    /// The number of chats whose answers end with no special token.
+    pub without_end: usize,
+}
+
+impl Documents {
+    /// Reads the files at `paths`, one after the other. The extension selects the format.
+    ///
+    /// # Errors
+    ///
+    /// If a file has no document, or one can't be read: the error has the line.
+    pub fn read(paths: &[PathBuf], tokens: &Tokens) -> Result<Self> {
+        let mut documents = Self::default();
+        for path in paths {
+            let name = path.display();
+            let before = documents.len();
+            let kind = path.extension().and_then(|kind| kind.to_str());
+            match kind.unwrap_or_default().to_lowercase().as_str() {
+                "jsonl" | "ndjson" => documents.lines(path, tokens)?,
+                "json" => documents.json(path, tokens)?,
+                "txt" | "md" => documents.text(path, tokens)?,
+                _ => bail!(
+                    "{name} has an extension that is not read: use `.txt` or `.md` for a text, `.jsonl` or `.ndjson` for lines of \
+                     JSON, `.json` for a list or lines"
+                ),
+            }
+            ensure!(
+                documents.len() > before,
+                "{name} contains no text: name another file with `--data`"
+            );
+        }
+        Ok(documents)
+    }
+
+    pub fn len(&self) -> usize {
+        self.entries.len() + self.texts.len()
+    }
+
+    fn text(&mut self, path: &Path, tokens: &Tokens) -> Result<()> {
+        let name = path.display();
+        let text = read(path)?;
+        let begin = text.trim_start();
+        let line = begin.lines().next().unwrap_or_default();
+        let is_json = |text: &str| serde_json::from_str::<IgnoredAny>(text).is_ok();
+        ensure!(
+            !begin.starts_with(['{', '[']) || !(is_json(line) || is_json(&text)),
+            "{name} contains JSON: rename it to `.jsonl` for lines, or `.json` for a list"
+        );
+        if !begin.is_empty() {
+            let document = tokens.text(&text).with_context(|| name.to_string())?;
+            self.texts.push(document);
+        }
+        Ok(())
+    }
+
+    fn lines(&mut self, path: &Path, tokens: &Tokens) -> Result<()> {
+        let mut lines = BufReader::new(open(path)?).lines();
+        let mut number = 0;
+        while let Some(line) = lines.next() {
+            number += 1;
+            let place = || format!("{}:{number}", path.display());
+            let line = line.with_context(place)?;
+            let line = match number {
+                1 => line.trim_start_matches(BYTE_ORDER_MARK),
+                _ => line.as_str(),
+            };
+            if !line.trim().is_empty() {
+                let value = serde_json::from_str(line);
+                let value = value.context("the line is no JSON: write one object in each line");
+                let added = value.and_then(|value| self.add(value, tokens));
+                added.with_context(place)?;
             }
         }
-    };
-    ensure!(!documents.is_empty(), "{name} contains no text");
-    Ok(documents)
-}
+        Ok(())
+    }
 
-fn lines(path: &Path, tokens: &Tokens) -> Result<Vec<Encoded>> {
-    let name = path.display();
-    let file = std::fs::File::open(path).with_context(|| format!("{name} can't be read"))?;
-    let mut documents = Vec::new();
-    for (index, line) in BufReader::new(file).lines().enumerate() {
-        let place = || format!("{name}:{}", index + 1);
-        let line = line.with_context(place)?;
-        if line.trim().is_empty() {
-            continue;
+    /// Reads a list of objects, or lines.
+    fn json(&mut self, path: &Path, tokens: &Tokens) -> Result<()> {
+        let text = read(path)?;
+        if !text.trim_start().starts_with('[') {
+            return self.lines(path, tokens);
         }
-        documents.push(document(&line, tokens).with_context(place)?);
+        let name = path.display();
+        let entries: Vec<Json> = serde_json::from_str(&text)
+            .with_context(|| format!("{name} is no JSON: write a list of objects"))?;
+        for (index, entry) in entries.into_iter().enumerate() {
+            let place = || format!("{name}, entry {}", index + 1);
+            self.add(entry, tokens).with_context(place)?;
+        }
+        Ok(())
     }
-    Ok(documents)
+
+    fn add(&mut self, value: Json, tokens: &Tokens) -> Result<()> {
+        let document = Document::new(value)?;
+        let encoded = tokens.document(&document)?;
+        if let Document::Chat(_) = document {
+            self.chats += 1;
+            self.without_end += usize::from(!tokens.has_end(&encoded));
+        }
+        self.entries.push(encoded);
+        Ok(())
+    }
 }
 
-/// Returns the document of a line of JSON: an object with `text`, or with `messages`.
-fn document(line: &str, tokens: &Tokens) -> Result<Encoded> {
-    let value: Json =
-        serde_json::from_str(line).context("the line is no JSON: write one object in each line")?;
-    if let Some(text) = value["text"].as_str() {
-        ensure!(!text.trim().is_empty(), "`text` is empty");
-        return tokens.text(text);
+fn open(path: &Path) -> Result<std::fs::File> {
+    std::fs::File::open(path).with_context(|| format!("{} can't be read", path.display()))
+}
+
+fn read(path: &Path) -> Result<String> {
+    let name = path.display();
+    let mut bytes = Vec::new();
+    let read = open(path)?.read_to_end(&mut bytes);
+    read.with_context(|| format!("{name} can't be read"))?;
+    let mut text = String::from_utf8(bytes).map_err(|error| {
+        let valid = &error.as_bytes()[..error.utf8_error().valid_up_to()];
+        let line = valid.split(|byte| *byte == b'\n').count();
+        anyhow!("{name}:{line}: this is no UTF-8 text: convert the file")
+    })?;
+    if text.starts_with(BYTE_ORDER_MARK) {
+        text.drain(..BYTE_ORDER_MARK.len());
     }
-    let Some(messages) = value["messages"].as_array() else {
-        bail!("a line is an object with `text`, a text, or with `messages`, a list");
-    };
-    for message in messages {
-        ensure!(
-            message["role"].is_string() && message["content"].is_string(),
-            "each of the `messages` has a `role` and a `content`, which are texts"
-        );
-    }
-    tokens.chat(messages)
+    Ok(text)
 }

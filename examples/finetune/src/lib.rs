@@ -1,16 +1,21 @@
 //! Fine-tunes a language model from the files of Hugging Face's `transformers`, and writes it back.
 
 pub mod adapters;
+mod answers;
 mod attention;
 #[path = "../../shared/backend.rs"]
 mod backend;
 mod chat;
 pub mod config;
+mod date;
 pub mod decoder;
 mod documents;
+mod line;
+mod message;
 mod method;
 pub mod options;
 pub mod output;
+mod pieces;
 mod rope;
 pub mod rows;
 pub mod run;

@@ -21,9 +21,9 @@ pub struct Options {
     #[arg(long)]
     pub model: PathBuf,
 
-    /// Training data: a text, or a file `.jsonl` whose lines have `text`, or `messages` of a chat.
-    #[arg(long)]
-    pub data: PathBuf,
+    /// Training data: a text, or a file `.jsonl` whose lines have `text`, or `messages` of a chat. Several are read one after the other.
+    #[arg(long, required = true)]
+    pub data: Vec<PathBuf>,
 
     /// The output folder, which also contains the checkpoints. The same command resumes from the last checkpoint.
     #[arg(long)]
@@ -104,7 +104,7 @@ pub struct Options {
     #[arg(long, default_value_t = 1.0)]
     pub clip: f64,
 
-    /// The share of the rows that is held out, to measure the loss on.
+    /// The share of the documents that is held out, to measure the loss on. The seed draws them.
     #[arg(long, default_value_t = 0.05)]
     pub held_out: f64,
 

@@ -12,7 +12,7 @@ use peak_alloc::PeakAlloc;
 
 use crate::config::DecoderConfig;
 use crate::decoder::Decoder;
-use crate::documents;
+use crate::documents::Documents;
 use crate::options::Options;
 use crate::output;
 use crate::rows::{Order, Rows};
@@ -32,7 +32,12 @@ pub fn run(options: &Options, stop: &AtomicBool, bytes: &PeakAlloc) -> Result<us
     options.check(&config)?;
     let base_dtype = weights::dtype(&options.model)?;
     let tokens = Tokens::read(&options.model, &config)?;
-    let (rows, held_out) = rows(options, &config, &tokens)?;
+    let (rows, held_out, is_chats) = rows(options, &config, &tokens)?;
+    let prompt = match &options.prompt {
+        Some(prompt) => tokens.prompt(prompt, is_chats)?,
+        None if held_out.is_empty() => rows.beginning(PROMPT),
+        None => held_out.beginning(PROMPT),
+    };
     let steps = (rows.len() * options.epochs).div_ceil(options.batch);
     let steps = options.steps.unwrap_or(steps);
 
@@ -111,11 +116,6 @@ pub fn run(options: &Options, stop: &AtomicBool, bytes: &PeakAlloc) -> Result<us
         ));
     }
 
-    let prompt = match &options.prompt {
-        Some(prompt) => tokens.encode(prompt)?,
-        None if held_out.is_empty() => rows.beginning(PROMPT),
-        None => held_out.beginning(PROMPT),
-    };
     let model = training.fused.valid();
     let length = options.length(&config);
     let answer = sample(&model, &tokens, &prompt, options.sample, length, &device)?;
@@ -123,12 +123,19 @@ pub fn run(options: &Options, stop: &AtomicBool, bytes: &PeakAlloc) -> Result<us
     Ok(made)
 }
 
-/// Returns the rows of the data: those to train on, and those held out.
-fn rows(options: &Options, config: &DecoderConfig, tokens: &Tokens) -> Result<(Rows, Rows)> {
-    let documents = documents::read(&options.data, tokens)?;
-    let name = options.data.display();
+/// Returns the rows of the data: those to train on, and those held out; and `true` if all are chats.
+fn rows(options: &Options, config: &DecoderConfig, tokens: &Tokens) -> Result<(Rows, Rows, bool)> {
+    let documents = Documents::read(&options.data, tokens)?;
     let length = options.length(config);
     let count = documents.len();
+    let is_chats = documents.chats == count;
+    if documents.without_end > 0 {
+        println!(
+            "warning: {} chats have no special token among those that count: the model does not learn where an answer ends",
+            documents.without_end
+        );
+    }
+    let documents = [documents.entries, documents.texts].concat();
     let rows = match options.pad {
         false => Rows::packed(documents, length),
         true => {
@@ -141,15 +148,13 @@ fn rows(options: &Options, config: &DecoderConfig, tokens: &Tokens) -> Result<(R
             rows
         }
     };
-    let (rows, held_out) = rows
-        .split(options.held_out)
-        .with_context(|| name.to_string())?;
+    let (rows, held_out) = rows.split(options.held_out)?;
     println!(
-        "{name}: {count} documents in {} rows of {length} tokens, {} of them held out",
+        "{count} documents in {} rows of {length} tokens, {} of them held out",
         rows.len() + held_out.len(),
         held_out.len()
     );
-    Ok((rows, held_out))
+    Ok((rows, held_out, is_chats))
 }
 
 /// Plans a training within the budget, if there is one.

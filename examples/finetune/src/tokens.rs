@@ -1,14 +1,18 @@
 //! The tokenizer of a model.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
+use std::ops::Range;
 use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, ensure};
-use serde_json::Value as Json;
+use serde_json::{Value as Json, json};
 use tokenizers::{Encoding, PostProcessor, PostProcessorWrapper, Token, Tokenizer};
 
 use crate::chat::Template;
 use crate::config::DecoderConfig;
+use crate::line::Document;
+use crate::message::Chat;
+use crate::pieces;
 
 /// Turns texts and chats into tokens.
 pub struct Tokens {
@@ -18,6 +22,7 @@ pub struct Tokens {
     around: [Vec<u32>; 2],
     template: Option<Template>,
     end: Option<u32>,
+    special: HashSet<u32>,
 }
 
 /// A document as tokens.
@@ -26,6 +31,13 @@ pub struct Encoded {
     pub tokens: Vec<u32>,
     /// `true` for each token that counts as a target.
     pub counted: Vec<bool>,
+}
+
+impl Encoded {
+    /// Returns `true` if a token after the first counts.
+    pub fn has_target(&self) -> bool {
+        self.counted.iter().skip(1).any(|counted| *counted)
+    }
 }
 
 impl Tokens {
@@ -55,13 +67,17 @@ impl Tokens {
             file.display(),
             model.vocabulary
         );
-        let config = json(&folder.join("tokenizer_config.json"))?;
-        let special = special(&config, &json(&folder.join("special_tokens_map.json"))?);
-        let end = special.get("eos_token");
+        let config = read_json(&folder.join("tokenizer_config.json"))?;
+        let texts = special(
+            &config,
+            &read_json(&folder.join("special_tokens_map.json"))?,
+        );
+        let end = texts.get("eos_token");
         let end = end.and_then(|text| tokenizer.token_to_id(text));
         Ok(Self {
-            template: Template::read(folder, &config, special)?,
+            template: Template::read(folder, &config, texts)?,
             end: end.or(model.end_of_text),
+            special: special_ids(&tokenizer),
             around,
             tokenizer,
         })
@@ -69,11 +85,9 @@ impl Tokens {
 
     /// Returns the tokens of a text as the model sees it, without an end.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
-        let encoding = self.tokenizer.encode_fast(text, false);
-        let encoding =
-            encoding.map_err(|error| anyhow!("the text can't be cut into tokens: {error}"))?;
+        let tokens = pieces::encode(&self.tokenizer, text)?;
         let [before, after] = &self.around;
-        Ok([before, encoding.get_ids(), after].concat())
+        Ok([before, tokens.as_slice(), after].concat())
     }
 
     /// Returns a document: all tokens of a text and the end of the text count.
@@ -86,28 +100,83 @@ impl Tokens {
         Ok(Encoded { tokens, counted })
     }
 
-    /// Returns a chat through the template of the tokenizer: the tokens of answers count.
+    /// Returns a document of the data.
+    pub fn document(&self, document: &Document) -> Result<Encoded> {
+        match document {
+            Document::Text(text) => self.text(text),
+            Document::Completion(prompt, completion) => self.completion(prompt, completion),
+            Document::Chat(chat) => self.rendered(chat),
+        }
+    }
+
+    /// Returns two texts as one document: the tokens of the second and the end of the text count.
+    fn completion(&self, prompt: &str, completion: &str) -> Result<Encoded> {
+        let text = format!("{prompt}{completion}");
+        let mut document = self.marked(&text, &[prompt.len()..text.len()])?;
+        let [before, after] = &self.around;
+        document.tokens.splice(..0, before.iter().copied());
+        document.counted.splice(..0, before.iter().map(|_| false));
+        document.tokens.extend(after);
+        let end = self.end.filter(|end| document.tokens.last() != Some(end));
+        document.tokens.extend(end);
+        document.counted.resize(document.tokens.len(), true);
+        Ok(document)
+    }
+
+    /// Returns a chat of `messages` as a line of the data has them: the tokens of answers count.
     pub fn chat(&self, messages: &[Json]) -> Result<Encoded> {
-        let template = self.template.as_ref().context(
-            "the tokenizer has no chat template: add `chat_template.jinja` to the model's folder, or use `text`",
-        )?;
-        let (text, answers) = template.answers(messages)?;
+        self.rendered(&Chat::new(messages, &Json::Null)?)
+    }
+
+    /// Returns a chat through the template of the tokenizer.
+    fn rendered(&self, chat: &Chat) -> Result<Encoded> {
+        let (text, answers) = self.template()?.answers(chat)?;
+        self.marked(&text, &answers)
+    }
+
+    /// Returns the text of `--prompt`: in a model of chats it is a question, which the beginning of the answer follows.
+    pub fn prompt(&self, text: &str, is_chat: bool) -> Result<Vec<u32>> {
+        let tokens = match is_chat {
+            true => {
+                let message = json!({"role": "user", "content": text});
+                let text = self.template()?.render(&[message], &Json::Null, true)?;
+                self.marked(&text, &[])?.tokens
+            }
+            false => self.encode(text)?,
+        };
         ensure!(
-            !answers.is_empty(),
-            "no message has the role `assistant`, so nothing can be learned"
+            !tokens.is_empty(),
+            "`--prompt` has no token: write a text, or leave the option out"
         );
-        // The template has written the special tokens.
+        Ok(tokens)
+    }
+
+    fn template(&self) -> Result<&Template> {
+        self.template.as_ref().context(
+            "the tokenizer has no chat template: add `chat_template.jinja` to the model's folder, or use `text`",
+        )
+    }
+
+    /// Returns a text that has all its special tokens; the tokens within `ranges` of its bytes count.
+    fn marked(&self, text: &str, ranges: &[Range<usize>]) -> Result<Encoded> {
         let encoding = self.tokenizer.encode(text, false);
         let encoding =
-            encoding.map_err(|error| anyhow!("the chat can't be cut into tokens: {error}"))?;
-        let is_answer = |&(start, end): &(usize, usize)| {
-            let within =
-                |answer: &std::ops::Range<usize>| start >= answer.start && end <= answer.end;
-            start < end && answers.iter().any(within)
+            encoding.map_err(|error| anyhow!("the text can't be cut into tokens: {error}"))?;
+        let counts = |&(start, end): &(usize, usize)| {
+            let within = |range: &Range<usize>| start >= range.start && end <= range.end;
+            start < end && ranges.iter().any(within)
         };
         Ok(Encoded {
             tokens: encoding.get_ids().to_vec(),
-            counted: encoding.get_offsets().iter().map(is_answer).collect(),
+            counted: encoding.get_offsets().iter().map(counts).collect(),
+        })
+    }
+
+    /// Returns `true` if a special token counts, so that the model learns where an answer ends.
+    pub fn has_end(&self, document: &Encoded) -> bool {
+        let mut tokens = document.tokens.iter().zip(&document.counted);
+        tokens.any(|(token, counted)| {
+            *counted && (self.end == Some(*token) || self.special.contains(token))
         })
     }
 
@@ -134,8 +203,14 @@ fn around(processor: Option<&PostProcessorWrapper>) -> tokenizers::Result<[Vec<u
     Ok([(); 2].map(|()| parts.next().unwrap_or_default().to_vec()))
 }
 
+fn special_ids(tokenizer: &Tokenizer) -> HashSet<u32> {
+    let added = tokenizer.get_added_tokens_decoder().into_iter();
+    let special = added.filter(|(_, token)| token.special);
+    special.map(|(id, _)| id).collect()
+}
+
 /// Returns the JSON in `file`, or `null` if there is none.
-fn json(file: &Path) -> Result<Json> {
+fn read_json(file: &Path) -> Result<Json> {
     match std::fs::read(file) {
         Ok(bytes) => serde_json::from_slice(&bytes).with_context(|| file.display().to_string()),
         Err(_) => Ok(Json::Null),

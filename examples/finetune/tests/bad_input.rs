@@ -59,7 +59,11 @@ fn bad_data_is_refused_with_file_and_line() {
             "a.jsonl:2: a line is an object",
         ),
         ("b.jsonl", "\n{text}", "b.jsonl:2: the line is no JSON"),
-        ("b.json", "[\n{}\n]\n", "b.json:1: the line is no JSON"),
+        (
+            "b.json",
+            "[\n{}\n]\n",
+            "b.json, entry 1: a line is an object",
+        ),
         ("none.jsonl", "\n\n", "none.jsonl contains no text"),
         (
             "c.jsonl",

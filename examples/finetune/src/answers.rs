@@ -1,0 +1,204 @@
+//! Answers in the text of a chat.
+
+use std::ops::Range;
+
+use anyhow::{Result, ensure};
+use serde_json::Value as Json;
+
+use crate::chat::Template;
+use crate::message::Chat;
+
+impl Template {
+    /// Returns the text of `chat`, and which of its bytes are answers that count.
+    ///
+    /// # Errors
+    ///
+    /// If the template leaves out a part of the chat, or writes a part in another way once more follows, so that answers can't be
+    /// found.
+    pub fn answers(&self, chat: &Chat) -> Result<(String, Vec<Range<usize>>)> {
+        let Chat {
+            messages, tools, ..
+        } = chat;
+        let whole = self.render(messages, tools, false)?;
+        self.check_all_is_used(chat, &whole)?;
+        let mut answers = Vec::new();
+        for index in (0..messages.len()).filter(|index| chat.counted[*index]) {
+            let (asked, answered) = (&messages[..index], &messages[..=index]);
+            let plain = self.render(asked, tools, false)?;
+            let prompt = self.render(asked, tools, true)?;
+            let with = self.render(answered, tools, false)?;
+            let number = index + 1;
+            ensure!(
+                whole.starts_with(&with),
+                "the chat template writes message {number} in another way once more follow: {}",
+                match chat.counted.iter().filter(|counts| **counts).count() {
+                    1 => "end the chat with this message",
+                    _ => "cut the chat into one for each answer",
+                }
+            );
+            // A prompt may end with a part that is not in chats, such as `<think>`.
+            let start = common_prefix(&prompt, &with);
+            ensure!(
+                start == prompt.len() || (with.starts_with(&plain) && prompt.starts_with(&plain)),
+                "the chat template writes the messages before message {number} in another way once it follows: write the data with \
+                 `prompt` and `completion` as texts, or change the template"
+            );
+            answers.push(start..with.len());
+        }
+        Ok((whole, answers))
+    }
+
+    /// Returns an error for a part of `chat` that the template leaves out of the text `whole`.
+    fn check_all_is_used(&self, chat: &Chat, whole: &str) -> Result<()> {
+        let is_used = |messages: &[Json], tools: &Json| -> Result<bool> {
+            Ok(self.render(messages, tools, false)? != whole)
+        };
+        ensure!(
+            chat.tools.is_null() || is_used(&chat.messages, &Json::Null).unwrap_or(true),
+            "the chat template leaves out `tools`: remove them, or use another template"
+        );
+        let blanks_removed = |text: &str| text.split_whitespace().collect::<String>();
+        let written = blanks_removed(whole);
+        for (index, message) in chat.messages.iter().enumerate() {
+            let place = format!("message {} with the role {}", index + 1, message["role"]);
+            let without = |name: &str| {
+                let mut messages = chat.messages.clone();
+                let fields = messages[index].as_object_mut();
+                fields.and_then(|fields| fields.shift_remove(name));
+                messages
+            };
+            for name in message
+                .as_object()
+                .into_iter()
+                .flat_map(|fields| fields.keys())
+            {
+                if ["role", "content"].contains(&name.as_str()) {
+                    continue;
+                }
+                // A template that fails without a field uses it.
+                ensure!(
+                    is_used(&without(name), &chat.tools).unwrap_or(true),
+                    "the chat template leaves out `{name}` of {place}: remove it, or use another template"
+                );
+            }
+            let content = message["content"].as_str().unwrap_or_default();
+            if written.contains(&blanks_removed(content)) {
+                continue;
+            }
+            let mut messages = chat.messages.clone();
+            messages[index]["content"] = Json::from(format!("{content}."));
+            ensure!(
+                message["role"] == "tool" && is_used(&messages, &chat.tools).unwrap_or(true),
+                "the chat template leaves out {place}, or a part of it: move its text to another message, or change the template"
+            );
+        }
+        Ok(())
+    }
+}
+
+/// Returns the length of the longest common beginning.
+fn common_prefix(one: &str, other: &str) -> usize {
+    let pairs = one.char_indices().zip(other.chars());
+    let mut pairs = pairs.skip_while(|((_, one), other)| one == other);
+    pairs
+        .next()
+        .map_or(one.len().min(other.len()), |((at, _), _)| at)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn template(source: &str) -> Template {
+        let config = json!({ "chat_template": source });
+        let none = std::path::Path::new("no such folder");
+        let template = Template::read(none, &config, Default::default());
+        template.unwrap().unwrap()
+    }
+
+    fn message(role: &str) -> Json {
+        json!({"role": role, "content": role})
+    }
+
+    fn answers(source: &str, roles: &[&str]) -> Result<Vec<String>> {
+        let messages: Vec<Json> = roles.iter().map(|role| message(role)).collect();
+        let (text, answers) = template(source).answers(&Chat::new(&messages, &Json::Null)?)?;
+        Ok(answers.into_iter().map(|it| text[it].to_owned()).collect())
+    }
+
+    const PLAIN: &str = "{% for m in messages %}<{{ m.role }}>{{ m.content }};{% endfor %}";
+
+    #[test]
+    fn answers_begin_after_common_prompt() {
+        for prompt in ["<assistant>", "<assistant><think>\n", "", "<assistant>a"] {
+            let source =
+                format!("{PLAIN}{{% if add_generation_prompt %}}{{{{ '{prompt}' }}}}{{% endif %}}");
+            let roles = ["user", "assistant", "user", "assistant"];
+            let expected = match prompt {
+                "" => "<assistant>assistant;",
+                "<assistant>a" => "ssistant;",
+                _ => "assistant;",
+            };
+            assert_eq!(answers(&source, &roles).unwrap(), [expected; 2], "{prompt}");
+        }
+    }
+
+    #[test]
+    fn template_that_rewrites_answers_is_refused() {
+        let source = "{% for m in messages %}{% if loop.last and m.role == 'assistant' %}think {% endif %}{{ m.content }}|{% endfor %}";
+        let all = ["user", "assistant", "user", "assistant"];
+        for (roles, words) in [
+            (
+                &all[..3],
+                "message 2 in another way once more follow: end the chat with this message",
+            ),
+            (
+                &all[..],
+                "message 2 in another way once more follow: cut the chat into one for each answer",
+            ),
+        ] {
+            let error = answers(source, roles).unwrap_err().to_string();
+            assert!(error.contains(words), "{error}");
+        }
+        assert_eq!(answers(source, &all[..2]).unwrap(), ["think assistant|"]);
+        let source =
+            "{% for m in messages %}{% if loop.last %}last {% endif %}{{ m.content }}|{% endfor %}";
+        let error = answers(source, &all[..2]).unwrap_err().to_string();
+        assert!(error.contains("before message 2"), "{error}");
+    }
+
+    #[test]
+    fn part_of_chat_that_template_leaves_out_is_refused() {
+        let without_system = "{% for m in messages %}{% if m.role != 'system' %}{{ m.content }}{% endif %}{% endfor %}";
+        let error = answers(without_system, &["system", "user", "assistant"]).unwrap_err();
+        let words = "leaves out message 1 with the role \"system\"";
+        assert!(error.to_string().contains(words), "{error}");
+
+        let chat = |extra: Json, tools: Json| {
+            let mut answer = message("assistant");
+            let fields = extra.as_object().unwrap().clone();
+            answer.as_object_mut().unwrap().extend(fields);
+            Chat::new(&[message("user"), answer], &tools).unwrap()
+        };
+        let tools = "{% if tools is not none %}{{ tools | tojson }}{% endif %}";
+        let name = "{% for m in messages %}{{ m.name }}{{ m.content }};{% endfor %}";
+        for (chat, field, with) in [
+            (
+                chat(json!({}), json!([{"name": "f"}])),
+                "`tools`",
+                format!("{tools}{PLAIN}"),
+            ),
+            (
+                chat(json!({"name": "n"}), Json::Null),
+                "`name` of message 2",
+                name.to_owned(),
+            ),
+        ] {
+            template(&with).answers(&chat).unwrap();
+            let error = template(PLAIN).answers(&chat).unwrap_err().to_string();
+            assert!(error.contains(&format!("leaves out {field}")), "{error}");
+        }
+    }
+}
