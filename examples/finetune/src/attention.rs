@@ -49,13 +49,13 @@ impl Attention {
     /// # Shapes
     ///
     /// - x, output: `[batch, length, hidden]`
-    /// - cos, sin: `[1, 1, length, head_dim / 2]`
-    /// - masked: `[length, length]`
+    /// - cos, sin: `[1 or batch, 1, length, head_dim / 2]`
+    /// - masked: `[1 or batch, 1, length, length]`
     pub fn forward(
         &self,
         x: Tensor<3>,
         [cos, sin]: [Tensor<4>; 2],
-        masked: Tensor<2, Bool>,
+        masked: Tensor<4, Bool>,
     ) -> Tensor<3> {
         let [batch, length, _] = x.dims();
         let normed = |heads, norm: &Option<RmsNorm>| match norm {
@@ -71,7 +71,6 @@ impl Attention {
         let value = split(self.value.forward(x), self.key_value_heads);
         let query = rotate(query, cos.clone(), sin.clone());
         let key = rotate(key, cos, sin);
-        let masked = masked.unsqueeze::<4>();
         let masked = masked.expand([batch, self.heads, length, length]);
         let mixed = attention(
             query,

@@ -14,10 +14,14 @@ use burn::prelude::*;
 
 use crate::attention::Attention;
 use crate::config::DecoderConfig;
+use crate::packed::Packed;
 use crate::rope::Rope;
 
 /// A target that does not count.
 pub const IGNORED: i64 = -100;
+
+/// A target that does not count either: the next token of the row begins another document.
+pub const LAST: i64 = -101;
 
 /// Tokens in a chunk of the loss. With fewer, the head is read, and its gradient added, more often; with more, the logits of a chunk
 /// and their gradients are more than the activations of a layer.
@@ -77,14 +81,15 @@ impl Decoder {
         }
     }
 
-    /// Returns the sum of the cross entropies of `targets` in nats, those that are [`IGNORED`] left out.
+    /// Returns the sum of the cross entropies of `targets` in nats, those that are [`IGNORED`] or [`LAST`] left out. A token attends
+    /// only to tokens of its document, whose positions begin at 0.
     ///
     /// # Shapes
     ///
     /// - tokens, targets: `[batch, length]`
     /// - output: `[1]`
     pub fn sum_of_losses(&self, tokens: Tensor<2, Int>, targets: Tensor<2, Int>) -> Tensor<1> {
-        let hidden = self.hidden(tokens);
+        let hidden = self.hidden(tokens, Packed::read(&targets));
         let [batch, length, dim] = hidden.dims();
         let hidden = hidden.reshape([batch * length, dim]);
         let targets = targets.reshape([batch * length]);
@@ -101,13 +106,13 @@ impl Decoder {
     /// - tokens: `[batch, length]`
     /// - output: `[batch, length, vocabulary]`
     pub fn logits(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
-        self.head(self.hidden(tokens))
+        self.head(self.hidden(tokens, None))
     }
 
     /// Returns the logits of what follows on the last token. Shapes: `[batch, length]`, `[batch, vocabulary]`.
     pub fn next(&self, tokens: Tensor<2, Int>) -> Tensor<2> {
         let [_, length] = tokens.dims();
-        let last = self.hidden(tokens).narrow(1, length - 1, 1);
+        let last = self.hidden(tokens, None).narrow(1, length - 1, 1);
         self.head(last).squeeze_dim(1)
     }
 
@@ -122,17 +127,27 @@ impl Decoder {
     }
 
     /// Returns the states before the head. Shapes: `[batch, length]`, `[batch, length, hidden]`.
-    fn hidden(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
+    fn hidden(&self, tokens: Tensor<2, Int>, packed: Option<Packed>) -> Tensor<3> {
         let [_, length] = tokens.dims();
         let device = tokens.device();
-        let [cos, sin] = self.rope.table(length, &device);
+        let [cos, sin] = match &packed {
+            Some(packed) => self.rope.table(packed.positions(), packed.rows(), &device),
+            None => self.rope.table(&Vec::from_iter(0..length), 1, &device),
+        };
+        let apart = packed.map(|packed| packed.apart(&device));
         let mut x = self.embedding.forward(tokens);
         let run = |layer: &Layer, (x, cos, sin, masked)| layer.forward(x, [cos, sin], masked);
         // A block keeps its inputs, so layers with the same window share one mask.
         let mut masks = BTreeMap::new();
         for (layer, window) in self.layers.iter().zip(&self.windows) {
             let mask = masks.entry(*window);
-            let mask = mask.or_insert_with(|| masked(length, *window, &device));
+            let mask = mask.or_insert_with(|| {
+                let mask = masked(length, *window, &device).unsqueeze();
+                match &apart {
+                    Some(apart) => apart.clone().bool_or(mask.expand(apart.shape())),
+                    None => mask,
+                }
+            });
             let input = (x, cos.clone(), sin.clone(), mask.clone());
             x = match self.recompute {
                 true => gradient_checkpointing(layer, input, run),
@@ -147,7 +162,7 @@ impl Decoder {
 fn loss() -> LinearCrossEntropyLoss {
     LinearCrossEntropyLossConfig::new()
         .with_reduction(LossReduction::Sum)
-        .with_pad_tokens(Some(vec![IGNORED]))
+        .with_pad_tokens(Some(vec![IGNORED, LAST]))
         .with_chunk_size(CHUNK)
         .init()
 }
@@ -170,7 +185,7 @@ impl Layer {
         &self,
         x: Tensor<3>,
         rotation: [Tensor<4>; 2],
-        masked: Tensor<2, Bool>,
+        masked: Tensor<4, Bool>,
     ) -> Tensor<3> {
         let normed = self.norm_1.forward(x.clone());
         let x = x + self.attention.forward(normed, rotation, masked);

@@ -77,18 +77,18 @@ impl Rope {
         })
     }
 
-    /// Returns cosine and sine of the first `length` positions. Shapes: `[1, 1, length, head_dim / 2]`.
-    pub fn table(&self, length: usize, device: &Device) -> [Tensor<4>; 2] {
+    /// Returns cosine and sine of the `positions` in `rows`. Shapes: `[rows, 1, length, head_dim / 2]`.
+    pub fn table(&self, positions: &[usize], rows: usize, device: &Device) -> [Tensor<4>; 2] {
         let pairs = self.frequencies.len();
-        let angles = (0..length).flat_map(|position| {
-            let angle = move |frequency: &f32| position as f32 * frequency;
+        let shape = [rows, 1, positions.len() / rows, pairs];
+        let angles = positions.iter().flat_map(|position| {
+            let angle = move |frequency: &f32| *position as f32 * frequency;
             self.frequencies.iter().map(angle)
         });
         let angles: Vec<f32> = angles.collect();
         [f32::cos, f32::sin].map(|function| {
             let numbers: Vec<f32> = angles.iter().map(|it| function(*it) * self.scale).collect();
-            let data = TensorData::new(numbers, [1, 1, length, pairs]);
-            Tensor::from_data(data, (device, DType::F32))
+            Tensor::from_data(TensorData::new(numbers, shape), (device, DType::F32))
         })
     }
 }
@@ -98,7 +98,7 @@ impl Rope {
 /// # Shapes
 ///
 /// - heads, output: `[batch, heads, length, head_dim]`
-/// - cos, sin: `[1, 1, length, head_dim / 2]`
+/// - cos, sin: `[1 or batch, 1, length, head_dim / 2]`
 pub fn rotate(heads: Tensor<4>, cos: Tensor<4>, sin: Tensor<4>) -> Tensor<4> {
     let dtype = heads.dtype();
     let [first, second]: [Tensor<4>; 2] = heads

@@ -1,19 +1,28 @@
 //! Rows of tokens of one length, and batches of them.
 
-use anyhow::{Result, ensure};
+use std::collections::BTreeSet;
+
 use burn::prelude::*;
 use burn::tensor::TensorData;
 use rand::seq::SliceRandom;
 use rand::{SeedableRng, rngs::StdRng};
 
-use crate::decoder::IGNORED;
+use crate::decoder::{IGNORED, LAST};
 use crate::tokens::Encoded;
 
 /// Rows of `length` tokens and one that follows.
 #[derive(Clone, Debug)]
 pub struct Rows {
     length: usize,
-    rows: Vec<Encoded>,
+    rows: Vec<Row>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Row {
+    tokens: Vec<u32>,
+    counted: Vec<bool>,
+    /// The first token of each document but the first.
+    starts: Vec<usize>,
 }
 
 /// Rows on a device.
@@ -21,33 +30,38 @@ pub struct Rows {
 pub struct Batch {
     /// Shape: `[rows, length]`.
     pub tokens: Tensor<2, Int>,
-    /// The token that follows on each, or [`IGNORED`]. Shape: `[rows, length]`.
+    /// The token that follows on each, or [`IGNORED`], or [`LAST`] at the end of a document. Shape: `[rows, length]`.
     pub targets: Tensor<2, Int>,
     /// The number of targets that count.
     pub counted: usize,
 }
 
 impl Rows {
-    /// Returns `documents` one after the other, cut into rows.
+    /// Returns rows of several documents, each in one row if it fits. Longer documents are divided.
     pub fn packed(documents: Vec<Encoded>, length: usize) -> Self {
-        let mut whole = Encoded::default();
-        for mut document in documents {
-            // What begins a text does not follow from the one before.
-            if let Some(first) = document.counted.first_mut() {
-                *first = false;
-            }
-            whole.tokens.append(&mut document.tokens);
-            whole.counted.append(&mut document.counted);
+        let divided = documents.into_iter();
+        let mut parts: Vec<Encoded> = divided.flat_map(|it| divide(it, length)).collect();
+        parts.retain(Encoded::has_target);
+        // Best fit, the longest first: each into the row that it leaves the least room in.
+        parts.sort_by_key(|part| std::cmp::Reverse(part.tokens.len()));
+        let mut rows: Vec<Row> = Vec::new();
+        let mut by_room = BTreeSet::new();
+        for part in parts {
+            let wanted = part.tokens.len();
+            let best = by_room.range((wanted, 0)..).next().copied();
+            let (room, index) = match best {
+                Some(best) => {
+                    by_room.remove(&best);
+                    best
+                }
+                None => {
+                    rows.push(Row::default());
+                    (length + 1, rows.len() - 1)
+                }
+            };
+            rows[index].push(part);
+            by_room.insert((room - wanted, index));
         }
-        let starts = (0..whole.tokens.len().saturating_sub(1)).step_by(length);
-        let rows = starts.map(|start| {
-            let end = whole.tokens.len().min(start + length + 1);
-            row(
-                &whole.tokens[start..end],
-                &whole.counted[start..end],
-                length,
-            )
-        });
         Self::of(rows, length)
     }
 
@@ -55,40 +69,27 @@ impl Rows {
     pub fn padded(documents: Vec<Encoded>, length: usize) -> (Self, usize) {
         let cut = documents.iter().filter(|it| it.tokens.len() > length + 1);
         let cut = cut.count();
-        let rows = documents.iter().map(|document| {
-            let end = document.tokens.len().min(length + 1);
-            row(&document.tokens[..end], &document.counted[..end], length)
+        let rows = documents.into_iter().map(|document| {
+            let mut row = Row::default();
+            row.push(document);
+            row
         });
         (Self::of(rows, length), cut)
     }
 
     /// Rows without a target that counts are left out.
-    fn of(rows: impl Iterator<Item = Encoded>, length: usize) -> Self {
-        let rows = rows
-            .filter(|row| row.counted[1..].contains(&true))
-            .collect();
-        Self { length, rows }
-    }
-
-    /// Divides them into those to train on and a share that is held out.
-    ///
-    /// # Errors
-    ///
-    /// If there is nothing to train on.
-    pub fn split(mut self, held_out: f64) -> Result<(Self, Self)> {
-        ensure!(
-            !self.rows.is_empty(),
-            "the data has no token that counts: it is too short"
-        );
-        let wanted = (self.rows.len() as f64 * held_out).ceil() as usize;
-        let rest = self
-            .rows
-            .split_off(self.rows.len() - wanted.min(self.rows.len() - 1));
-        let held_out = Self {
-            length: self.length,
-            rows: rest,
-        };
-        Ok((self, held_out))
+    fn of(rows: impl IntoIterator<Item = Row>, length: usize) -> Self {
+        let rows = rows.into_iter().map(|mut row| {
+            // The last tokens may be padding.
+            row.tokens.resize(length + 1, 0);
+            row.counted.resize(length + 1, false);
+            row
+        });
+        let rows = rows.filter(|row| row.counted[1..].contains(&true));
+        Self {
+            length,
+            rows: rows.collect(),
+        }
     }
 
     pub fn len(&self) -> usize {
@@ -113,12 +114,13 @@ impl Rows {
 
     /// Returns a hash (FNV-1a over tokens) that tells these rows from others.
     pub fn checksum(&self) -> u64 {
-        let tokens = self
-            .rows
-            .iter()
-            .flat_map(|row| row.tokens.iter().zip(&row.counted));
-        tokens.fold(0xcbf2_9ce4_8422_2325, |hash, (token, counted)| {
-            let number = u64::from(*token) << 1 | u64::from(*counted);
+        let numbers = self.rows.iter().flat_map(|row| {
+            let tokens = row.tokens.iter().zip(&row.counted);
+            let tokens =
+                tokens.map(|(token, counted)| u64::from(*token) << 1 | u64::from(*counted));
+            tokens.chain(row.starts.iter().map(|start| *start as u64))
+        });
+        numbers.fold(0xcbf2_9ce4_8422_2325, |hash, number| {
             (hash ^ number).wrapping_mul(0x0100_0000_01b3)
         })
     }
@@ -137,9 +139,13 @@ impl Rows {
                 true => i64::from(*token),
                 false => IGNORED,
             };
+            let first = targets.len();
             targets.extend(row.tokens.iter().zip(&row.counted).skip(1).map(target));
+            for start in &row.starts {
+                targets[first + start - 1] = LAST;
+            }
         }
-        let counted = targets.iter().filter(|target| **target != IGNORED).count();
+        let counted = targets.iter().filter(|target| **target >= 0).count();
         let shape = [indices.len(), self.length];
         let tensor = |numbers: Vec<i64>| Tensor::from_data(TensorData::new(numbers, shape), device);
         Batch {
@@ -150,15 +156,34 @@ impl Rows {
     }
 }
 
-/// Returns a row of `length + 1` tokens. The last ones may be padding.
-fn row(tokens: &[u32], counted: &[bool], length: usize) -> Encoded {
-    let mut row = Encoded {
-        tokens: tokens.to_vec(),
-        counted: counted.to_vec(),
-    };
-    row.tokens.resize(length + 1, 0);
-    row.counted.resize(length + 1, false);
-    row
+impl Row {
+    /// Appends a document, which is not empty. Its first token does not follow from the one before, so it does not count.
+    fn push(&mut self, document: Encoded) {
+        let start = self.tokens.len();
+        self.tokens.extend(document.tokens);
+        self.counted.extend(document.counted);
+        if start > 0 {
+            self.starts.push(start);
+            self.counted[start] = false;
+        }
+    }
+}
+
+/// Returns `document` in parts that each fit into a row. A part begins with the last token of the one before.
+pub fn divide(document: Encoded, length: usize) -> Vec<Encoded> {
+    let all = document.tokens.len();
+    if all <= length + 1 {
+        return vec![document];
+    }
+    let starts = (0..all - 1).step_by(length);
+    let parts = starts.map(|start| {
+        let end = all.min(start + length + 1);
+        Encoded {
+            tokens: document.tokens[start..end].to_vec(),
+            counted: document.counted[start..end].to_vec(),
+        }
+    });
+    parts.collect()
 }
 
 /// The order in which rows are trained on: each once, in another order in each epoch.
@@ -211,14 +236,24 @@ mod tests {
     }
 
     #[test]
-    fn packed_rows_overlap_by_one_token() {
-        let rows = Rows::packed(vec![document(1..4), document(4..8)], 3);
+    fn packed_rows_hold_whole_documents() {
+        let documents = vec![document(1..4), document(4..8), document(8..10)];
+        let rows = Rows::packed(documents, 4);
         let tokens: Vec<&[u32]> = rows.rows.iter().map(|row| &row.tokens[..]).collect();
-        assert_eq!(tokens, [[1, 2, 3, 4], [4, 5, 6, 7]]);
+        assert_eq!(tokens, [[4, 5, 6, 7, 0], [1, 2, 3, 8, 9]]);
         let batch = rows.batch(&[0, 1], &Device::flex());
         let targets: Vec<i64> = batch.targets.into_data().iter().collect();
-        assert_eq!(targets, [2, 3, IGNORED, 5, 6, 7]);
-        assert_eq!(batch.counted, 5);
+        assert_eq!(targets, [5, 6, 7, IGNORED, 2, 3, LAST, 9]);
+        assert_eq!(batch.counted, 6);
+    }
+
+    #[test]
+    fn long_document_is_divided_with_each_target_once() {
+        let rows = Rows::packed(vec![document(1..12), document(20..22)], 4);
+        let batch = rows.batch(&[0, 1, 2], &Device::flex());
+        let targets: Vec<i64> = batch.targets.into_data().iter().collect();
+        let expected = [2, 3, 4, 5, 6, 7, 8, 9, 10, 11, LAST, 21];
+        assert_eq!((rows.len(), targets), (3, expected.to_vec()));
     }
 
     #[test]

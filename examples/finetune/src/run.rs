@@ -11,8 +11,8 @@ use burn::tensor::DType;
 use peak_alloc::PeakAlloc;
 
 use crate::config::DecoderConfig;
+use crate::data::Data;
 use crate::decoder::Decoder;
-use crate::documents::Documents;
 use crate::options::Options;
 use crate::output;
 use crate::rows::{Order, Rows};
@@ -32,7 +32,11 @@ pub fn run(options: &Options, stop: &AtomicBool, bytes: &PeakAlloc) -> Result<us
     options.check(&config)?;
     let base_dtype = weights::dtype(&options.model)?;
     let tokens = Tokens::read(&options.model, &config)?;
-    let (rows, held_out, is_chats) = rows(options, &config, &tokens)?;
+    let Data {
+        rows,
+        held_out,
+        is_chats,
+    } = Data::read(options, &config, &tokens)?;
     let prompt = match &options.prompt {
         Some(prompt) => tokens.prompt(prompt, is_chats)?,
         None if held_out.is_empty() => rows.beginning(PROMPT),
@@ -121,40 +125,6 @@ pub fn run(options: &Options, stop: &AtomicBool, bytes: &PeakAlloc) -> Result<us
     let answer = sample(&model, &tokens, &prompt, options.sample, length, &device)?;
     println!("\n{}|{answer}", tokens.decode(&prompt)?);
     Ok(made)
-}
-
-/// Returns the rows of the data: those to train on, and those held out; and `true` if all are chats.
-fn rows(options: &Options, config: &DecoderConfig, tokens: &Tokens) -> Result<(Rows, Rows, bool)> {
-    let documents = Documents::read(&options.data, tokens)?;
-    let length = options.length(config);
-    let count = documents.len();
-    let is_chats = documents.chats == count;
-    if documents.without_end > 0 {
-        println!(
-            "warning: {} chats have no special token among those that count: the model does not learn where an answer ends",
-            documents.without_end
-        );
-    }
-    let documents = [documents.entries, documents.texts].concat();
-    let rows = match options.pad {
-        false => Rows::packed(documents, length),
-        true => {
-            let (rows, cut) = Rows::padded(documents, length);
-            if cut > 0 {
-                println!(
-                    "{cut} documents are cut off after {length} tokens: raise `--length` for more"
-                );
-            }
-            rows
-        }
-    };
-    let (rows, held_out) = rows.split(options.held_out)?;
-    println!(
-        "{count} documents in {} rows of {length} tokens, {} of them held out",
-        rows.len() + held_out.len(),
-        held_out.len()
-    );
-    Ok((rows, held_out, is_chats))
 }
 
 /// Plans a training within the budget, if there is one.

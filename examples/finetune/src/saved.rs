@@ -35,6 +35,8 @@ impl Saved {
         }
         let mut settings = vec![
             ("--model, bytes of its files", bytes.to_string()),
+            // Before the rows, which the seed selects.
+            ("--seed", options.seed.to_string()),
             (
                 "--data, --length and --pad, checksum of the rows",
                 rows.checksum().to_string(),
@@ -48,7 +50,6 @@ impl Saved {
             ("--method", format!("{:?}", options.method)),
             ("--weights", format!("{:?}", options.weights)),
             ("--states", format!("{:?}", options.states)),
-            ("--seed", options.seed.to_string()),
         ];
         if options.method.has_adapters() {
             settings.push((

@@ -1,15 +1,26 @@
-//! Tokens of the data, on each reference model.
+//! Tokens and rows of the data, on each reference model.
 
 mod command;
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use anyhow::Result;
+use burn::module::Module;
+use burn::prelude::*;
+use burn::tensor::FloatDType;
+use clap::Parser;
 use serde_json::{Value, json};
 
-use command::{copy, reference};
+use command::{command, copy, reference, text, write};
 use finetune::config::DecoderConfig;
+use finetune::data::Data;
+use finetune::decoder::Decoder;
+use finetune::options::Options;
+use finetune::rows::Rows;
+use finetune::step::mean_loss;
 use finetune::tokens::{Encoded, Tokens};
+use finetune::weights;
 
 const MODELS: [&str; 5] = ["llama", "llama-tied", "mistral", "qwen2", "qwen3"];
 
@@ -41,6 +52,31 @@ fn counted(tokens: &Tokens, document: &Encoded) -> String {
     let counted = all.filter(|(_, counted)| **counted);
     let counted: Vec<u32> = counted.map(|(token, _)| *token).collect();
     tokens.decode(&counted).unwrap()
+}
+
+/// Reads `files` as the data of a model.
+fn data(model: &Path, files: &[PathBuf], more: &str) -> Result<Data> {
+    let mut line = vec!["finetune".to_owned(), "--output=out".to_owned()];
+    line.push(format!("--model={}", model.display()));
+    let files = files
+        .iter()
+        .map(|file| format!("--data={}", file.display()));
+    line.extend(files);
+    line.extend(more.split_whitespace().map(String::from));
+    let options = Options::try_parse_from(line)?;
+    Data::read(&options, &DecoderConfig::read(model)?, &tokens(model))
+}
+
+/// The texts of all rows, and of the targets that count in them.
+fn decoded(tokens: &Tokens, rows: &Rows) -> [String; 2] {
+    let batch = rows.batch(&Vec::from_iter(0..rows.len()), &Device::flex());
+    [batch.tokens, batch.targets].map(|all| {
+        let all = all.into_data();
+        let all = all.iter::<i64>().filter(|token| *token >= 0);
+        tokens
+            .decode(&Vec::from_iter(all.map(|it| it as u32)))
+            .unwrap()
+    })
 }
 
 #[test]
@@ -112,5 +148,236 @@ fn special_tokens_map_is_read_as_in_transformers() {
         let found = tokens(&model).chat(&chat("a", "b"));
         let equals = found.is_ok_and(|found| found == expected);
         assert_eq!(equals, is_expected, "{config}, {map}");
+    }
+}
+
+#[test]
+fn packed_loss_equals_that_of_each_document_alone() {
+    for name in MODELS {
+        let folder = reference(name);
+        let config = DecoderConfig::read(&folder).unwrap();
+        let decoder = Decoder::init(&config, true, &Device::flex().autodiff());
+        let decoder = weights::load(decoder, &folder, FloatDType::F32, None).unwrap();
+        let model = decoder.valid();
+        let tokens = tokens(&folder);
+        let document = |number: usize| {
+            let text = format!("{number} documents attend to themselves. ").repeat(1 + number % 3);
+            tokens.text(&text).unwrap()
+        };
+        let documents: Vec<Encoded> = (0..12).map(document).collect();
+        let length = documents.iter().map(|it| it.tokens.len()).max().unwrap();
+        let packed = Rows::packed(documents.clone(), length);
+        let (alone, _) = Rows::padded(documents, length);
+        assert!(packed.len() < alone.len(), "no row has two documents");
+        let [packed, alone] = [packed, alone].map(|rows| {
+            let batch = rows.batch(&Vec::from_iter(0..rows.len()), &Device::flex());
+            (batch.counted, mean_loss(&model, [batch].into_iter()))
+        });
+        assert_eq!(packed.0, alone.0);
+        let apart = (packed.1 - alone.1).abs() / alone.1;
+        assert!(apart < 1e-5, "{name}: {packed:?}, {alone:?}");
+    }
+}
+
+#[test]
+fn files_are_read_or_refused_by_extension() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = reference("llama");
+    let lines = "{\"text\": \"one\"}\n\n{\"text\": \"two\"}\n";
+    let list = "[\n{\"text\": \"one\"},\n{\"text\": \"two\"}]";
+    let marked = format!("\u{feff}{lines}");
+    let expected = "onetwo";
+    for (file, content, result) in [
+        ("a.jsonl", lines, Ok(expected)),
+        ("a.JSONL", lines, Ok(expected)),
+        ("a.ndjson", lines, Ok(expected)),
+        ("a.json", lines, Ok(expected)),
+        ("list.json", list, Ok(expected)),
+        ("mark.jsonl", &marked, Ok(expected)),
+        ("mark.txt", "\u{feff}one", Ok("one")),
+        ("a.md", "# one", Ok("# one")),
+        ("brace.txt", "{one}", Ok("{one}")),
+        ("a.txt", lines, Err("a.txt contains JSON: rename it")),
+        ("list.txt", list, Err("list.txt contains JSON")),
+        ("a.jsonl.txt", lines, Err("a.jsonl.txt contains JSON")),
+        (
+            "a.csv",
+            "text\none",
+            Err("a.csv has an extension that is not read"),
+        ),
+        (
+            "a.parquet",
+            "PAR1",
+            Err("use `.txt` or `.md` for a text, `.jsonl`"),
+        ),
+        ("a", "one", Err("has an extension that is not read")),
+        (
+            "id.jsonl",
+            "{\"text\": \"one\"}\n{\"text\": \"two\", \"id\": 1}",
+            Err("id.jsonl:2: the field `id`"),
+        ),
+        (
+            "id.json",
+            "[{\"text\": \"one\", \"id\": 1}]",
+            Err("id.json, entry 1: the field `id`"),
+        ),
+        (
+            "bad.json",
+            "[{\"text\": \"one\"}",
+            Err("bad.json is no JSON: write a list"),
+        ),
+    ] {
+        let path = write(folder.path(), file, content);
+        let found = data(&model, &[path], "--length 16 --held-out 0 --pad");
+        match (found, result) {
+            (Ok(data), Ok(expected)) => {
+                let [text, _] = decoded(&tokens(&model), &data.rows);
+                assert_eq!(text, expected, "{file}");
+            }
+            (Err(error), Err(words)) => {
+                let error = format!("{error:#}");
+                assert!(error.contains(words), "{file}: {error}");
+            }
+            (found, _) => panic!("{file}: {found:?}"),
+        }
+    }
+}
+
+#[test]
+fn several_files_are_read_one_after_the_other() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = reference("qwen2");
+    let files = [
+        write(folder.path(), "a.txt", "first "),
+        write(folder.path(), "b.jsonl", "{\"text\": \"second \"}"),
+    ];
+    let data = data(&model, &files, "--length 16 --held-out 0 --pad").unwrap();
+    let [text, _] = decoded(&tokens(&model), &data.rows);
+    assert_eq!(text, "second first ");
+}
+
+#[test]
+fn held_out_documents_are_in_no_trained_row() {
+    let folder = tempfile::tempdir().unwrap();
+    let line = |number: usize| json!({"text": format!("<{number}>").repeat(1 + number % 9)});
+    let lines: String = (100..200)
+        .map(|number| line(number).to_string() + "\n")
+        .collect();
+    let lines = write(folder.path(), "lines.jsonl", &lines);
+    for name in MODELS {
+        let model = reference(name);
+        let all = ["--seed 1", "--seed 2"].map(|seed| {
+            let options = format!("{seed} --length 40 --held-out 0.2");
+            let data = data(&model, &[lines.clone()], &options).unwrap();
+            let tokens = tokens(&model);
+            let [trained, _] = decoded(&tokens, &data.rows);
+            let [held_out, _] = decoded(&tokens, &data.held_out);
+            let is_in = |text: &str, number: &usize| text.contains(&format!("<{number}>"));
+            let drawn: Vec<usize> = (100..200).filter(|it| is_in(&held_out, it)).collect();
+            assert!((100..200).all(|it| is_in(&trained, &it) != drawn.contains(&it)));
+            assert_eq!(drawn.len(), 20, "{name}");
+            drawn
+        });
+        assert_ne!(all[0], all[1]);
+    }
+}
+
+#[test]
+fn answers_and_completions_count() {
+    let folder = tempfile::tempdir().unwrap();
+    let chat = |answers: [Value; 2]| {
+        let [first, second] = answers;
+        let question = json!({"role": "user", "content": "Why?"});
+        json!({"messages": [question, first, question, second]})
+    };
+    let answer = |text: &str| json!({"role": "assistant", "content": text});
+    let mut bad = answer("bad");
+    bad["weight"] = json!(0);
+    for name in MODELS {
+        let model = reference(name);
+        for (line, expected) in [
+            (chat([answer("one"), answer("two")]), "one\ntwo\n"),
+            (chat([bad.clone(), answer("two")]), "two\n"),
+            (json!({"prompt": "Why? ", "completion": "So."}), "So."),
+            (json!({"instruction": "Why?", "output": "So."}), "So.\n"),
+            (json!({"text": "all of it"}), "all of it"),
+        ] {
+            let file = write(folder.path(), "line.jsonl", &line.to_string());
+            for more in ["", "--pad"] {
+                let data = data(&model, &[file.clone()], more).unwrap();
+                let [_, counted] = decoded(&tokens(&model), &data.rows);
+                assert_eq!(counted, expected, "{name}, {line}");
+            }
+        }
+    }
+}
+
+#[test]
+fn prompt_of_chats_is_written_by_template() {
+    for name in MODELS {
+        let model = reference(name);
+        let tokens = tokens(&model);
+        let expected = fs::read(model.join("expected.text.json")).unwrap();
+        let expected: Value = serde_json::from_slice(&expected).unwrap();
+        let chat = expected["chat"]["messages"].as_array().unwrap();
+        let (question, chat) = (
+            chat[0]["content"].as_str().unwrap(),
+            tokens.chat(chat).unwrap(),
+        );
+        let prompt = tokens.prompt(question, true).unwrap();
+        // All before the answer.
+        let answer = chat.counted.iter().position(|counted| *counted).unwrap();
+        assert_eq!(prompt, chat.tokens[..answer]);
+        let plain = tokens.prompt(question, false).unwrap();
+        assert_eq!(plain, tokens.encode(question).unwrap());
+    }
+}
+
+#[test]
+fn prompt_without_token_is_refused_before_training() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = copy("llama", folder.path());
+    let data = text(folder.path());
+    let out = folder.path().join("out");
+    // With a token at the beginning of a text an empty prompt is one.
+    command(&model, &data, &out, &["--steps 1 --prompt="]).unwrap();
+    edit(&model, "tokenizer.json", |tokenizer| {
+        tokenizer["post_processor"] = Value::Null
+    });
+    let out = folder.path().join("other");
+    let error = command(&model, &data, &out, &["--steps 1 --prompt="]).unwrap_err();
+    assert!(
+        format!("{error:#}").contains("`--prompt` has no token"),
+        "{error:#}"
+    );
+    assert!(!out.exists());
+}
+
+#[test]
+fn documents_without_answer_in_row_are_refused_with_length() {
+    let folder = tempfile::tempdir().unwrap();
+    let line = json!({"messages": chat(&"long ".repeat(50), "short")}).to_string();
+    let file = write(folder.path(), "long.jsonl", &line);
+    let error = data(&reference("llama"), &[file], "--pad --length 32")
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("in its first 32 tokens: raise `--length`"),
+        "{error}"
+    );
+}
+
+#[test]
+fn answers_without_special_token_have_no_end() {
+    let folder = tempfile::tempdir().unwrap();
+    for (end, has_end) in [("eos_token", true), ("'|'", false)] {
+        let model = copy("llama", folder.path());
+        let template = format!(
+            "{{% for m in messages %}}{{{{ m.role }}}}: {{{{ m.content + {end} }}}}{{% endfor %}}"
+        );
+        fs::write(model.join("chat_template.jinja"), template).unwrap();
+        let tokens = tokens(&model);
+        let document = tokens.chat(&chat("a", "b")).unwrap();
+        assert_eq!(tokens.has_end(&document), has_end, "{end}");
     }
 }
