@@ -19,39 +19,31 @@ pub struct Data {
 }
 
 impl Data {
-    /// Reads the files of `--data`.
+    /// Reads the files of `--data` and `--validation`.
     ///
     /// # Errors
     ///
     /// If there is nothing to train on.
     pub fn read(options: &Options, config: &DecoderConfig, tokens: &Tokens) -> Result<Self> {
-        let documents = Documents::read(&options.data, tokens)?;
         let length = options.length(config);
-        let count = documents.len();
-        let is_chats = documents.chats == count;
+        let documents = Documents::read(&options.data, tokens)?;
+        let (count, is_chats) = (documents.len(), documents.chats == documents.len());
         if documents.without_end > 0 {
             println!(
                 "warning: {} chats have no special token among those that count: the model does not learn where an answer ends",
                 documents.without_end
             );
         }
-        let mut all = documents.entries;
-        match options.pad {
-            // The rows of a text are held out one by one.
-            false => all.extend(
-                documents
-                    .texts
-                    .into_iter()
-                    .flat_map(|it| divide(it, length)),
-            ),
-            true => all.extend(documents.texts),
-        }
-        let (trained, held_out) = held_out::split(all, options.held_out, options.seed);
-        let rows = |documents: Vec<Encoded>| match options.pad {
-            true => Rows::padded(documents, length),
-            false => (Rows::packed(documents, length), 0),
+        let all = documents.into_rows(length, options.pad);
+        let (trained, held_out) = match options.validation.as_slice() {
+            [] => held_out::split(all, options.held_out, options.seed),
+            files => {
+                let documents = Documents::read(files, tokens)?;
+                (all, documents.into_rows(length, options.pad))
+            }
         };
-        let ((rows, cut), (held_out, cut_held_out)) = (rows(trained), rows(held_out));
+        let (rows, cut) = rows_of(trained, length, options.pad);
+        let (held_out, cut_held_out) = rows_of(held_out, length, options.pad);
         let cut = cut + cut_held_out;
         if cut > 0 {
             println!(
@@ -66,6 +58,10 @@ impl Data {
             !rows.is_empty(),
             "the data has no token that counts: it is too short"
         );
+        ensure!(
+            options.validation.is_empty() || !held_out.is_empty(),
+            "`--validation` has no token that counts: name a longer file"
+        );
         println!(
             "{count} documents in {} rows of {length} tokens, {} of them held out",
             rows.len() + held_out.len(),
@@ -76,5 +72,25 @@ impl Data {
             held_out,
             is_chats,
         })
+    }
+}
+
+impl Documents {
+    /// Returns all documents; without `pad`, texts in parts of a row, which are held out one by one.
+    fn into_rows(self, length: usize, pad: bool) -> Vec<Encoded> {
+        let mut all = self.entries;
+        match pad {
+            false => all.extend(self.texts.into_iter().flat_map(|it| divide(it, length))),
+            true => all.extend(self.texts),
+        }
+        all
+    }
+}
+
+/// Returns rows, and how many documents are cut off.
+fn rows_of(documents: Vec<Encoded>, length: usize, pad: bool) -> (Rows, usize) {
+    match pad {
+        true => Rows::padded(documents, length),
+        false => (Rows::packed(documents, length), 0),
     }
 }

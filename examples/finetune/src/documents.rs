@@ -49,7 +49,7 @@ impl Documents {
             }
             ensure!(
                 documents.len() > before,
-                "{name} contains no text: name another file with `--data`"
+                "{name} contains no text: name another file"
             );
         }
         Ok(documents)
@@ -65,8 +65,9 @@ impl Documents {
         let begin = text.trim_start();
         let line = begin.lines().next().unwrap_or_default();
         let is_json = |text: &str| serde_json::from_str::<IgnoredAny>(text).is_ok();
+        let is_lines = line.starts_with('{') && is_json(line);
         ensure!(
-            !begin.starts_with(['{', '[']) || !(is_json(line) || is_json(&text)),
+            !is_lines && !(begin.starts_with(['{', '[']) && is_json(begin)),
             "{name} contains JSON: rename it to `.jsonl` for lines, or `.json` for a list"
         );
         if !begin.is_empty() {

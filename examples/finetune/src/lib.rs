@@ -11,6 +11,7 @@ pub mod data;
 mod date;
 pub mod decoder;
 mod documents;
+mod dry_run;
 mod held_out;
 mod line;
 mod message;

@@ -108,6 +108,14 @@ pub struct Options {
     #[arg(long, default_value_t = 0.05)]
     pub held_out: f64,
 
+    /// Data to measure the loss on, instead of documents that are held out.
+    #[arg(long, value_name = "FILE", conflicts_with = "held_out")]
+    pub validation: Vec<PathBuf>,
+
+    /// Print the first rows, with the tokens that count in brackets, and the numbers of steps, tokens and trained weights, and end.
+    #[arg(long)]
+    pub dry_run: bool,
+
     /// Steps between two checkpoints.
     #[arg(long, default_value_t = 200)]
     pub save_every: usize,
@@ -120,7 +128,7 @@ pub struct Options {
     #[arg(long, conflicts_with = "fit")]
     pub keep_activations: bool,
 
-    /// The beginning of the sample at the end; by default that of a row that is held out.
+    /// The beginning of the sample at the end; a question if all documents are chats; by default that of a row that is held out.
     #[arg(long)]
     pub prompt: Option<String>,
 

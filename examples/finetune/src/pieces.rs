@@ -2,8 +2,8 @@
 //!
 //! # Invariants
 //!
-//! Each piece overlaps the next, and the cut lies between tokens that both pieces have at the same place, so each pair of
-//! neighbouring tokens is one that the tokenizer made of a text around them. A text without such a place is tokenized whole.
+//! Each piece overlaps the next, and the cut lies between tokens and words that both pieces have at the same place, so each pair
+//! of neighbouring tokens is one that the tokenizer made of a text around them. A text without such a place is tokenized whole.
 
 use anyhow::{Result, anyhow};
 use tokenizers::Tokenizer;
@@ -17,8 +17,8 @@ const OVERLAP: usize = 1 << 12;
 /// Tokens on each side of a cut that are equal in both pieces.
 const EQUAL: usize = 16;
 
-/// A token and its first and last byte in the whole text.
-type Placed = (u32, usize, usize);
+/// A token, its first and last byte in the whole text, and `true` if it begins a word of the pre-tokenizer.
+type Placed = (u32, usize, usize, bool);
 
 /// Returns the tokens of `text`, without special tokens around them.
 pub fn encode(tokenizer: &Tokenizer, text: &str) -> Result<Vec<u32>> {
@@ -58,10 +58,13 @@ fn placed(tokenizer: &Tokenizer, text: &str, start: usize, end: usize) -> Result
     let encoding = tokenizer.encode(&text[start..end], false);
     let encoding =
         encoding.map_err(|error| anyhow!("the text can't be cut into tokens: {error}"))?;
+    let words = encoding.get_word_ids();
     let tokens = encoding.get_ids().iter().zip(encoding.get_offsets());
-    Ok(tokens
-        .map(|(id, (from, to))| (*id, start + from, start + to))
-        .collect())
+    let tokens = tokens.enumerate().map(|(index, (id, (from, to)))| {
+        let begins_word = index == 0 || words[index] != words[index - 1];
+        (*id, start + from, start + to, begins_word)
+    });
+    Ok(tokens.collect())
 }
 
 fn ids(tokens: &[Placed]) -> Vec<u32> {

@@ -104,6 +104,12 @@ impl Rows {
         self.length
     }
 
+    /// Returns the tokens of a row, and which of them count as targets.
+    pub fn row(&self, index: usize) -> (&[u32], &[bool]) {
+        let row = &self.rows[index];
+        (&row.tokens, &row.counted)
+    }
+
     /// Returns the first tokens of the first row.
     pub fn beginning(&self, tokens: usize) -> Vec<u32> {
         let first = self.rows.first();

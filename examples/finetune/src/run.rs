@@ -13,6 +13,7 @@ use peak_alloc::PeakAlloc;
 use crate::config::DecoderConfig;
 use crate::data::Data;
 use crate::decoder::Decoder;
+use crate::dry_run;
 use crate::options::Options;
 use crate::output;
 use crate::rows::{Order, Rows};
@@ -32,21 +33,24 @@ pub fn run(options: &Options, stop: &AtomicBool, bytes: &PeakAlloc) -> Result<us
     options.check(&config)?;
     let base_dtype = weights::dtype(&options.model)?;
     let tokens = Tokens::read(&options.model, &config)?;
-    let Data {
-        rows,
-        held_out,
-        is_chats,
-    } = Data::read(options, &config, &tokens)?;
+    let data = Data::read(options, &config, &tokens)?;
+    let (rows, held_out) = (&data.rows, &data.held_out);
     let prompt = match &options.prompt {
-        Some(prompt) => tokens.prompt(prompt, is_chats)?,
+        Some(prompt) => tokens.prompt(prompt, data.is_chats)?,
         None if held_out.is_empty() => rows.beginning(PROMPT),
         None => held_out.beginning(PROMPT),
     };
     let steps = (rows.len() * options.epochs).div_ceil(options.batch);
     let steps = options.steps.unwrap_or(steps);
+    if options.dry_run {
+        dry_run::print(&data, &tokens, steps, options.batch)?;
+        let device = options.device.device().autodiff();
+        println!("{}", fuse(options, &config, None, &device)?);
+        return Ok(0);
+    }
 
     let checkpoints = Checkpoints::of(options);
-    let mut saved = Saved::new(options, &rows, steps, None)?;
+    let mut saved = Saved::new(options, rows, steps, None)?;
     let newest = checkpoints.newest()?;
     match &newest {
         Some(newest) => newest.check(&saved, &checkpoints.folder)?,
@@ -58,7 +62,7 @@ pub fn run(options: &Options, stop: &AtomicBool, bytes: &PeakAlloc) -> Result<us
     let is_resumed = newest.is_some();
     saved.plan = match newest {
         Some(newest) => resumed_plan(options, newest.plan)?,
-        None => plan(options, &config, &rows, &device)?,
+        None => plan(options, &config, rows, &device)?,
     };
     let mut fused = fuse(options, &config, saved.plan.as_ref(), &device)?;
     let done = match is_resumed {
@@ -68,8 +72,8 @@ pub fn run(options: &Options, stop: &AtomicBool, bytes: &PeakAlloc) -> Result<us
     println!("{fused}");
     let mut training = Training {
         fused,
-        rows: &rows,
-        held_out: &held_out,
+        rows,
+        held_out,
         order: Order::new(rows.len(), options.seed),
         schedule: Schedule {
             rate: options.learning_rate(),

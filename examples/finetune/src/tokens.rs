@@ -186,6 +186,12 @@ impl Tokens {
         text.map_err(|error| anyhow!("the tokens have no text: {error}"))
     }
 
+    /// Returns the text of `tokens`, with the special ones.
+    pub fn decode_all(&self, tokens: &[u32]) -> Result<String> {
+        let text = self.tokenizer.decode(tokens, false);
+        text.map_err(|error| anyhow!("the tokens have no text: {error}"))
+    }
+
     /// The token at the end of a text or answer.
     pub fn end(&self) -> Option<u32> {
         self.end

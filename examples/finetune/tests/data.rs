@@ -381,3 +381,31 @@ fn answers_without_special_token_have_no_end() {
         assert_eq!(tokens.has_end(&document), has_end, "{end}");
     }
 }
+
+#[test]
+fn validation_file_is_held_out_instead_of_documents() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = reference("mistral");
+    let file = text(folder.path());
+    let other = write(folder.path(), "other.txt", "another text");
+    let more = format!("--length 16 --validation {}", other.display());
+    let data = data(&model, &[file.clone()], &more).unwrap();
+    let [held_out, _] = decoded(&tokens(&model), &data.held_out);
+    assert_eq!(held_out, "another text");
+    let all = self::data(&model, &[file], "--length 16 --held-out 0").unwrap();
+    assert_eq!(all.rows.checksum(), data.rows.checksum());
+}
+
+#[test]
+fn dry_run_trains_and_writes_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let (file, out) = (text(folder.path()), folder.path().join("out"));
+    for method in ["full", "qlora4"] {
+        let more = format!("--dry-run --method {method}");
+        assert_eq!(
+            command(&reference("qwen3"), &file, &out, &[&more]).unwrap(),
+            0
+        );
+        assert!(!out.exists());
+    }
+}
