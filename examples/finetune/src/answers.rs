@@ -24,7 +24,6 @@ impl Template {
         let mut answers = Vec::new();
         for index in (0..messages.len()).filter(|index| chat.counted[*index]) {
             let (asked, answered) = (&messages[..index], &messages[..=index]);
-            let plain = self.render(asked, tools, false)?;
             let prompt = self.render(asked, tools, true)?;
             let with = self.render(answered, tools, false)?;
             let number = index + 1;
@@ -36,13 +35,19 @@ impl Template {
                     _ => "cut the chat into one for each answer",
                 }
             );
-            // A prompt may end with a part that is not in chats, such as `<think>`.
-            let start = common_prefix(&prompt, &with);
-            ensure!(
-                start == prompt.len() || (with.starts_with(&plain) && prompt.starts_with(&plain)),
-                "the chat template writes the messages before message {number} in another way once it follows: write the data with \
-                 `prompt` and `completion` as texts, or change the template"
-            );
+            // A prompt may end with a part that is not in chats, such as `<think>`, and the answer may begin in the same way.
+            let mut start = common_prefix(&prompt, &with);
+            if start < prompt.len() {
+                let plain = self.render(asked, tools, false)?;
+                ensure!(
+                    with.starts_with(&plain) && prompt.starts_with(&plain),
+                    "the chat template writes the messages before message {number} in another way once it follows: write the data \
+                     with `prompt` and `completion` as texts, or change the template"
+                );
+                let content = messages[index]["content"].as_str().unwrap_or_default();
+                let begin = with.rfind(content.trim()).unwrap_or(start);
+                start = start.min(begin.max(plain.len()));
+            }
             answers.push(start..with.len());
         }
         Ok((whole, answers))
@@ -89,7 +94,8 @@ impl Template {
             messages[index]["content"] = Json::from(format!("{content}."));
             ensure!(
                 message["role"] == "tool" && is_used(&messages, &chat.tools).unwrap_or(true),
-                "the chat template leaves out {place}, or a part of it: move its text to another message, or change the template"
+                "the chat template leaves out {place}, or a part of it: move its text to another message, or write the data with \
+                 `prompt` and `completion` as texts"
             );
         }
         Ok(())
@@ -132,13 +138,12 @@ mod tests {
 
     #[test]
     fn answers_begin_after_common_prompt() {
-        for prompt in ["<assistant>", "<assistant><think>\n", "", "<assistant>a"] {
+        for prompt in ["<assistant>", "<assistant><think>\n", "", "<assistant>ask"] {
             let source =
                 format!("{PLAIN}{{% if add_generation_prompt %}}{{{{ '{prompt}' }}}}{{% endif %}}");
             let roles = ["user", "assistant", "user", "assistant"];
             let expected = match prompt {
                 "" => "<assistant>assistant;",
-                "<assistant>a" => "ssistant;",
                 _ => "assistant;",
             };
             assert_eq!(answers(&source, &roles).unwrap(), [expected; 2], "{prompt}");

@@ -185,6 +185,11 @@ mod tests {
                 "{{ messages[0] | tojson }}",
                 r#"{"role": "user", "content": " <b>"}"#,
             ),
+            ("{{ strftime_now('%%') }}", "%"),
+            (
+                "{{ 'none' if tools is none and documents is none }}",
+                "none",
+            ),
             ("a {%- generation -%} b {%- endgeneration %}", "ab"),
         ] {
             let messages = [

@@ -11,17 +11,21 @@ const FIELDS: &str = "aAbBcdDeFgGhHIjmMnpRStTuUVwWxXyY%";
 
 /// Returns the local time in a `format` of Python's `strftime`.
 pub fn now(format: &str) -> Result<String> {
-    let Ok(seconds) = std::env::var(EPOCH) else {
-        return written(Local::now().naive_local(), format);
+    let seconds = std::env::var(EPOCH).ok();
+    written(time(seconds.as_deref())?, format)
+}
+
+/// Returns the time of `seconds` since 1970, or the local time.
+fn time(seconds: Option<&str>) -> Result<NaiveDateTime> {
+    let Some(seconds) = seconds else {
+        return Ok(Local::now().naive_local());
     };
-    let time = seconds
-        .parse()
-        .ok()
-        .and_then(|it| DateTime::from_timestamp(it, 0));
+    let parsed = seconds.parse().ok();
+    let time = parsed.and_then(|seconds| DateTime::from_timestamp(seconds, 0));
     let time = time.with_context(|| {
         format!("`{EPOCH}` is {seconds}: it must be a number of seconds since 1970")
     })?;
-    written(time.naive_utc(), format)
+    Ok(time.naive_utc())
 }
 
 fn written(time: NaiveDateTime, format: &str) -> Result<String> {
@@ -51,9 +55,7 @@ mod tests {
     /// The expected texts are those of Python 3 for `datetime(2026, 1, 5, 7, 8, 9)`.
     #[test]
     fn date_formats_equal_those_of_python() {
-        let time = DateTime::from_timestamp(1_767_596_889, 0)
-            .unwrap()
-            .naive_utc();
+        let time = time(Some("1767596889")).unwrap();
         for (format, expected) in [
             ("%d %b %Y", "05 Jan 2026"),
             ("%Y-%m-%d", "2026-01-05"),
@@ -74,5 +76,11 @@ mod tests {
             let error = written(time, format).unwrap_err().to_string();
             assert!(error.contains("this program writes the fields"), "{error}");
         }
+    }
+
+    #[test]
+    fn date_of_text_without_number_is_refused() {
+        let error = time(Some("today")).unwrap_err().to_string();
+        assert!(error.contains("`SOURCE_DATE_EPOCH` is today"), "{error}");
     }
 }

@@ -66,10 +66,9 @@ impl Documents {
         let line = begin.lines().next().unwrap_or_default();
         let is_json = |text: &str| serde_json::from_str::<IgnoredAny>(text).is_ok();
         let is_lines = line.starts_with('{') && is_json(line);
-        ensure!(
-            !is_lines && !(begin.starts_with(['{', '[']) && is_json(begin)),
-            "{name} contains JSON: rename it to `.jsonl` for lines, or `.json` for a list"
-        );
+        if is_lines || (begin.starts_with(['{', '[']) && is_json(begin)) {
+            bail!("{name} contains JSON: rename it to `.jsonl` for lines, or `.json` for a list");
+        }
         if !begin.is_empty() {
             let document = tokens.text(&text).with_context(|| name.to_string())?;
             self.texts.push(document);
@@ -78,14 +77,11 @@ impl Documents {
     }
 
     fn lines(&mut self, path: &Path, tokens: &Tokens) -> Result<()> {
-        let mut lines = BufReader::new(open(path)?).lines();
-        let mut number = 0;
-        while let Some(line) = lines.next() {
-            number += 1;
-            let place = || format!("{}:{number}", path.display());
+        for (index, line) in BufReader::new(open(path)?).lines().enumerate() {
+            let place = || format!("{}:{}", path.display(), index + 1);
             let line = line.with_context(place)?;
-            let line = match number {
-                1 => line.trim_start_matches(BYTE_ORDER_MARK),
+            let line = match index {
+                0 => line.trim_start_matches(BYTE_ORDER_MARK),
                 _ => line.as_str(),
             };
             if !line.trim().is_empty() {

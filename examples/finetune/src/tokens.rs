@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
 use std::path::Path;
+use std::slice;
 
 use anyhow::{Context, Result, anyhow, ensure};
 use serde_json::{Value as Json, json};
@@ -112,7 +113,8 @@ impl Tokens {
     /// Returns two texts as one document: the tokens of the second and the end of the text count.
     fn completion(&self, prompt: &str, completion: &str) -> Result<Encoded> {
         let text = format!("{prompt}{completion}");
-        let mut document = self.marked(&text, &[prompt.len()..text.len()])?;
+        let counted = prompt.len()..text.len();
+        let mut document = self.marked(&text, slice::from_ref(&counted))?;
         let [before, after] = &self.around;
         document.tokens.splice(..0, before.iter().copied());
         document.counted.splice(..0, before.iter().map(|_| false));
