@@ -1,12 +1,10 @@
 //! Attention with grouped heads and rotary positions.
 
+use backburn_nn::{AttentionOptions, attention, rms_norm, rotary};
 use burn::nn::{Linear, LinearConfig, RmsNorm, RmsNormConfig};
 use burn::prelude::*;
-use burn::tensor::module::attention;
-use burn::tensor::ops::AttentionModuleOptions;
 
 use crate::config::DecoderConfig;
-use crate::rope::rotate;
 
 /// Causal attention.
 #[derive(Module, Debug)]
@@ -59,7 +57,7 @@ impl Attention {
     ) -> Tensor<3> {
         let [batch, length, _] = x.dims();
         let normed = |heads, norm: &Option<RmsNorm>| match norm {
-            Some(norm) => norm.forward(heads),
+            Some(norm) => rms_norm(norm, heads),
             None => heads,
         };
         let query = normed(
@@ -69,33 +67,18 @@ impl Attention {
         let key = self.key.forward(x.clone());
         let key = normed(split(key, self.key_value_heads), &self.key_norm);
         let value = split(self.value.forward(x), self.key_value_heads);
-        let query = rotate(query, cos.clone(), sin.clone());
-        let key = rotate(key, cos, sin);
-        let masked = masked.expand([batch, self.heads, length, length]);
-        let mixed = attention(
-            query,
-            self.repeat(key),
-            self.repeat(value),
-            Some(masked),
-            None,
-            AttentionModuleOptions::default(),
-        );
+        let query = rotary(query, cos.clone(), sin.clone());
+        let key = rotary(key, cos, sin);
+        let options = AttentionOptions {
+            // Also in the mask, but this leaves out the products.
+            is_causal: true,
+            ..Default::default()
+        };
+        let mixed = attention(query, key, value, Some(masked), options);
         let mixed = mixed
             .swap_dims(1, 2)
             .reshape([batch as i32, length as i32, -1]);
         self.output.forward(mixed)
-    }
-
-    /// Returns a copy of each head of keys or values for each head of queries that it serves.
-    fn repeat(&self, few: Tensor<4>) -> Tensor<4> {
-        let [batch, few_heads, length, head_dim] = few.dims();
-        let group = self.heads / few_heads;
-        if group == 1 {
-            return few;
-        }
-        let many = few.unsqueeze_dim::<5>(2);
-        let many = many.expand([batch, few_heads, group, length, head_dim]);
-        many.reshape([batch, self.heads, length, head_dim])
     }
 }
 

@@ -4,9 +4,8 @@
 
 use std::collections::BTreeMap;
 
-use backburn::{
-    LinearCrossEntropyLoss, LinearCrossEntropyLossConfig, LossReduction, gradient_checkpointing,
-};
+use backburn::gradient_checkpointing;
+use backburn_nn::{LinearCrossEntropyOptions, linear_cross_entropy, rms_norm, swiglu};
 use burn::nn::{
     Embedding, EmbeddingConfig, Linear, LinearConfig, RmsNorm, RmsNormConfig, SwiGlu, SwiGluConfig,
 };
@@ -93,10 +92,18 @@ impl Decoder {
         let [batch, length, dim] = hidden.dims();
         let hidden = hidden.reshape([batch * length, dim]);
         let targets = targets.reshape([batch * length]);
-        match &self.head {
-            Some(head) => loss().forward(head, hidden, targets),
-            None => loss().forward(&self.embedding, hidden, targets),
-        }
+        let is_last = targets.clone().equal_scalar(LAST);
+        let targets = targets.mask_fill(is_last, IGNORED);
+        let weight = match &self.head {
+            Some(head) => head.weight.val().transpose(),
+            None => self.embedding.weight.val(),
+        };
+        let options = LinearCrossEntropyOptions {
+            chunk_size: CHUNK,
+            ignored: Some(IGNORED),
+            ..Default::default()
+        };
+        linear_cross_entropy(hidden, weight, targets, None, &options)
     }
 
     /// Returns the logits of what follows on each token.
@@ -154,17 +161,8 @@ impl Decoder {
                 false => run(layer, input),
             };
         }
-        self.norm.forward(x)
+        rms_norm(&self.norm, x)
     }
-}
-
-/// The loss in chunks of tokens: the logits of a whole step are never allocated.
-fn loss() -> LinearCrossEntropyLoss {
-    LinearCrossEntropyLossConfig::new()
-        .with_reduction(LossReduction::Sum)
-        .with_pad_tokens(Some(vec![IGNORED, LAST]))
-        .with_chunk_size(CHUNK)
-        .init()
 }
 
 /// Returns where a token (row) does not look (column): at later ones, and at those before its window. Shape: `[length, length]`.
@@ -187,9 +185,9 @@ impl Layer {
         rotation: [Tensor<4>; 2],
         masked: Tensor<4, Bool>,
     ) -> Tensor<3> {
-        let normed = self.norm_1.forward(x.clone());
+        let normed = rms_norm(&self.norm_1, x.clone());
         let x = x + self.attention.forward(normed, rotation, masked);
-        let normed = self.norm_2.forward(x.clone());
+        let normed = rms_norm(&self.norm_2, x.clone());
         x + self.mlp.forward(normed)
     }
 }
@@ -206,6 +204,6 @@ impl Mlp {
     }
 
     fn forward(&self, x: Tensor<3>) -> Tensor<3> {
-        self.output.forward(self.swiglu.forward(x))
+        self.output.forward(swiglu(&self.swiglu, x))
     }
 }

@@ -93,24 +93,6 @@ impl Rope {
     }
 }
 
-/// Rotates each head by its position: an element of the first half with the one of the second half.
-///
-/// # Shapes
-///
-/// - heads, output: `[batch, heads, length, head_dim]`
-/// - cos, sin: `[1 or batch, 1, length, head_dim / 2]`
-pub fn rotate(heads: Tensor<4>, cos: Tensor<4>, sin: Tensor<4>) -> Tensor<4> {
-    let dtype = heads.dtype();
-    let [first, second]: [Tensor<4>; 2] = heads
-        .cast(DType::F32)
-        .chunk(2, 3)
-        .try_into()
-        .expect("heads have an even dimension");
-    let turned = first.clone() * cos.clone() - second.clone() * sin.clone();
-    let other = second * cos + first * sin;
-    Tensor::cat(vec![turned, other], 3).cast(dtype)
-}
-
 impl WrittenRope {
     fn factor(&self) -> Result<f64> {
         let factor = self.factor.context("the scaling of rope has no `factor`")?;
