@@ -25,6 +25,7 @@ mod mlp;
 mod muon;
 mod offload;
 mod optim;
+mod own_backward;
 mod own_rule;
 mod pictures;
 mod policies;

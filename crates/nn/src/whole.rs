@@ -1,4 +1,4 @@
-//! What the operations on whole tensors share.
+//! Shared functions of the operations on whole tensors.
 
 use burn::tensor::{DType, Tensor};
 

@@ -49,7 +49,7 @@ fn elements(tensor: AnyTensor) -> Vec<f64> {
         .collect()
 }
 
-/// How an operation is run.
+/// The way in which an operation is run.
 #[derive(Clone, Copy)]
 struct Run {
     rounded: DType,
