@@ -171,6 +171,7 @@ vectorized! {
         of_beta: &mut [f32],
     ) -> () {
         let row = of_gamma.len();
+        let (gamma, of_beta) = (&gamma[..row], &mut of_beta[..row]);
         for index in 0..x.len() / row {
             let x = &x[index * row..][..row];
             let gradient = &gradient[index * row..][..row];

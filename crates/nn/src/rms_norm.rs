@@ -132,6 +132,7 @@ vectorized! {
         of_gamma: &mut [f32],
     ) -> () {
         let row = of_gamma.len();
+        let gamma = &gamma[..row];
         for index in 0..x.len() / row {
             let x = &x[index * row..][..row];
             let gradient = &gradient[index * row..][..row];

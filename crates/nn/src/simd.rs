@@ -167,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn functions_are_within_two_units_of_f64() {
+    fn functions_are_near_those_of_f64() {
         type Pair = (fn(f32) -> f32, fn(f64) -> f64);
         let pairs: [Pair; 3] = [
             (exp, f64::exp),
