@@ -10,7 +10,6 @@ use std::path::{Path, PathBuf};
 
 use backburn_base::caught::catch_message;
 use burn::module::Module;
-use burn::optim::OptimizerRecord;
 use burn::store::ModuleRecord;
 use burn::tensor::Bytes;
 use serde::Serialize;
@@ -271,13 +270,13 @@ impl Checkpoint {
         let (folder, saved) = self.open(&ALL)?;
         let progress = read_progress(&folder, &saved)?;
         let (model, optimizer) = (folder.join(MODEL), folder.join(OPTIMIZER));
-        let state = OptimizerRecord::load(&optimizer)
+        burn_pack::Reader::from_file(&optimizer)
             .map_err(|error| CheckpointError::unreadable(&optimizer, error))?;
         let core = training.core_mut();
         let resumed = core.resume(
             &model,
             saved.trained_only,
-            state,
+            &optimizer,
             saved.orthogonalized.as_ref(),
         );
         resumed.map_err(|error| match error {

@@ -9,8 +9,8 @@ use backburn_base::caught::catch_message;
 use backburn_base::{Parameter, list};
 use backburn_optim::AverageState;
 use backburn_optim::optimizer_record::{
-    RANK, RecordedState, compact_records, expected, is_of_elements, load_in_own_memory, read,
-    stock_can_ignore, to_bytes, unreadable, write,
+    RANK, RecordedState, compact_records, expected, is_of_elements, load_file_in_own_memory,
+    load_in_own_memory, read, read_pack, stock_can_ignore, to_bytes, unreadable, write,
 };
 use burn::module::{Module, ParamId};
 use burn::optim::{ModuleOptimizer, OptimizerRecord, SgdConfig};
@@ -71,7 +71,31 @@ pub(crate) fn load<M: Module>(
     model: &M,
 ) -> Result<ModuleOptimizer, FusedError> {
     let bytes = to_bytes(record)?.shared();
-    let [states, averages] = states(bytes.clone())?;
+    check(states(bytes.clone())?, orthogonalized, optimizer, model)?;
+    let record = OptimizerRecord::from_bytes(bytes).map_err(unreadable)?;
+    Ok(load_in_own_memory(optimizer, record))
+}
+
+/// Returns `optimizer` with the states in the record `file`, as [`load`] does. The record is not loaded as a whole.
+pub(crate) fn load_file<M: Module>(
+    file: &Path,
+    orthogonalized: Option<&BTreeSet<String>>,
+    optimizer: &ModuleOptimizer,
+    model: &M,
+) -> Result<ModuleOptimizer, FusedError> {
+    let reader = burn_pack::Reader::from_file(file).map_err(unreadable)?;
+    let tensors = reader.tensor_names().len();
+    check(split(read_pack(reader)?), orthogonalized, optimizer, model)?;
+    Ok(load_file_in_own_memory(optimizer, file, tensors)?)
+}
+
+/// Returns an error unless these are states and averages of the parameters of `model`, and `optimizer` can load them all.
+fn check<M: Module>(
+    [states, averages]: [States; 2],
+    orthogonalized: Option<&BTreeSet<String>>,
+    optimizer: &ModuleOptimizer,
+    model: &M,
+) -> Result<(), FusedError> {
     let empty = optimizer.clone().load_record(OptimizerRecord::default());
     let parameters = check_fit(&states, model, &empty)?;
     for (id, state) in states {
@@ -80,9 +104,7 @@ pub(crate) fn load<M: Module>(
         }
         check_loads(state, &empty)?;
     }
-    check_averages(averages, &parameters)?;
-    let record = OptimizerRecord::from_bytes(bytes).map_err(unreadable)?;
-    Ok(load_in_own_memory(optimizer, record))
+    check_averages(averages, &parameters)
 }
 
 /// Copies all tensors of an optimizer record to host memory.
@@ -128,12 +150,16 @@ type States = BTreeMap<u64, RecordedState>;
 
 /// Returns the states of parameters in a record, and the averages of weights.
 fn states(record: Bytes) -> Result<[States; 2], FusedError> {
-    let mut states = read(record)?;
+    Ok(split(read(record)?))
+}
+
+/// Divides all states of a record into those of parameters and the averages.
+fn split(mut states: States) -> [States; 2] {
     states.remove(&EXTRA_STATE_ID);
     let (averages, states) = states
         .into_iter()
         .partition(|(_, state)| is_average(state.path.as_deref()));
-    Ok([states, averages])
+    [states, averages]
 }
 
 /// Returns the parameters of `model`, or an error if a state does not fit one. `empty` is the optimizer without states.
@@ -261,13 +287,15 @@ fn check_loads(state: RecordedState, empty: &ModuleOptimizer) -> Result<(), Fuse
     // Optimizers don't validate tensors and may panic on a damaged record.
     let loaded = catch_message(|| empty.clone().load_record(record));
     let loaded = loaded.map_err(|reason| unreadable(format!("the state of `{path}`: {reason}")))?;
-    let loaded = if is_compact {
+    let recorded = if is_compact {
         compact_records(|| loaded.to_record())
     } else {
         loaded.to_record()
     };
-    let [loaded, _] = states(to_bytes(loaded)?)?;
-    let loaded = loaded.values().flat_map(names).collect::<Vec<_>>();
+    // A large state is in memory twice, not three times.
+    drop(loaded);
+    let [recorded, _] = states(to_bytes(recorded)?)?;
+    let loaded = recorded.values().flat_map(names).collect::<Vec<_>>();
     match found.into_iter().find(|name| !loaded.contains(name)) {
         Some(state) => Err(FusedError::RecordOfAnotherOptimizer { path, state }),
         None => Ok(()),

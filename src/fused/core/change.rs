@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use burn::module::Module;
-use burn::optim::OptimizerRecord;
 use burn::store::RecordError;
 use burn::tensor::DType;
 
@@ -55,13 +54,13 @@ impl<M: Module> Core<M> {
         Ok(())
     }
 
-    /// Resumes from the model in `file`, or only its trained parameters, and this optimizer state, whose velocities belong to Muon if
-    /// their paths are `orthogonalized`. After an error nothing has changed.
+    /// Resumes from the model in `file`, or only its trained parameters, and the state in the file `optimizer`, whose velocities belong
+    /// to Muon if their paths are `orthogonalized`. After an error nothing has changed.
     pub(crate) fn resume(
         &mut self,
         file: &Path,
         trained_only: bool,
-        optimizer: OptimizerRecord,
+        optimizer: &Path,
         orthogonalized: Option<&BTreeSet<String>>,
     ) -> Result<(), ResumeError> {
         // Loads directly to the location of the masters, so that no device has to hold the whole model.
@@ -69,7 +68,7 @@ impl<M: Module> Core<M> {
         let trained = trained_only.then(|| self.trained_in(&model));
         let model = load_same(model, file, trained.as_ref()).map_err(ResumeError::Model)?;
         let fresh = self.ranks.session().optimizer.lock().fresh();
-        let optimizer = record::load(optimizer, orthogonalized, &fresh, &model);
+        let optimizer = record::load_file(optimizer, orthogonalized, &fresh, &model);
         let optimizer = optimizer.map_err(ResumeError::Optimizer)?;
         let ranks = self.ranks.with_model(model, &self.policies.config);
         self.replace_ranks(ranks.map_err(ResumeError::Fused)?);

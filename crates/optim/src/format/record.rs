@@ -11,7 +11,7 @@ use super::square_root_code::{CodeScheme, GROUP, Width};
 use super::state::{PackedState, StateTensor};
 use crate::optimizer_record::{
     AROUND, ELEMENTS, FORMAT, LOW_BITS, RecordedState, STATE_BITS, TIME, WEIGHT_BITS, WRAPS,
-    records_are_compact,
+    in_own_memory, records_are_compact,
 };
 
 /// Bits of a weight in bf16 and its residual.
@@ -26,8 +26,8 @@ pub(crate) fn around(prefix: &str) -> String {
 pub(crate) fn loaded<const D: usize>(data: TensorData, device: &Device) -> Option<Tensor<D>> {
     match data.dtype() {
         dtype if !dtype.is_float() || data.rank() != D => None,
-        DType::F32 => Some(Tensor::from_data(data, (device, DType::F32))),
-        _ => Some(Tensor::from_data(data, device)),
+        DType::F32 => Some(Tensor::from_data(in_own_memory(data), (device, DType::F32))),
+        _ => Some(Tensor::from_data(in_own_memory(data), device)),
     }
 }
 
@@ -190,7 +190,7 @@ fn unlike_a_parameter(rank: usize, data: TensorData) -> TensorData {
 /// Flattens `data`, if it is of this type.
 fn flat(data: TensorData, dtype: DType) -> Option<TensorData> {
     let elements = data.num_elements();
-    (data.dtype() == dtype).then(|| reshaped(data, vec![elements]))
+    (data.dtype() == dtype).then(|| reshaped(in_own_memory(data), vec![elements]))
 }
 
 fn reshaped(data: TensorData, shape: Vec<usize>) -> TensorData {

@@ -13,5 +13,6 @@ pub use names::{
     is_of_elements, stock_can_ignore,
 };
 pub use options::{compact_records, load_device, load_on, records_are_compact};
-pub use own_memory::load_in_own_memory;
-pub use state::{RecordedState, read, to_bytes, unreadable, write};
+pub(crate) use own_memory::in_own_memory;
+pub use own_memory::{load_file_in_own_memory, load_in_own_memory};
+pub use state::{RecordedState, read, read_pack, to_bytes, unreadable, write};

@@ -63,7 +63,11 @@ impl RecordedState {
 
 /// Parses a serialized record. Returns its states by parameter id.
 pub fn read(record: Bytes) -> Result<BTreeMap<u64, RecordedState>, OptimError> {
-    let reader = Reader::from_bytes(record).map_err(unreadable)?;
+    read_pack(Reader::from_bytes(record).map_err(unreadable)?)
+}
+
+/// Returns the states in a record by parameter id. The tensors of a file are read when they are used.
+pub fn read_pack(reader: Reader) -> Result<BTreeMap<u64, RecordedState>, OptimError> {
     let mut states = BTreeMap::<u64, RecordedState>::new();
     for (name, scalar) in reader.scalars() {
         let id = name.split('.').next().unwrap_or_default();
