@@ -14,10 +14,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use crate::decoder::Decoder;
-use crate::weights::to_file;
+use crate::tensor_file;
 
 pub const WEIGHTS: &str = "adapter_model.safetensors";
-const CONFIG: &str = "adapter_config.json";
+pub const CONFIG: &str = "adapter_config.json";
 
 /// The linear layers that can have an adapter.
 pub const TARGETS: [&str; 7] = [
@@ -78,6 +78,21 @@ impl Adapters {
         lora
     }
 
+    /// Returns the names that the factors of a layer have in files of `peft`.
+    pub fn names(&self, layer: usize) -> Vec<String> {
+        let module = |target: &str| match target.starts_with(['q', 'k', 'v', 'o']) {
+            true => "self_attn",
+            false => "mlp",
+        };
+        let names = self.targets.iter().flat_map(|target| {
+            FACTORS.map(|(_, factor)| {
+                let module = module(target);
+                format!("base_model.model.model.layers.{layer}.{module}.{target}.{factor}.weight")
+            })
+        });
+        names.collect()
+    }
+
     /// Writes the adapters of `decoder` and their config to `folder`.
     pub fn save(&self, decoder: &Decoder, base: &Path, folder: &Path) -> Result<()> {
         let file = folder.join(WEIGHTS);
@@ -87,12 +102,7 @@ impl Adapters {
             let name = format!("base_model.model.${{1}}.{theirs}.weight");
             names = names.add_pattern(pattern, name)?;
         }
-        let mut store = to_file(&file)
-            .with_to_adapter(Transposed)
-            .filter(PathFilter::new().with_predicate(|path, _| is_factor(path)))
-            .remap(names);
-        let saved = decoder.save_into(&mut store);
-        saved.with_context(|| format!("{} can't be written", file.display()))?;
+        tensor_file::write(decoder, &file, Transposed, factors(), names)?;
         let base = std::fs::canonicalize(base).unwrap_or(base.to_path_buf());
         let config = json!({
             "peft_type": "LORA",
@@ -129,6 +139,11 @@ impl Adapters {
         loaded.with_context(|| file.display().to_string())?;
         Ok(decoder)
     }
+}
+
+/// Returns the filter for the factors of adapters.
+pub fn factors() -> PathFilter {
+    PathFilter::new().with_predicate(|path, _| is_factor(path))
 }
 
 /// Returns `true` for the path of a factor of an adapter.

@@ -7,6 +7,12 @@ use serde::Deserialize;
 
 use crate::rope::{Rope, WrittenRope};
 
+/// The largest size of a dimension.
+const MAX_SIZE: usize = 1 << 24;
+
+/// The most layers, and the most elements of a head.
+const MAX_LAYERS: usize = 1 << 12;
+
 /// A decoder's config, without defaults that depend on the architecture.
 #[derive(Clone, Debug)]
 pub struct DecoderConfig {
@@ -120,13 +126,17 @@ impl DecoderConfig {
             (None, _) => written.hidden_size / heads,
         };
         ensure!(
-            head_dim > 0 && head_dim.is_multiple_of(2),
-            "`head_dim` is {head_dim}: it must be even"
+            (1..=MAX_LAYERS).contains(&head_dim) && head_dim.is_multiple_of(2),
+            "`head_dim` is {head_dim}: it must be even, and from 2 to {MAX_LAYERS}"
         );
         let rope = written.rope_parameters.as_ref();
         let rope = rope.or(written.rope_scaling.as_ref());
         let theta = rope.and_then(|rope| rope.rope_theta);
         let theta = theta.or(written.rope_theta).unwrap_or(10_000.0);
+        ensure!(
+            theta > 1.0 && theta.is_finite(),
+            "`rope_theta` is {theta}: it must be more than 1"
+        );
         let rope = Rope::new(rope, theta, head_dim, written.max_position_embeddings)?;
         let bias = written.attention_bias && matches!(kind.as_str(), "llama" | "qwen3");
         Ok(Self {
@@ -181,14 +191,27 @@ impl Written {
             slices <= 1,
             "`pretraining_tp` is {slices}: this program computes as with 1"
         );
-        for (option, number) in [
-            ("vocab_size", self.vocab_size),
-            ("hidden_size", self.hidden_size),
-            ("intermediate_size", self.intermediate_size),
-            ("num_hidden_layers", self.num_hidden_layers),
-            ("num_attention_heads", self.num_attention_heads),
+        let epsilon = self.rms_norm_eps.unwrap_or(1e-6);
+        ensure!(
+            epsilon > 0.0 && epsilon.is_finite(),
+            "`rms_norm_eps` is {epsilon}: it must be a positive number"
+        );
+        for (option, number, most) in [
+            ("vocab_size", self.vocab_size, MAX_SIZE),
+            ("hidden_size", self.hidden_size, MAX_SIZE),
+            ("intermediate_size", self.intermediate_size, MAX_SIZE),
+            ("num_hidden_layers", self.num_hidden_layers, MAX_LAYERS),
+            ("num_attention_heads", self.num_attention_heads, MAX_SIZE),
+            (
+                "max_position_embeddings",
+                self.max_position_embeddings,
+                usize::MAX,
+            ),
         ] {
-            ensure!(number > 0, "`{option}` is 0");
+            ensure!(
+                (1..=most).contains(&number),
+                "`{option}` is {number}: it must be from 1 to {most}"
+            );
         }
         Ok(())
     }
@@ -202,6 +225,10 @@ impl Written {
             _ if !self.use_sliding_window.unwrap_or(false) => None,
             _ => self.sliding_window.unwrap_or(Some(4096)),
         };
+        ensure!(
+            window != Some(0),
+            "`sliding_window` is 0: it must be 1 or more"
+        );
         if let Some(types) = &self.layer_types {
             ensure!(
                 types.len() == layers,

@@ -6,6 +6,7 @@ use crate::config::DecoderConfig;
 use crate::documents::Documents;
 use crate::held_out;
 use crate::options::Options;
+use crate::print::say;
 use crate::rows::{Rows, divide};
 use crate::tokens::{Encoded, Tokens};
 
@@ -29,7 +30,7 @@ impl Data {
         let documents = Documents::read(&options.data, tokens)?;
         let (count, is_chats) = (documents.len(), documents.chats == documents.len());
         if documents.without_end > 0 {
-            println!(
+            say!(
                 "warning: {} chats have no special token among those that count: the model does not learn where an answer ends",
                 documents.without_end
             );
@@ -46,9 +47,7 @@ impl Data {
         let (held_out, cut_held_out) = rows_of(held_out, length, options.pad);
         let cut = cut + cut_held_out;
         if cut > 0 {
-            println!(
-                "{cut} documents are cut off after {length} tokens: raise `--length` for more"
-            );
+            say!("{cut} documents are cut off after {length} tokens: raise `--length` for more");
         }
         ensure!(
             !rows.is_empty() || cut == 0,
@@ -62,7 +61,7 @@ impl Data {
             options.validation.is_empty() || !held_out.is_empty(),
             "`--validation` has no token that counts: name a longer file"
         );
-        println!(
+        say!(
             "{count} documents in {} rows of {length} tokens, {} of them held out",
             rows.len() + held_out.len(),
             held_out.len()

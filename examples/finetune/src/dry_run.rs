@@ -3,6 +3,7 @@
 use anyhow::Result;
 
 use crate::data::Data;
+use crate::print::say;
 use crate::tokens::Tokens;
 
 /// The number of rows to print.
@@ -14,10 +15,10 @@ pub fn print(data: &Data, tokens: &Tokens, steps: usize, batch: usize) -> Result
         let (row, counted) = data.rows.row(index);
         // The first token is no target.
         let counted = [&[false][..], &counted[1..]].concat();
-        println!("row {}: {}\n", index + 1, marked(tokens, row, &counted)?);
+        say!("row {}: {}\n", index + 1, marked(tokens, row, &counted)?);
     }
     let targets = (0..data.rows.len()).flat_map(|row| &data.rows.row(row).1[1..]);
-    println!(
+    say!(
         "{steps} steps of {batch} rows; {} rows to train on with {} tokens, of which {} count",
         data.rows.len(),
         data.rows.len() * data.rows.length(),

@@ -6,25 +6,19 @@
 //! cargo run --release -p finetune -- --model DIR --data FILE --output OUT --method qlora4
 //! ```
 
-use std::sync::atomic::{AtomicBool, Ordering};
-
-use anyhow::{Context, Result};
+use anyhow::Result;
 use backburn::memory::{RecordingAllocator, keep_pages};
 use clap::Parser;
 use peak_alloc::PeakAlloc;
 
 use finetune::options::Options;
 use finetune::run::run;
+use finetune::signals::Signals;
 
 static BYTES: PeakAlloc = PeakAlloc;
 
 #[global_allocator]
 static ALLOCATOR: RecordingAllocator<PeakAlloc> = RecordingAllocator::over(PeakAlloc);
-
-static STOP: AtomicBool = AtomicBool::new(false);
-
-/// The exit code of a program that Ctrl-C has ended.
-const INTERRUPTED: i32 = 130;
 
 fn main() -> Result<()> {
     // Keeps freed pages for the next step.
@@ -33,15 +27,10 @@ fn main() -> Result<()> {
     #[cfg(feature = "cubecl")]
     backburn::memory::match_pool_sizes()?;
     let options = Options::parse();
-    ctrlc::set_handler(|| {
-        if STOP.swap(true, Ordering::Relaxed) {
-            std::process::exit(INTERRUPTED);
-        }
-        eprintln!(
-            "stopping after this step, with a checkpoint; Ctrl-C again ends at once, without one"
-        );
-    })
-    .context("Ctrl-C can't be handled")?;
-    run(&options, &STOP, &BYTES)?;
-    Ok(())
+    let signals = Signals::handle()?;
+    let ended = run(&options, &signals.stop, &BYTES);
+    if let (Ok(_), Some(code)) = (&ended, signals.exit_code()) {
+        std::process::exit(code);
+    }
+    ended.map(|_| ())
 }

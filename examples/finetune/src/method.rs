@@ -6,6 +6,7 @@ use burn::module::Module;
 use burn::tensor::{Device, FloatDType};
 use clap::ValueEnum;
 
+use crate::adapters::{self, Adapters};
 use crate::config::DecoderConfig;
 use crate::decoder::Decoder;
 use crate::options::Options;
@@ -28,6 +29,12 @@ impl Method {
         self != Self::Full
     }
 
+    /// Returns the value of `--method`.
+    pub fn name(self) -> String {
+        let value = self.to_possible_value();
+        value.map_or(String::new(), |value| value.get_name().to_owned())
+    }
+
     /// Returns the model in the files of `options.model`, as it is trained.
     pub fn load(
         self,
@@ -44,11 +51,15 @@ impl Method {
         let load = |quantized: Option<QuantizedLora>| {
             weights::load(decoder, &options.model, dtype, quantized.as_ref())
         };
-        match self {
+        let decoder = match self {
             Self::Full => load(None),
             Self::Lora => Ok(load(None)?.apply_lora(lora)),
             Self::Qlora8 => load(Some(quantized(BaseFormat::Bits8))),
             Self::Qlora4 => load(Some(quantized(BaseFormat::Bits4))),
+        }?;
+        match &options.adapters {
+            Some(folder) => Adapters::load(decoder, &folder.join(adapters::WEIGHTS)),
+            None => Ok(decoder),
         }
     }
 }

@@ -2,20 +2,41 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use backburn::optim::{AdamWConfig, StateFormat, WeightFormat};
 use backburn::{Budget, FusedConfig, GlobalNormClippingConfig};
-use burn::tensor::FloatDType;
+use burn::tensor::{DType, FloatDType};
 use clap::{Parser, ValueEnum};
 
 use crate::adapters::{Adapters, TARGETS};
 use crate::backend::Backend;
 use crate::config::DecoderConfig;
+use crate::first_adapters;
 use crate::method::Method;
+use crate::save_every::SaveEvery;
+
+/// The rank of adapters if `--rank` is missing.
+const RANK: usize = 8;
+
+/// The scale of adapters if `--alpha` is missing.
+const ALPHA: f64 = 16.0;
+
+/// The rows in a step if `--batch` is missing.
+const BATCH: usize = 8;
+
+/// The most tokens in a row, and in a step: the masks and the indices of more could not be allocated.
+const MAX_LENGTH: usize = 1 << 20;
+const MAX_TOKENS: usize = 1 << 28;
+
+/// The most passes over the rows.
+const MAX_EPOCHS: usize = 1_000_000;
+
+const EXAMPLE: &str = "Example, for a model in the folder `SmolLM2-135M` and a text:\n\n  \
+    cargo run --release -p finetune -- --model SmolLM2-135M --data book.txt --fit 6GB --output out";
 
 /// Fine-tunes a language model of Hugging Face, and writes it back.
 #[derive(Parser, Clone, Debug)]
-#[command(args_override_self = true)]
+#[command(args_override_self = true, version, after_help = EXAMPLE)]
 pub struct Options {
     /// The folder of the model: `config.json`, `model.safetensors` (or several with an index), `tokenizer.json`.
     #[arg(long)]
@@ -45,21 +66,34 @@ pub struct Options {
     #[arg(long, value_enum)]
     pub states: Option<States>,
 
-    /// Rank of the adapters.
-    #[arg(long, default_value_t = 8)]
-    pub rank: usize,
+    /// Rank of the adapters; by default 8.
+    #[arg(long)]
+    pub rank: Option<usize>,
 
-    /// Numerator of the scale of the adapters, whose denominator is the rank.
-    #[arg(long, default_value_t = 16.0)]
-    pub alpha: f64,
+    /// Numerator of the scale of the adapters, whose denominator is the rank; by default 16.
+    #[arg(long)]
+    pub alpha: Option<f64>,
 
-    /// The layers that have adapters.
-    #[arg(long, value_delimiter = ',', default_values = TARGETS)]
+    /// The linear layers that have adapters, with commas between them; by default `all-linear`, which are `q_proj`, `k_proj`, `v_proj`,
+    /// `o_proj`, `gate_proj`, `up_proj` and `down_proj`.
+    #[arg(long, value_delimiter = ',')]
     pub targets: Vec<String>,
+
+    /// The folder of adapters in the format of `peft` to start from; by default new ones, which change nothing.
+    #[arg(long)]
+    pub adapters: Option<PathBuf>,
 
     /// Add the adapters to the weights at the end, and write a whole model.
     #[arg(long)]
     pub merge: bool,
+
+    /// Float type of the weights in the written file; `base` is the type of the base. Adapters are written as they are trained.
+    #[arg(long, value_enum, default_value_t = FileType::Base)]
+    pub dtype: FileType,
+
+    /// Replace files in `--output` that this program has not written, or that belong to another training.
+    #[arg(long)]
+    pub overwrite: bool,
 
     /// Tokens in a row; by default 512, or as many as the model was made for.
     #[arg(long)]
@@ -70,7 +104,7 @@ pub struct Options {
     pub pad: bool,
 
     /// Rows in a step.
-    #[arg(long, default_value_t = 8)]
+    #[arg(long, default_value_t = BATCH)]
     pub batch: usize,
 
     /// Micro-batches in a step: the rows are divided among them.
@@ -82,7 +116,7 @@ pub struct Options {
     pub epochs: usize,
 
     /// Number of steps, instead of that of the epochs.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "epochs")]
     pub steps: Option<usize>,
 
     /// Stop after this step, with a checkpoint.
@@ -97,6 +131,7 @@ pub struct Options {
     #[arg(long, default_value_t = 0.03)]
     pub warm_up: f64,
 
+    /// Decoupled weight decay of AdamW.
     #[arg(long, default_value_t = 0.01)]
     pub weight_decay: f32,
 
@@ -116,13 +151,21 @@ pub struct Options {
     #[arg(long)]
     pub dry_run: bool,
 
-    /// Steps between two checkpoints.
-    #[arg(long, default_value_t = 200)]
-    pub save_every: usize,
+    /// Interval between two checkpoints: a number of steps, or a time such as `10min`.
+    #[arg(long, value_name = "STEPS|TIME", default_value_t = SaveEvery::Steps(200))]
+    pub save_every: SaveEvery,
 
     /// The number of checkpoints to keep.
     #[arg(long, default_value_t = 2)]
     pub keep_last: usize,
+
+    /// Write the weights of the checkpoint with the lowest held-out loss, instead of the last ones.
+    #[arg(long)]
+    pub keep_best: bool,
+
+    /// End the training after this number of checkpoints without a lower held-out loss.
+    #[arg(long, value_name = "CHECKPOINTS")]
+    pub patience: Option<usize>,
 
     /// Keep the activations of all layers, instead of computing them again in the backward pass.
     #[arg(long, conflicts_with = "fit")]
@@ -154,6 +197,28 @@ pub enum Weights {
     Stochastic,
 }
 
+/// Float type of the weights in a file.
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FileType {
+    /// The type of the base.
+    Base,
+    F32,
+    F16,
+    Bf16,
+}
+
+impl FileType {
+    /// Returns the type itself, for a base in the type `base`.
+    pub fn dtype(self, base: DType) -> DType {
+        match self {
+            Self::Base => base,
+            Self::F32 => DType::F32,
+            Self::F16 => DType::F16,
+            Self::Bf16 => DType::BF16,
+        }
+    }
+}
+
 #[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum States {
     #[value(name = "8")]
@@ -163,17 +228,17 @@ pub enum States {
 }
 
 impl Options {
-    /// Returns an error for a value that makes no sense.
+    /// Returns an error for a value that is out of range, and for an option that the selected method does not use.
     pub fn check(&self, config: &DecoderConfig) -> Result<()> {
-        self.adapters().check()?;
+        self.check_method(config)?;
         for (option, number) in [
             ("batch", self.batch),
             ("accumulate", self.accumulate),
             ("epochs", self.epochs),
             ("steps", self.steps.unwrap_or(1)),
             ("stop", self.stop.unwrap_or(1)),
-            ("save-every", self.save_every),
             ("keep-last", self.keep_last),
+            ("patience", self.patience.unwrap_or(1)),
             ("length", self.length(config)),
         ] {
             ensure!(number > 0, "`--{option}` is 0: use 1 or more");
@@ -184,40 +249,117 @@ impl Options {
             self.accumulate,
             self.batch
         );
+        let length = self.length(config);
+        let most = config.max_length.min(MAX_LENGTH);
         ensure!(
-            self.length(config) <= config.max_length,
-            "`--length` is {}, and the model was made for {} tokens",
-            self.length(config),
-            config.max_length
-        );
-        let rate = self.learning_rate();
-        ensure!(
-            rate > 0.0 && rate.is_finite(),
-            "`--learning-rate` is {rate}: it must be a positive number"
+            length <= most,
+            "`--length` is {length}, and the model was made for {}{}",
+            config.max_length,
+            match most < config.max_length {
+                true => format!(": this program trains on rows of at most {most} tokens"),
+                false => " tokens".to_owned(),
+            }
         );
         ensure!(
-            self.clip >= 0.0 && self.clip.is_finite(),
-            "`--clip` is {}: it must be 0 or a positive number",
-            self.clip
+            self.batch <= MAX_TOKENS / length,
+            "`--batch` is {}: with rows of {length} tokens use at most {}",
+            self.batch,
+            MAX_TOKENS / length
         );
+        ensure!(
+            self.epochs <= MAX_EPOCHS,
+            "`--epochs` is {}: use at most {MAX_EPOCHS}",
+            self.epochs
+        );
+        for (option, number) in [
+            ("learning-rate", self.learning_rate()),
+            ("alpha", self.adapters().alpha),
+        ] {
+            ensure!(
+                number > 0.0 && number.is_finite(),
+                "`--{option}` is {number}: it must be a positive number"
+            );
+        }
+        for (option, number) in [
+            ("clip", self.clip),
+            ("weight-decay", f64::from(self.weight_decay)),
+        ] {
+            ensure!(
+                number >= 0.0 && number.is_finite(),
+                "`--{option}` is {number}: it must be 0 or a positive number"
+            );
+        }
         for (option, share) in [("warm-up", self.warm_up), ("held-out", self.held_out)] {
             ensure!(
                 (0.0..1.0).contains(&share),
                 "`--{option}` is {share}: it is a share from 0 to below 1"
             );
         }
-        ensure!(
-            !self.merge || self.method != Method::Full,
-            "`--merge` is for adapters: choose them with `--method`"
-        );
         Ok(())
     }
 
+    /// Checks the options of adapters and of the written file.
+    fn check_method(&self, config: &DecoderConfig) -> Result<()> {
+        let has_adapters = self.method.has_adapters();
+        for (option, is_set) in [
+            ("rank", self.rank.is_some()),
+            ("alpha", self.alpha.is_some()),
+            ("targets", !self.targets.is_empty()),
+            ("adapters", self.adapters.is_some()),
+            ("merge", self.merge),
+        ] {
+            ensure!(
+                has_adapters || !is_set,
+                "`--{option}` is for adapters: choose them with `--method`"
+            );
+        }
+        ensure!(
+            !has_adapters || self.merge || self.dtype == FileType::Base,
+            "`--dtype` is for a whole model, and adapters are written as they are trained: add `--merge`, or leave `--dtype` out"
+        );
+        let adapters = self.adapters();
+        adapters.check()?;
+        ensure!(
+            adapters.rank <= config.hidden,
+            "`--rank` is {}, and the model has {} hidden elements: use at most that many",
+            adapters.rank,
+            config.hidden
+        );
+        match &self.adapters {
+            Some(folder) => first_adapters::check(folder, &adapters, config.layers()),
+            None => Ok(()),
+        }
+    }
+
+    /// Returns the number of steps of a training on `rows`.
+    pub fn steps(&self, rows: usize) -> Result<usize> {
+        ensure!(
+            self.batch <= rows.max(BATCH),
+            "`--batch` is {}, and the data has {rows} rows to train on: use at most that many",
+            self.batch
+        );
+        let all = rows.checked_mul(self.epochs);
+        let all = all.with_context(|| format!("`--epochs` is {}: use fewer", self.epochs))?;
+        let steps = self.steps.unwrap_or(all.div_ceil(self.batch));
+        let fits = steps.checked_mul(self.batch).is_some();
+        ensure!(fits, "`--steps` is {steps}: use fewer");
+        Ok(steps)
+    }
+
+    /// Returns `true` if the held-out loss decides about the training.
+    pub fn follows_loss(&self) -> bool {
+        self.keep_best || self.patience.is_some()
+    }
+
     pub fn adapters(&self) -> Adapters {
+        let is_all = self.targets.is_empty() || self.targets == ["all-linear"];
         Adapters {
-            rank: self.rank,
-            alpha: self.alpha,
-            targets: self.targets.clone(),
+            rank: self.rank.unwrap_or(RANK),
+            alpha: self.alpha.unwrap_or(ALPHA),
+            targets: match is_all {
+                true => TARGETS.map(String::from).to_vec(),
+                false => self.targets.clone(),
+            },
         }
     }
 

@@ -1,12 +1,17 @@
 //! Output of a training: a folder that `transformers` or `peft` loads.
 
-use std::path::Path;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{File, TryLockError};
+use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use burn::tensor::DType;
+use serde::{Deserialize, Serialize};
 
 use crate::adapters::{self, Adapters};
+use crate::checksum::checksum;
 use crate::decoder::Decoder;
+use crate::saved::Settings;
 use crate::weights;
 
 /// Files of the base that the model is of no use without. They are copied as they are: each version of `transformers` reads what it
@@ -24,38 +29,239 @@ const COPIED: [&str; 10] = [
     "tokenizer.model",
 ];
 
-/// Returns an error if `folder` can't take a model: it is the base, or has a model of another training.
-pub fn check(folder: &Path, base: &Path) -> Result<()> {
-    let absolute = |path: &Path| std::fs::canonicalize(path).ok();
-    let same = absolute(folder).is_some() && absolute(folder) == absolute(base);
-    ensure!(
-        !same,
-        "`--output` is the folder of `--model`: name another, so that the base stays"
-    );
-    for name in [weights::WEIGHTS, adapters::WEIGHTS] {
+/// The files of [`COPIED`] that a tokenizer consists of. Adapters are written with them.
+const TOKENIZER: [&str; 8] = [
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+];
+
+/// The description of the model.
+pub const CARD: &str = "README.md";
+
+/// The list of the files that this program has written, in the output folder.
+const LIST: &str = "finetune.json";
+
+/// The file that a running training locks. A process that is killed releases it.
+const LOCK: &str = "finetune.lock";
+
+/// An output folder, locked for one training.
+pub struct Output {
+    folder: PathBuf,
+    list: List,
+    /// Files that may be replaced.
+    overwrite: bool,
+    _lock: File,
+}
+
+/// Contents of [`LIST`].
+#[derive(Serialize, Deserialize, Default)]
+struct List {
+    /// Files and their checksums; `None` while they are written.
+    files: BTreeMap<String, Option<String>>,
+    /// The training whose result is in the folder.
+    finished: Option<Finished>,
+}
+
+/// Identity of a finished training.
+#[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
+pub struct Finished {
+    pub settings: Settings,
+    pub steps: usize,
+    /// Options of the written files.
+    pub format: String,
+}
+
+impl Output {
+    /// Creates and locks `folder`.
+    ///
+    /// # Errors
+    ///
+    /// If it is the folder of the base, or if another training writes to it.
+    pub fn open(folder: &Path, base: &Path, overwrite: bool) -> Result<Self> {
+        let absolute = |path: &Path| std::fs::canonicalize(path).ok();
+        let same = absolute(folder).is_some() && absolute(folder) == absolute(base);
         ensure!(
-            !folder.join(name).exists(),
-            "{} has `{name}` already, and no checkpoint of a training to go on with: name another folder with `--output`",
-            folder.display()
+            !same,
+            "`--output` is the folder of `--model`: name another, so that the base stays"
         );
+        create(folder)?;
+        let lock = lock(folder)?;
+        let file = folder.join(LIST);
+        let list = match file.exists() {
+            false => List::default(),
+            true => {
+                let read =
+                    || -> Result<List> { Ok(serde_json::from_slice(&std::fs::read(&file)?)?) };
+                read().with_context(|| format!("{} can't be read: remove it", file.display()))?
+            }
+        };
+        Ok(Self {
+            folder: folder.to_path_buf(),
+            list,
+            overwrite,
+            _lock: lock,
+        })
     }
-    Ok(())
+
+    /// Returns an error if there are files of a model that this program has not written, or that were changed since. With
+    /// `--overwrite` these are removed when the result is written.
+    pub fn check_foreign(&self) -> Result<()> {
+        let foreign = self.foreign()?;
+        ensure!(
+            foreign.is_empty() || self.overwrite,
+            "{} has files that this program has not written, or that were changed since: {}. Name another folder with `--output`, or \
+             replace them with `--overwrite`",
+            self.folder.display(),
+            foreign.join(", ")
+        );
+        Ok(())
+    }
+
+    /// Returns the training whose result is in the folder, if its files are there.
+    pub fn finished(&self) -> Option<&Finished> {
+        let mut names = self.list.files.keys();
+        let is_complete = names.all(|name| self.folder.join(name).exists());
+        self.list.finished.as_ref().filter(|_| is_complete)
+    }
+
+    /// Returns an error if there is a result, which a training from the beginning would replace.
+    pub fn check_empty(&self) -> Result<()> {
+        for name in [weights::WEIGHTS, adapters::WEIGHTS] {
+            ensure!(
+                self.overwrite || !self.folder.join(name).exists(),
+                "{} has `{name}` of another training already, and no checkpoint to go on with: name another folder with `--output`, or \
+                 replace it with `--overwrite`",
+                self.folder.display()
+            );
+        }
+        Ok(())
+    }
+
+    /// Writes a result of files with these `names` with `write`, and removes other files of a model.
+    pub fn replace(
+        &mut self,
+        names: &[&str],
+        finished: Finished,
+        write: impl FnOnce(&Path) -> Result<()>,
+    ) -> Result<()> {
+        let foreign = match self.overwrite {
+            true => self.foreign()?,
+            false => Vec::new(),
+        };
+        let others: BTreeSet<String> = foreign
+            .into_iter()
+            .chain(self.list.files.keys().cloned())
+            .filter(|name| !names.contains(&name.as_str()))
+            .collect();
+        self.list.finished = None;
+        for name in names {
+            self.list.files.insert((*name).to_owned(), None);
+        }
+        self.save_list()?;
+        write(&self.folder)?;
+        for name in others {
+            let file = self.folder.join(&name);
+            if file.is_file() {
+                let removed = std::fs::remove_file(&file);
+                removed.with_context(|| format!("{} can't be removed", file.display()))?;
+            }
+            self.list.files.remove(&name);
+        }
+        for name in names {
+            let written = checksum(&self.folder.join(name))?;
+            self.list.files.insert((*name).to_owned(), Some(written));
+        }
+        self.list.finished = Some(finished);
+        self.save_list()
+    }
+
+    /// Returns the files of a model that this program has not written as they are.
+    fn foreign(&self) -> Result<Vec<String>> {
+        let folder = &self.folder;
+        let unreadable = || format!("{} can't be read", folder.display());
+        let mut foreign = Vec::new();
+        for entry in std::fs::read_dir(folder).with_context(unreadable)? {
+            let entry = entry.with_context(unreadable)?;
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if !is_of_model(&name) || !entry.path().is_file() {
+                continue;
+            }
+            let is_ours = match self.list.files.get(&name) {
+                None => false,
+                Some(None) => true,
+                Some(Some(written)) => *written == checksum(&entry.path())?,
+            };
+            if !is_ours {
+                foreign.push(name);
+            }
+        }
+        foreign.sort();
+        Ok(foreign)
+    }
+
+    fn save_list(&self) -> Result<()> {
+        let file = self.folder.join(LIST);
+        let incomplete = file.with_extension("json.tmp");
+        let text = serde_json::to_string_pretty(&self.list)? + "\n";
+        let written = std::fs::write(&incomplete, text);
+        let renamed = written.and_then(|()| std::fs::rename(&incomplete, &file));
+        renamed.with_context(|| format!("{} can't be written", file.display()))
+    }
+}
+
+/// Returns `true` for the name of a file that this program writes, or that is loaded with a model.
+fn is_of_model(name: &str) -> bool {
+    COPIED.contains(&name)
+        || [adapters::CONFIG, weights::INDEX, CARD].contains(&name)
+        || name.ends_with(".safetensors")
+        || (name.starts_with("pytorch_model") && name.ends_with(".bin"))
+}
+
+/// Locks `folder` until the returned file is dropped.
+fn lock(folder: &Path) -> Result<File> {
+    let path = folder.join(LOCK);
+    let file = File::options().create(true).append(true).open(&path);
+    let file = file.with_context(|| format!("{} can't be written", path.display()))?;
+    match file.try_lock() {
+        Err(TryLockError::WouldBlock) => bail!(
+            "another run trains in {}: wait until it ends, or name another folder with `--output`",
+            folder.display()
+        ),
+        // Some file systems have no locks.
+        Err(TryLockError::Error(_)) | Ok(()) => Ok(file),
+    }
+}
+
+/// Returns the names of the files of a whole model, with those in `base`.
+pub fn model_files(base: &Path) -> Vec<&'static str> {
+    let copied = COPIED.into_iter().filter(|name| base.join(name).exists());
+    copied.chain([weights::WEIGHTS, CARD]).collect()
+}
+
+/// Returns the names of the files of adapters, with those in `base`.
+pub fn adapter_files(base: &Path) -> Vec<&'static str> {
+    let copied = TOKENIZER
+        .into_iter()
+        .filter(|name| base.join(name).exists());
+    copied
+        .chain([adapters::WEIGHTS, adapters::CONFIG, CARD])
+        .collect()
 }
 
 /// Writes `decoder`, which has no adapters, and what belongs to the model in `base`.
 pub fn write_model(decoder: &Decoder, base: &Path, folder: &Path, dtype: DType) -> Result<()> {
     create(folder)?;
-    for name in COPIED {
-        let from = base.join(name);
-        if from.exists() {
-            let copied = std::fs::copy(&from, folder.join(name));
-            copied.with_context(|| format!("{} can't be copied", from.display()))?;
-        }
-    }
+    copy(&COPIED, base, folder)?;
     weights::save(decoder, &folder.join(weights::WEIGHTS), dtype)
 }
 
-/// Writes the adapters of `decoder`.
+/// Writes the adapters of `decoder`, and the tokenizer in `base`.
 pub fn write_adapters(
     decoder: &Decoder,
     adapters: &Adapters,
@@ -63,7 +269,20 @@ pub fn write_adapters(
     folder: &Path,
 ) -> Result<()> {
     create(folder)?;
+    copy(&TOKENIZER, base, folder)?;
     adapters.save(decoder, base, folder)
+}
+
+/// Copies the files with these `names` that `base` has.
+fn copy(names: &[&str], base: &Path, folder: &Path) -> Result<()> {
+    for name in names {
+        let from = base.join(name);
+        if from.exists() {
+            let copied = std::fs::copy(&from, folder.join(name));
+            copied.with_context(|| format!("{} can't be copied", from.display()))?;
+        }
+    }
+    Ok(())
 }
 
 fn create(folder: &Path) -> Result<()> {

@@ -1,37 +1,52 @@
 //! The whole program: reads, plans, trains, writes.
 
-use std::sync::atomic::AtomicBool;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use backburn::optim::AdamWConfig;
 use backburn::{FusedOptimizer, Plan, PlanError, Planner};
-use burn::module::Module;
 use burn::prelude::*;
-use burn::tensor::DType;
 use peak_alloc::PeakAlloc;
 
+use crate::card;
 use crate::config::DecoderConfig;
+use crate::counts::Counts;
 use crate::data::Data;
 use crate::decoder::Decoder;
 use crate::dry_run;
+use crate::evaluation::Evaluation;
+use crate::log::Log;
+use crate::losses::Losses;
+use crate::names;
 use crate::options::Options;
-use crate::output;
+use crate::output::Output;
+use crate::print::{self, say};
+use crate::room;
 use crate::rows::{Order, Rows};
 use crate::sample::sample;
-use crate::saved::{Checkpoints, Saved};
+use crate::saved::{Checkpoints, Saved, Settings};
 use crate::schedule::Schedule;
+use crate::signals;
 use crate::tokens::Tokens;
-use crate::train::Training;
+use crate::train::{End, Training};
+use crate::trained::Trained;
 use crate::weights;
 
 /// Tokens of a prompt that is taken from the data.
 const PROMPT: usize = 24;
 
+/// A training of fewer steps is short.
+const FEW_STEPS: usize = 20;
+
+const UNPRINTED: &str = "the standard output can't be written: it is closed, or its disk is full";
+
 /// Fine-tunes as `options` say; `stop`, once set, ends the training after a step, with a checkpoint. Returns the number of steps made.
 pub fn run(options: &Options, stop: &AtomicBool, bytes: &PeakAlloc) -> Result<usize> {
     let config = DecoderConfig::read(&options.model)?;
     options.check(&config)?;
-    let base_dtype = weights::dtype(&options.model)?;
+    let tensors = weights::check(&options.model, &config)?;
+    let dtype = options.dtype.dtype(weights::dtype(&options.model)?);
     let tokens = Tokens::read(&options.model, &config)?;
     let data = Data::read(options, &config, &tokens)?;
     let (rows, held_out) = (&data.rows, &data.held_out);
@@ -40,40 +55,90 @@ pub fn run(options: &Options, stop: &AtomicBool, bytes: &PeakAlloc) -> Result<us
         None if held_out.is_empty() => rows.beginning(PROMPT),
         None => held_out.beginning(PROMPT),
     };
-    let steps = (rows.len() * options.epochs).div_ceil(options.batch);
-    let steps = options.steps.unwrap_or(steps);
+    let steps = options.steps(rows.len())?;
     if options.dry_run {
         dry_run::print(&data, &tokens, steps, options.batch)?;
         let device = options.device.device().autodiff();
-        println!("{}", fuse(options, &config, None, &device)?);
+        say!("{}", fuse(options, &config, None, &device)?);
         return Ok(0);
     }
+    ensure!(
+        !held_out.is_empty() || !options.follows_loss(),
+        "`--keep-best` and `--patience` need the held-out loss: raise `--held-out`, or name a file with `--validation`"
+    );
 
+    let mut output = Output::open(&options.output, &options.model, options.overwrite)?;
     let checkpoints = Checkpoints::of(options);
-    let mut saved = Saved::new(options, rows, steps, None)?;
+    let mut saved = Saved::new(Settings::new(options, &data)?, steps);
     let newest = checkpoints.newest()?;
-    match &newest {
-        Some(newest) => newest.check(&saved, &checkpoints.folder)?,
-        None => output::check(&options.output, &options.model)?,
+    if let Some(newest) = &newest {
+        newest.check(&saved, &checkpoints.folder)?;
+    }
+    let finished = saved.finished(format!(
+        "--dtype {}, --merge {}, --keep-best {}",
+        dtype.name(),
+        options.merge,
+        options.keep_best
+    ));
+    if output.finished() == Some(&finished) {
+        say!(
+            "the training of {steps} steps is done, and its result is in {}: nothing is written. Raise `--epochs` or `--steps` to train on",
+            options.output.display()
+        );
+        return Ok(steps);
+    }
+    output.check_foreign()?;
+    if newest.is_none() {
+        output.check_empty()?;
     }
     checkpoints.check()?;
+    let counts = Counts::of(options, &tensors);
+    room::check(options, counts, dtype, steps)?;
 
     let device = options.device.device().autodiff();
     let is_resumed = newest.is_some();
-    saved.plan = match newest {
-        Some(newest) => resumed_plan(options, newest.plan)?,
-        None => plan(options, &config, rows, &device)?,
-    };
+    match newest {
+        Some(newest) => {
+            saved.plan = resumed_plan(options, newest.plan)?;
+            saved.loss_before = newest.loss_before;
+            let has_best = !options.keep_best || Checkpoints::best(options).newest()?.is_some();
+            saved.best = newest.best.filter(|_| has_best);
+        }
+        None => saved.plan = plan(options, &config, rows, &device)?,
+    }
     let mut fused = fuse(options, &config, saved.plan.as_ref(), &device)?;
     let done = match is_resumed {
         true => checkpoints.load(&mut fused)?,
         false => 0,
     };
-    println!("{fused}");
+    let end = options.stop.unwrap_or(steps).min(steps);
+    ensure!(
+        done <= end,
+        "the checkpoint has made {done} steps already, and `--stop` is {end}: stop later"
+    );
+    say!("{fused}");
+    report_extent(options, counts, rows.length(), steps);
+    let micro_batch = match &saved.plan {
+        Some(plan) => plan.batch,
+        None => options.batch.div_ceil(options.accumulate),
+    };
+    let evaluation = Evaluation {
+        rows: held_out,
+        batch: micro_batch,
+        device: device.clone(),
+    };
+    if is_resumed {
+        say!("going on after step {done} of {steps}");
+    } else if let Some(loss) = evaluation.loss(&fused.valid()) {
+        say!("held-out loss {loss:.4} before");
+        saved.loss_before = Some(loss);
+    }
+    ensure!(!print::has_failed(), "{UNPRINTED}");
     let mut training = Training {
+        log: Log::open(&options.output, done)?,
         fused,
         rows,
-        held_out,
+        evaluation: evaluation.clone(),
         order: Order::new(rows.len(), options.seed),
         schedule: Schedule {
             rate: options.learning_rate(),
@@ -81,54 +146,90 @@ pub fn run(options: &Options, stop: &AtomicBool, bytes: &PeakAlloc) -> Result<us
             steps,
         },
         batch: options.batch,
-        micro_batch: match &saved.plan {
-            Some(plan) => plan.batch,
-            None => options.batch.div_ceil(options.accumulate),
-        },
+        micro_batch,
         save_every: options.save_every,
+        best: options.keep_best.then(|| Checkpoints::best(options)),
+        patience: options.patience,
         device: device.clone(),
     };
-    if is_resumed {
-        println!("going on after step {done} of {steps}");
-    } else if !held_out.is_empty() {
-        println!("held-out loss {:.4} before", training.held_out_loss());
+    signals::set_training(true);
+    let made = match training.run(done, end, (&checkpoints, &mut saved), stop, bytes)? {
+        End::Complete(made) => made,
+        End::Stopped(made) => {
+            let stopped = format!("stopped after step {made} of {steps}: the same command goes on");
+            ensure!(!print::has_failed(), "{UNPRINTED}: {stopped}");
+            training.log.check().with_context(|| stopped.clone())?;
+            say!("{stopped}");
+            return Ok(made);
+        }
+    };
+    if let (Some(best), Some(checkpoint)) = (saved.best, &training.best)
+        && best.later > 0
+    {
+        checkpoint.load(&mut training.fused)?;
+        say!(
+            "the weights of step {} are written: their held-out loss is the lowest",
+            best.step
+        );
     }
-    let end = options.stop.unwrap_or(steps).min(steps);
-    ensure!(
-        done <= end,
-        "the checkpoint has made {done} steps already, and `--stop` is {end}: stop later"
-    );
-    let made = training.run(done, end, (&checkpoints, &saved), stop, bytes)?;
-    if made < steps {
-        println!("stopped after step {made} of {steps}: the same command goes on");
+    let result = Trained::of(options, training.fused, dtype, &evaluation);
+    let losses = Losses {
+        before: saved.loss_before,
+        trained: result.trained_loss,
+        after: result.loss,
+    };
+    losses.report(dtype);
+    let write = |folder: &Path| {
+        result.write(options, folder, dtype)?;
+        card::write(options, made, losses, folder)
+    };
+    let written = output.replace(&result.files(&options.model), finished, write);
+    written.context(
+        "the model is trained, but only its checkpoint is written: the same command goes on",
+    )?;
+    say!("written to {}", options.output.display());
+    signals::set_training(false);
+    report_peaks(saved.plan.as_ref(), bytes);
+    if stop.load(Ordering::Relaxed) {
         return Ok(made);
     }
-    if !held_out.is_empty() {
-        println!("held-out loss {:.4} after", training.held_out_loss());
+
+    let length = options.length(&config);
+    let model = result.inference();
+    let answer = sample(&model, &tokens, &prompt, options.sample, length, &device)?;
+    say!("\n{}|{answer}", tokens.decode(&prompt)?);
+    Ok(made)
+}
+
+/// Prints the length of the training, and the share of the weights that it trains.
+fn report_extent(options: &Options, counts: Counts, length: usize, steps: usize) {
+    let tokens = (steps as u64).saturating_mul((options.batch * length) as u64);
+    say!(
+        "{steps} steps with {} rows each, {tokens} tokens in all; {} of {} weights are trained ({:.2} %)",
+        options.batch,
+        counts.trained,
+        counts.base,
+        100.0 * counts.trained as f64 / counts.base as f64
+    );
+    if steps < FEW_STEPS {
+        say!(
+            "a training of {steps} steps is short: use more data, raise `--epochs` or `--steps`, or lower `--batch`"
+        );
     }
-    println!("peak {:.0} MB", bytes.peak_usage() as f64 / 1e6);
+}
+
+/// Prints the most memory that was used.
+fn report_peaks(plan: Option<&Plan<AdamWConfig>>, bytes: &PeakAlloc) {
+    say!("peak {:.0} MB", bytes.peak_usage() as f64 / 1e6);
     if let Some(bytes) = resident_peak() {
-        println!("resident peak {:.0} MB", bytes as f64 / 1e6);
+        say!("resident peak {:.0} MB", bytes as f64 / 1e6);
     }
-    if let Some(plan) = &saved.plan {
-        println!(
+    if let Some(plan) = plan {
+        say!(
             "planned {:.0} MB of allocated bytes; the program, mapped files and free pages of the heap are resident in addition",
             plan.device_bytes as f64 / 1e6
         );
     }
-    if let Err(error) = write(options, &training.fused, base_dtype) {
-        let is_saved = checkpoints.save(&training.fused, &saved, made);
-        is_saved.with_context(|| format!("{error:#}, nor the checkpoint of step {made}"))?;
-        return Err(error.context(
-            "the model is trained, but only its checkpoint is written: the same command goes on",
-        ));
-    }
-
-    let model = training.fused.valid();
-    let length = options.length(&config);
-    let answer = sample(&model, &tokens, &prompt, options.sample, length, &device)?;
-    println!("\n{}|{answer}", tokens.decode(&prompt)?);
-    Ok(made)
 }
 
 /// Plans a training within the budget, if there is one.
@@ -154,17 +255,19 @@ fn plan(
     let planner = Planner::new(init, options.optimizer())
         .with_batch(options.batch)
         .with_config(options.fused())
-        .with_progress(|tried| println!("trying: {tried}"));
-    println!(
+        .with_progress(|tried| say!("trying: {tried}"));
+    say!(
         "planning for {budget}: passes over up to {} rows, none of them trained on",
         options.batch
     );
     let plan = planner.plan(loss, budget).map_err(|error| match error {
-        PlanError::NothingFits { .. } => anyhow::Error::from(error)
-            .context("raise `--fit`, lower `--length`, or train adapters with `--method qlora4`"),
-        error => error.into(),
+        PlanError::NothingFits { budget, least, .. } => anyhow!(
+            "the training takes about {least} bytes, and `--fit` has {budget}: raise `--fit`, lower `--length`, or train adapters with \
+             `--method qlora4`"
+        ),
+        error => anyhow!(names::in_files(&error)),
     })?;
-    println!("{plan}");
+    say!("{plan}");
     Ok(Some(plan))
 }
 
@@ -213,22 +316,4 @@ fn resident_peak() -> Option<usize> {
     let line = status.lines().find_map(|it| it.strip_prefix("VmHWM:"))?;
     let kilobytes: usize = line.split_whitespace().next()?.parse().ok()?;
     Some(1024 * kilobytes)
-}
-
-/// Writes what was trained to `options.output`.
-fn write(options: &Options, fused: &FusedOptimizer<Decoder>, base_dtype: DType) -> Result<()> {
-    let (base, folder) = (&options.model, &options.output);
-    match options.method.has_adapters() {
-        true if options.merge => {
-            output::write_model(&fused.model().materialize(), base, folder, base_dtype)?;
-        }
-        true => output::write_adapters(&fused.model(), &options.adapters(), base, folder)?,
-        // A file in f32 has all bits of weights in bf16, too.
-        false if base_dtype == DType::F32 => {
-            output::write_model(&fused.full_precision_model(), base, folder, base_dtype)?;
-        }
-        false => output::write_model(&fused.model(), base, folder, base_dtype)?,
-    }
-    println!("written to {}", folder.display());
-    Ok(())
 }

@@ -3,19 +3,23 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use backburn::{QuantizedLora, WeightNames, load_from_store, load_quantized_from_store};
 use burn::store::{
-    BurnToPyTorchAdapter, FloatCastAdapter, KeyRemapper, ModuleAdapter, ModuleSnapshot,
-    ModuleStore, PyTorchToBurnAdapter, SafetensorsStore,
+    BurnToPyTorchAdapter, FloatCastAdapter, ModuleAdapter, ModuleStore, PathFilter,
+    PyTorchToBurnAdapter, SafetensorsStore,
 };
 use burn::tensor::{DType, FloatDType};
 use serde::Deserialize;
 
+use crate::config::DecoderConfig;
 use crate::decoder::Decoder;
+use crate::header::{self, Entry};
+use crate::names;
+use crate::tensor_file;
 
 pub const WEIGHTS: &str = "model.safetensors";
-const INDEX: &str = "model.safetensors.index.json";
+pub const INDEX: &str = "model.safetensors.index.json";
 
 #[derive(Deserialize)]
 struct Index {
@@ -28,15 +32,7 @@ pub fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     if whole.exists() {
         return Ok(vec![whole]);
     }
-    let index = folder.join(INDEX);
-    ensure!(
-        index.exists(),
-        "{} has neither `{WEIGHTS}` nor `{INDEX}`: download one, or convert other files with `save_pretrained`",
-        folder.display()
-    );
-    let read = || -> Result<Index> { Ok(serde_json::from_slice(&std::fs::read(&index)?)?) };
-    let Index { weight_map } = read().with_context(|| index.display().to_string())?;
-    let names: BTreeSet<String> = weight_map.into_values().collect();
+    let names: BTreeSet<String> = weight_map(folder)?.into_values().collect();
     let files: Vec<PathBuf> = names.into_iter().map(|name| folder.join(name)).collect();
     for file in &files {
         ensure!(
@@ -46,6 +42,73 @@ pub fn files(folder: &Path) -> Result<Vec<PathBuf>> {
         );
     }
     Ok(files)
+}
+
+/// Returns the files of tensors by name, from the index in `folder`.
+fn weight_map(folder: &Path) -> Result<BTreeMap<String, String>> {
+    let index = folder.join(INDEX);
+    ensure!(
+        index.exists(),
+        "{} has neither `{WEIGHTS}` nor `{INDEX}`: download one, or convert other files with `save_pretrained`",
+        folder.display()
+    );
+    let read = || -> Result<Index> { Ok(serde_json::from_slice(&std::fs::read(&index)?)?) };
+    let Index { weight_map } = read().with_context(|| index.display().to_string())?;
+    ensure!(
+        !weight_map.is_empty(),
+        "`weight_map` in {} is empty: download the file again",
+        index.display()
+    );
+    Ok(weight_map)
+}
+
+/// Checks the files in `folder`, and returns their tensors.
+///
+/// # Errors
+///
+/// If the index disagrees with the files, or if the head of a tied model differs from its embedding: `transformers` 5 would use it,
+/// version 4 would drop it.
+pub fn check(folder: &Path, config: &DecoderConfig) -> Result<BTreeMap<String, Entry>> {
+    let mut tensors: BTreeMap<String, Entry> = BTreeMap::new();
+    for file in files(folder)? {
+        let entries = header::read(&file).with_context(|| unreadable(&file))?;
+        tensors.extend(entries);
+    }
+    if !folder.join(WEIGHTS).exists() {
+        let named: BTreeSet<String> = weight_map(folder)?.into_keys().collect();
+        let found: BTreeSet<String> = tensors.keys().cloned().collect();
+        for (name, place) in [
+            (
+                named.difference(&found).next(),
+                "the index, but not in a file",
+            ),
+            (
+                found.difference(&named).next(),
+                "a file, but not in the index",
+            ),
+        ] {
+            ensure!(
+                name.is_none(),
+                "`{}` is in {place}: download {INDEX} and the files of {} again",
+                name.map_or("", String::as_str),
+                folder.display()
+            );
+        }
+    }
+    let one_of = |names: [&str; 2]| names.into_iter().find_map(|name| tensors.get(name));
+    let embedding = one_of(["model.embed_tokens.weight", "embed_tokens.weight"]);
+    let head = tensors.get("lm_head.weight");
+    if let (true, Some(embedding), Some(head)) = (config.tied, embedding, head) {
+        ensure!(
+            embedding
+                .equals(head)
+                .with_context(|| folder.display().to_string())?,
+            "`tie_word_embeddings` is true in the config, and `lm_head.weight` in {} differs from the embedding: set it to false to \
+             train both, or remove `lm_head.weight`",
+            folder.display()
+        );
+    }
+    Ok(tensors)
 }
 
 /// Returns the float type of the weights in `folder`.
@@ -71,11 +134,11 @@ pub fn load(
     dtype: FloatDType,
     quantized: Option<&QuantizedLora>,
 ) -> Result<Decoder> {
-    let names = WeightNames::decoder();
+    let remapped = WeightNames::decoder().to_module();
     let store = |path: PathBuf| {
         SafetensorsStore::from_file(path)
             .with_from_adapter(PyTorchToBurnAdapter)
-            .remap(names.to_module())
+            .remap(remapped.clone())
             .allow_partial(true)
     };
     let mut missing: Option<BTreeSet<String>> = None;
@@ -91,12 +154,11 @@ pub fn load(
             let pattern = format!("^{}", part.replace('.', r"\."));
             let store = |path| store(path).with_regex(&pattern);
             let applied;
-            (decoder, applied) = match quantized {
-                None => load_from_store(decoder, &file, store, dtype)?,
-                Some(lora) => {
-                    load_quantized_from_store(decoder, &file, store, dtype, lora.clone())?
-                }
+            let loaded = match quantized {
+                None => load_from_store(decoder, &file, store, dtype),
+                Some(lora) => load_quantized_from_store(decoder, &file, store, dtype, lora.clone()),
             };
+            (decoder, applied) = loaded.map_err(|error| anyhow!(names::in_files(&error)))?;
             let left = applied.missing.into_iter().map(|(path, _)| path);
             let left: BTreeSet<String> = left.chain(applied.skipped).collect();
             missing = Some(match missing {
@@ -109,16 +171,17 @@ pub fn load(
         unused.retain(|it| !is_known(it));
         ensure!(
             unused.is_empty(),
-            "{} has tensors that the config says nothing of: {unused:?}",
-            file.display()
+            "{} has tensors that the config says nothing of: {}",
+            file.display(),
+            names::in_files(&format!("{unused:?}"))
         );
     }
+    let missing = missing.with_context(|| format!("{} has no weights", folder.display()))?;
     // A later file leaves the adapters of an earlier one as they are.
-    let missing = missing.unwrap_or_default();
     let missing: Vec<String> = missing
         .into_iter()
         .filter(|it| !it.contains("lora."))
-        .map(|it| renamed(&names.to_file(), &it))
+        .map(|it| names::in_files(&it))
         .collect();
     ensure!(
         missing.is_empty(),
@@ -147,28 +210,9 @@ fn is_known(name: &str) -> bool {
     name.ends_with("rotary_emb.inv_freq") || name == "head.weight"
 }
 
-/// Returns the other name of a tensor.
-fn renamed(names: &KeyRemapper, name: &str) -> String {
-    let patterns = names.patterns.iter();
-    patterns.fold(name.to_owned(), |name, (from, to)| {
-        from.replace_all(&name, to.as_str()).into_owned()
-    })
-}
-
 /// Writes the weights of `decoder`, which has no adapters, to `file` in `dtype`.
 pub fn save(decoder: &Decoder, file: &Path, dtype: DType) -> Result<()> {
     let adapter = BurnToPyTorchAdapter.chain(FloatCastAdapter::to(dtype));
-    let mut store = to_file(file)
-        .with_to_adapter(adapter)
-        .remap(WeightNames::decoder().to_file());
-    let saved = decoder.save_into(&mut store);
-    saved.with_context(|| format!("{} can't be written", file.display()))
-}
-
-/// Returns a store for a file that `transformers` and `peft` read.
-pub fn to_file(file: &Path) -> SafetensorsStore {
-    SafetensorsStore::from_file(file)
-        .overwrite(true)
-        .clear_metadata()
-        .metadata("format", "pt")
+    let names = WeightNames::decoder().to_file();
+    tensor_file::write(decoder, file, adapter, PathFilter::all(), names)
 }

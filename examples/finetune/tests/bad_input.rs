@@ -39,7 +39,7 @@ fn bad_options_are_refused_by_name() {
         ),
         ("--batch 0", "`--batch` is 0"),
         ("--accumulate 5", "each micro-batch takes one"),
-        ("--targets q_proj,head", "names head"),
+        ("--method lora --targets q_proj,head", "names head"),
         ("--merge", "is for adapters"),
         ("--fit 1MB", "raise `--fit`, lower `--length`"),
     ] {
@@ -93,7 +93,7 @@ fn bad_model_is_refused_by_field_or_file() {
         ("vocab_size", json!(300), "use the tokenizer of the model"),
         ("num_hidden_layers", json!(3), "lack [\"model.layers.2."),
         ("num_hidden_layers", json!(1), "the config says nothing of"),
-        ("intermediate_size", json!(97), "mlp.output.weight"),
+        ("intermediate_size", json!(97), "mlp.down_proj.weight"),
     ] {
         assert_refused("", words, |model, folder| {
             with(model, field, value.clone());
@@ -137,7 +137,12 @@ fn output_of_another_training_is_refused() {
         |out: &Path, more: &str| format!("{:#}", command(&model, &data, out, &[more]).unwrap_err());
     assert!(refused(&model, "--steps 1").contains("is the folder of `--model`"));
     command(&model, &data, &out, &["--steps 1"]).unwrap();
-    assert!(refused(&out, "--steps 1").contains("has `model.safetensors` already"));
+    fs::remove_dir_all(out.join("checkpoints")).unwrap();
+    let error = refused(&out, "--steps 2");
+    assert!(
+        error.contains("has `model.safetensors` of another training already"),
+        "{error}"
+    );
     let other = folder.path().join("other");
     command(&model, &data, &other, &["--steps 2 --stop 1"]).unwrap();
     let error = refused(&other, "--steps 2 --seed 7");

@@ -1,0 +1,50 @@
+//! The description of a model, `README.md` in the output folder.
+
+use std::path::Path;
+
+use anyhow::{Context, Result};
+
+use crate::losses::Losses;
+use crate::options::Options;
+use crate::output::CARD;
+
+/// Writes the description of the model that `options` have trained to `folder`.
+pub fn write(options: &Options, steps: usize, losses: Losses, folder: &Path) -> Result<()> {
+    let base = name(&options.model);
+    let data: Vec<_> = options.data.iter().map(|file| name(file)).collect();
+    let data = data.join("`, `");
+    let has_adapters = options.method.has_adapters() && !options.merge;
+    let library = if has_adapters { "peft" } else { "transformers" };
+    let kind = if has_adapters {
+        "Adapters for"
+    } else {
+        "A fine-tuned"
+    };
+    let loss = |loss: Option<f64>| loss.map_or("-".to_owned(), |loss| format!("{loss:.4}"));
+    let text = format!(
+        "---\nbase_model: {base}\nlibrary_name: {library}\npipeline_tag: text-generation\n---\n\n\
+         # {kind} `{base}`\n\n\
+         | | |\n|---|---|\n\
+         | base | `{base}` |\n\
+         | data | `{data}` |\n\
+         | method | {} |\n\
+         | steps | {steps}, with {} rows each |\n\
+         | learning rate | {:e} |\n\
+         | held-out loss before | {} |\n\
+         | held-out loss after | {} |\n",
+        options.method.name(),
+        options.batch,
+        options.learning_rate(),
+        loss(losses.before),
+        loss(losses.after),
+    );
+    let file = folder.join(CARD);
+    std::fs::write(&file, text).with_context(|| format!("{} can't be written", file.display()))
+}
+
+/// Returns the last part of a path.
+fn name(path: &Path) -> String {
+    let path = std::fs::canonicalize(path).unwrap_or(path.to_path_buf());
+    let name = path.file_name().unwrap_or_default();
+    name.to_string_lossy().into_owned()
+}

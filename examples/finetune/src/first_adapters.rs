@@ -1,0 +1,111 @@
+//! Adapters in the files of `peft` that a training starts from.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use serde::Deserialize;
+use serde_json::Value as Json;
+
+use crate::adapters::{self, Adapters};
+use crate::header;
+
+/// Settings of `adapter_config.json` that this program has no use for, and the values that change nothing.
+const UNUSED: [(&str, &[&str]); 10] = [
+    ("peft_type", &["\"LORA\""]),
+    ("bias", &["\"none\""]),
+    ("use_rslora", &["false"]),
+    ("use_dora", &["false"]),
+    ("fan_in_fan_out", &["false"]),
+    ("modules_to_save", &["[]"]),
+    ("rank_pattern", &["{}"]),
+    ("alpha_pattern", &["{}"]),
+    ("layers_to_transform", &["[]"]),
+    ("lora_bias", &["false"]),
+];
+
+#[derive(Deserialize)]
+struct Written {
+    r: usize,
+    lora_alpha: f64,
+    target_modules: Json,
+}
+
+/// Returns an error unless the files in `folder` have `adapters` for all of these layers.
+pub fn check(folder: &Path, adapters: &Adapters, layers: usize) -> Result<()> {
+    let file = folder.join(adapters::CONFIG);
+    let name = file.display();
+    let text = std::fs::read(&file)
+        .with_context(|| format!("{name} can't be read: `--adapters` is a folder of `peft`"))?;
+    let value: Json = serde_json::from_slice(&text).with_context(|| name.to_string())?;
+    for (field, values) in UNUSED {
+        let text = value[field].to_string();
+        ensure!(
+            value[field].is_null() || values.contains(&text.as_str()),
+            "`{field}` in {name} is {text}: this program trains adapters with {}",
+            values[0]
+        );
+    }
+    let written: Written = serde_json::from_value(value).with_context(|| name.to_string())?;
+    for (option, found, asked) in [
+        ("rank", written.r.to_string(), adapters.rank.to_string()),
+        (
+            "alpha",
+            written.lora_alpha.to_string(),
+            adapters.alpha.to_string(),
+        ),
+        (
+            "targets",
+            targets(&written.target_modules).join(","),
+            sorted(&adapters.targets).join(","),
+        ),
+    ] {
+        ensure!(
+            found == asked,
+            "`--{option}` is {asked}, and the adapters in {} have {found}: use `--{option} {found}`",
+            folder.display()
+        );
+    }
+    check_tensors(folder, adapters, layers)
+}
+
+/// Returns an error unless the file has both factors of each adapter, and nothing else.
+fn check_tensors(folder: &Path, adapters: &Adapters, layers: usize) -> Result<()> {
+    let file = folder.join(adapters::WEIGHTS);
+    let found = header::read(&file).with_context(|| file.display().to_string())?;
+    let found: BTreeSet<String> = found.into_keys().collect();
+    let expected: BTreeSet<String> = (0..layers)
+        .flat_map(|layer| adapters.names(layer))
+        .collect();
+    for (name, state) in [
+        (expected.difference(&found).next(), "missing"),
+        (found.difference(&expected).next(), "of no use"),
+    ] {
+        ensure!(
+            name.is_none(),
+            "`{}` is {state} in {}: use adapters of this model",
+            name.map_or("", String::as_str),
+            file.display()
+        );
+    }
+    Ok(())
+}
+
+/// Returns the layers that have adapters, sorted.
+fn targets(written: &Json) -> Vec<String> {
+    match written {
+        Json::String(all) if all == "all-linear" => sorted(&adapters::TARGETS.map(String::from)),
+        Json::String(one) => vec![one.clone()],
+        list => {
+            let names = list.as_array().into_iter().flatten();
+            let names = names.filter_map(|name| name.as_str().map(String::from));
+            sorted(&names.collect::<Vec<_>>())
+        }
+    }
+}
+
+fn sorted(names: &[String]) -> Vec<String> {
+    let mut names = names.to_vec();
+    names.sort();
+    names
+}

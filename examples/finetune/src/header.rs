@@ -1,0 +1,99 @@
+//! The header of a safetensors file: types, shapes and places of its tensors.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use serde::Deserialize;
+use serde_json::Value as Json;
+
+/// The longest header that Hugging Face's library reads.
+const MAX_BYTES: u64 = 100_000_000;
+
+/// Bytes that are compared at once.
+const CHUNK: usize = 1 << 20;
+
+/// A tensor in a file.
+#[derive(Clone, Debug)]
+pub struct Entry {
+    file: PathBuf,
+    dtype: String,
+    pub shape: Vec<usize>,
+    /// Place of the first byte in the file.
+    start: u64,
+    bytes: u64,
+}
+
+#[derive(Deserialize)]
+struct Written {
+    dtype: String,
+    shape: Vec<usize>,
+    data_offsets: [u64; 2],
+}
+
+/// Returns the tensors in `file` by name.
+pub fn read(file: &Path) -> Result<BTreeMap<String, Entry>> {
+    let mut opened = File::open(file)?;
+    let mut length = [0; 8];
+    opened.read_exact(&mut length)?;
+    let length = u64::from_le_bytes(length);
+    ensure!(length <= MAX_BYTES, "its header has {length} bytes");
+    let mut header = Vec::new();
+    opened.take(length).read_to_end(&mut header)?;
+    let all: BTreeMap<String, Json> = serde_json::from_slice(&header)?;
+    let tensors = all.into_iter().filter(|(name, _)| name != "__metadata__");
+    let entry = |(name, written)| -> Result<(String, Entry)> {
+        let Written {
+            dtype,
+            shape,
+            data_offsets: [start, end],
+        } = serde_json::from_value(written)?;
+        let bytes = end.checked_sub(start).context("an offset is wrong")?;
+        let file = file.to_path_buf();
+        let start = 8 + length + start;
+        let entry = Entry {
+            file,
+            dtype,
+            shape,
+            start,
+            bytes,
+        };
+        Ok((name, entry))
+    };
+    tensors.map(entry).collect()
+}
+
+impl Entry {
+    /// Returns the number of elements.
+    pub fn elements(&self) -> u64 {
+        self.shape.iter().map(|size| *size as u64).product()
+    }
+
+    /// Returns `true` if both have the same type, shape and bytes.
+    pub fn equals(&self, other: &Self) -> Result<bool> {
+        if (&self.dtype, &self.shape, self.bytes) != (&other.dtype, &other.shape, other.bytes) {
+            return Ok(false);
+        }
+        let [mut one, mut two] = [self.open()?, other.open()?];
+        let mut left = self.bytes as usize;
+        let [mut first, mut second] = [vec![0; CHUNK], vec![0; CHUNK]];
+        while left > 0 {
+            let count = left.min(CHUNK);
+            one.read_exact(&mut first[..count])?;
+            two.read_exact(&mut second[..count])?;
+            if first[..count] != second[..count] {
+                return Ok(false);
+            }
+            left -= count;
+        }
+        Ok(true)
+    }
+
+    fn open(&self) -> Result<File> {
+        let mut file = File::open(&self.file)?;
+        file.seek(SeekFrom::Start(self.start))?;
+        Ok(file)
+    }
+}

@@ -1,0 +1,163 @@
+//! Options and settings that the program refuses by name.
+
+mod command;
+
+use std::fs;
+use std::path::Path;
+
+use clap::CommandFactory;
+use serde_json::{Value, json};
+
+use command::{command, copy, reference, text};
+use finetune::options::Options;
+
+/// Returns the error of the command with a model.
+fn refused(model: &Path, options: &str) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    let data = text(folder.path());
+    let options: Vec<&str> = options.split(' ').filter(|it| !it.is_empty()).collect();
+    let result = command(model, &data, &folder.path().join("out"), &options);
+    match result {
+        Ok(_) => panic!("{options:?} is accepted"),
+        Err(error) => format!("{error:#}"),
+    }
+}
+
+fn edit(file: &Path, change: impl FnOnce(&mut Value)) {
+    let mut value: Value = serde_json::from_slice(&fs::read(file).unwrap()).unwrap();
+    change(&mut value);
+    fs::write(file, value.to_string()).unwrap();
+}
+
+#[test]
+fn help_describes_each_option() {
+    for argument in Options::command().get_arguments() {
+        assert!(argument.get_help().is_some(), "{}", argument.get_id());
+    }
+}
+
+#[test]
+fn option_out_of_range_is_refused_by_name() {
+    for options in [
+        "--learning-rate nan",
+        "--learning-rate inf",
+        "--learning-rate=-1e-5",
+        "--learning-rate 0",
+        "--weight-decay nan",
+        "--weight-decay inf",
+        "--weight-decay=-0.1",
+        "--clip nan",
+        "--clip=-1",
+        "--warm-up nan",
+        "--warm-up 1",
+        "--held-out nan",
+        "--held-out=-0.1",
+        "--batch 100000000000",
+        "--batch 100000",
+        "--epochs 100000000000",
+        "--steps 18446744073709551615",
+        "--save-every 0min",
+        "--keep-last 0",
+        "--method=lora --alpha nan",
+        "--method=lora --alpha 0",
+        "--method=lora --rank 0",
+        "--method=lora --rank 100000000000",
+    ] {
+        let error = refused(&reference("llama"), options);
+        let option = options.rsplit("--").next().unwrap();
+        let option = option.split(['=', ' ']).next().unwrap();
+        assert!(error.contains(&format!("--{option}")), "{options}: {error}");
+    }
+}
+
+#[test]
+fn option_without_effect_is_refused_by_name() {
+    for (options, option) in [
+        ("--rank 4", "--rank"),
+        ("--alpha 4", "--alpha"),
+        ("--targets q_proj", "--targets"),
+        ("--merge", "--merge"),
+        ("--method lora --dtype f32", "--dtype"),
+        ("--steps 1 --epochs 2", "--epochs"),
+        ("--keep-activations --fit 6GB", "--fit"),
+    ] {
+        let error = refused(&reference("llama"), options);
+        assert!(error.contains(option), "{options}: {error}");
+    }
+}
+
+#[test]
+fn config_out_of_range_is_refused_by_field() {
+    for (field, value) in [
+        ("rms_norm_eps", json!(-1)),
+        ("rms_norm_eps", json!(0)),
+        ("num_hidden_layers", json!(1_u64 << 63)),
+        ("hidden_size", json!(1_u64 << 63)),
+        ("vocab_size", json!(0)),
+        ("head_dim", json!(1_u64 << 62)),
+        ("rope_theta", json!(-1)),
+        ("max_position_embeddings", json!(0)),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let model = copy("llama", folder.path());
+        edit(&model.join("config.json"), |config| {
+            config.as_object_mut().unwrap().remove("rope_parameters");
+            config[field] = value.clone();
+        });
+        let error = refused(&model, "");
+        assert!(error.contains(field), "{field} {value}: {error}");
+    }
+}
+
+#[test]
+fn index_without_a_tensor_is_refused() {
+    let index = "model.safetensors.index.json";
+    for (removed, words) in [
+        ("", "`weight_map` in"),
+        (
+            "model.norm.weight",
+            "`model.norm.weight` is in a file, but not",
+        ),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let model = copy("mistral", folder.path());
+        edit(&model.join(index), |index| {
+            let map = index["weight_map"].as_object_mut().unwrap();
+            map.retain(|name, _| !removed.is_empty() && name != removed);
+        });
+        let error = refused(&model, "");
+        assert!(error.contains(words), "{removed}: {error}");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let model = copy("mistral", folder.path());
+    edit(&model.join(index), |index| {
+        index["weight_map"]["model.other.weight"] = json!("model-00001-of-00003.safetensors");
+    });
+    let error = refused(&model, "");
+    assert!(
+        error.contains("`model.other.weight` is in the index, but not"),
+        "{error}"
+    );
+}
+
+#[test]
+fn tied_model_with_another_head_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    // This model has a head of its own.
+    let model = copy("llama", folder.path());
+    edit(&model.join("config.json"), |config| {
+        config["tie_word_embeddings"] = json!(true);
+    });
+    let error = refused(&model, "");
+    assert!(error.contains("`tie_word_embeddings`"), "{error}");
+    assert!(error.contains("`lm_head.weight`"), "{error}");
+}
+
+#[test]
+fn output_larger_than_free_disk_is_refused() {
+    let error = refused(
+        &reference("llama"),
+        "--steps 1000000000 --save-every 1 --keep-last 1000000000",
+    );
+    assert!(error.contains("lower `--keep-last`"), "{error}");
+}

@@ -1,0 +1,279 @@
+//! Files in the output folder.
+
+mod command;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::AtomicBool;
+use std::thread;
+use std::time::Duration;
+
+use burn::module::{Module, ModuleMapper, Param};
+use burn::prelude::*;
+use burn::store::{ModuleStore, SafetensorsStore};
+use burn::tensor::{DType, FloatDType};
+use clap::Parser;
+use serde_json::Value;
+
+use command::{BYTES, alone, command, copy, reference, text};
+use finetune::config::DecoderConfig;
+use finetune::decoder::Decoder;
+use finetune::options::Options;
+use finetune::output;
+use finetune::run::run;
+use finetune::weights;
+
+/// Names of the files in a folder.
+fn names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap());
+    let files = entries.filter(|entry| entry.path().is_file());
+    let mut names: Vec<String> = files
+        .map(|entry| entry.file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    names
+}
+
+fn dtype(file: &Path) -> DType {
+    let mut store = SafetensorsStore::from_file(file);
+    let tensors = store.get_all_tensors().unwrap();
+    tensors.values().next().unwrap().dtype
+}
+
+fn load(folder: &Path) -> Decoder {
+    let device = Device::flex().autodiff();
+    let decoder = Decoder::init(&DecoderConfig::read(folder).unwrap(), true, &device);
+    weights::load(decoder, folder, FloatDType::F32, None).unwrap()
+}
+
+/// A copy of a model with its weights in bf16.
+fn in_bf16(model: &str, to: &Path) -> PathBuf {
+    let folder = copy(model, to);
+    let decoder = load(&folder);
+    weights::save(&decoder, &folder.join(weights::WEIGHTS), DType::BF16).unwrap();
+    folder
+}
+
+/// A mapper that divides the second parameter by zero.
+struct Spoil {
+    parameters: usize,
+}
+
+impl ModuleMapper for Spoil {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        self.parameters += 1;
+        match self.parameters {
+            2 => param.map(|value| (value / 0.0).detach()),
+            _ => param,
+        }
+    }
+}
+
+#[test]
+fn weight_that_is_not_finite_is_never_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let base = reference("llama");
+    let decoder = load(&base).map(&mut Spoil { parameters: 0 });
+    let error = output::write_model(&decoder, &base, folder.path(), DType::F32).unwrap_err();
+    let error = format!("{error:#}");
+    assert!(
+        error.contains("`model.layers.0.input_layernorm.weight`"),
+        "{error}"
+    );
+    let tensors = names(folder.path());
+    assert!(
+        tensors.iter().all(|name| !name.contains("safetensors")),
+        "{tensors:?}"
+    );
+}
+
+#[test]
+fn printed_loss_is_that_of_the_written_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = text(folder.path());
+    let model = in_bf16("llama", folder.path());
+    for (options, expected) in [
+        ("", DType::BF16),
+        ("--dtype f32", DType::F32),
+        ("--dtype f16", DType::F16),
+        ("--weights stochastic", DType::BF16),
+        ("--method lora --merge", DType::BF16),
+    ] {
+        let out = folder.path().join("out");
+        let more: Vec<&str> = options.split(' ').filter(|it| !it.is_empty()).collect();
+        command(&model, &data, &out, &[&["--steps 8"], &more[..]].concat()).unwrap();
+        assert_eq!(dtype(&out.join(weights::WEIGHTS)), expected, "{options}");
+        // A training of the written file prints its loss before the first step: the card has both.
+        let again = folder.path().join("again");
+        command(&out, &data, &again, &["--steps 1"]).unwrap();
+        let [after, before] = [(&out, "after"), (&again, "before")].map(|(folder, when)| {
+            let card = fs::read_to_string(folder.join("README.md")).unwrap();
+            let row = format!("| held-out loss {when} | ");
+            let rest = card.split(&row).nth(1).unwrap();
+            rest.split(' ').next().unwrap().parse::<f64>().unwrap()
+        });
+        assert!(
+            (after - before).abs() < 2e-4,
+            "{options}: {after}, {before}"
+        );
+        for folder in [out, again] {
+            fs::remove_dir_all(folder).unwrap();
+        }
+    }
+}
+
+#[test]
+fn rounding_that_loses_the_gain_is_reported() {
+    let folder = tempfile::tempdir().unwrap();
+    let (model, data) = (in_bf16("llama", folder.path()), text(folder.path()));
+    for (name, options, is_reported) in [
+        ("bf16", "--dtype base", true),
+        ("f32", "--dtype f32", false),
+        ("stochastic", "--weights stochastic", false),
+    ] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_finetune"));
+        for (option, path) in [
+            ("--model", &model),
+            ("--data", &data),
+            ("--output", &folder.path().join(name)),
+        ] {
+            command.arg(option).arg(path);
+        }
+        // Steps of this rate are small beside the numbers of bf16.
+        let small = "--length 16 --batch 4 --sample 0 --steps 30 --learning-rate 1e-5";
+        command.args(small.split(' ')).args(options.split(' '));
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{options}");
+        let text = String::from_utf8(output.stdout).unwrap();
+        let is_found = text.contains("rounding to bf16 loses");
+        assert_eq!(is_found, is_reported, "{options}: {text}");
+    }
+}
+
+#[test]
+fn foreign_file_is_replaced_only_with_overwrite() {
+    let folder = tempfile::tempdir().unwrap();
+    let (data, model) = (text(folder.path()), reference("llama"));
+    for name in [
+        "config.json",
+        "tokenizer.json",
+        "model-00001-of-00002.safetensors",
+        "adapter_config.json",
+        "README.md",
+    ] {
+        let out = folder.path().join(name);
+        fs::create_dir_all(&out).unwrap();
+        fs::write(out.join(name), "{}").unwrap();
+        fs::write(out.join("notes.txt"), "mine").unwrap();
+        let error = command(&model, &data, &out, &["--steps 1"]).unwrap_err();
+        let error = format!("{error:#}");
+        assert!(
+            error.contains(name) && error.contains("--overwrite"),
+            "{error}"
+        );
+        assert_eq!(fs::read_to_string(out.join(name)).unwrap(), "{}");
+        command(&model, &data, &out, &["--steps 1 --overwrite"]).unwrap();
+        let is_stale = fs::read_to_string(out.join(name)).is_ok_and(|text| text == "{}");
+        assert!(!is_stale, "{name}");
+        assert!(out.join("notes.txt").exists());
+    }
+}
+
+#[test]
+fn result_of_another_method_is_removed() {
+    let folder = tempfile::tempdir().unwrap();
+    let (data, model) = (text(folder.path()), reference("llama"));
+    let out = folder.path().join("out");
+    command(&model, &data, &out, &["--steps 1 --method lora"]).unwrap();
+    assert!(names(&out).contains(&"adapter_config.json".to_owned()));
+    // Adapters come with the tokenizer and a description.
+    assert!(out.join("tokenizer.json").exists() && out.join("README.md").exists());
+    fs::remove_dir_all(out.join("checkpoints")).unwrap();
+    command(&model, &data, &out, &["--steps 1 --overwrite"]).unwrap();
+    let names = names(&out);
+    assert!(names.contains(&"model.safetensors".to_owned()), "{names:?}");
+    assert!(
+        names.iter().all(|name| !name.contains("adapter")),
+        "{names:?}"
+    );
+}
+
+#[test]
+fn second_run_in_the_same_output_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let (data, model) = (text(folder.path()), reference("llama"));
+    let out = folder.path().join("out");
+    fs::create_dir_all(&out).unwrap();
+    let running = output::Output::open(&out, &model, false).unwrap();
+    let error = command(&model, &data, &out, &["--steps 1"]).unwrap_err();
+    let error = format!("{error:#}");
+    assert!(error.contains("another run trains in"), "{error}");
+    drop(running);
+    command(&model, &data, &out, &["--steps 1"]).unwrap();
+}
+
+#[test]
+fn log_has_a_line_for_each_step() {
+    let folder = tempfile::tempdir().unwrap();
+    let (data, model) = (text(folder.path()), reference("llama"));
+    let out = folder.path().join("out");
+    command(&model, &data, &out, &["--steps 4 --stop 2"]).unwrap();
+    // Steps after the checkpoint are trained again.
+    let log = out.join("log.jsonl");
+    let line = fs::read_to_string(&log).unwrap();
+    let last = line
+        .lines()
+        .last()
+        .unwrap()
+        .replace("\"step\":2", "\"step\":3");
+    fs::write(&log, line + &last + "\n").unwrap();
+    command(&model, &data, &out, &["--steps 4"]).unwrap();
+    let text = fs::read_to_string(&log).unwrap();
+    let lines: Vec<Value> = text
+        .lines()
+        .map(|it| serde_json::from_str(it).unwrap())
+        .collect();
+    let steps: Vec<u64> = lines
+        .iter()
+        .map(|it| it["step"].as_u64().unwrap())
+        .collect();
+    assert_eq!(steps, [1, 2, 3, 4]);
+    for field in ["loss", "rate", "norm", "tokens", "seconds"] {
+        assert!(lines[3][field].is_number(), "{field}: {}", lines[3]);
+    }
+}
+
+#[test]
+fn time_between_checkpoints_saves() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = text(folder.path());
+    let out = folder.path().join("out");
+    let line = format!(
+        "finetune --model {} --data {} --output {} --length 16 --batch 4 --sample 0 --epochs 100000 --save-every 1s",
+        reference("llama").display(),
+        data.display(),
+        out.display()
+    );
+    let options = Options::parse_from(line.split(' '));
+    let stop = AtomicBool::new(false);
+    let _alone = alone();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let is_saved = || names_of_checkpoints(&out) > 0;
+            while !is_saved() {
+                thread::sleep(Duration::from_millis(20));
+            }
+            stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        });
+        run(&options, &stop, &BYTES).unwrap();
+    });
+}
+
+fn names_of_checkpoints(out: &Path) -> usize {
+    let entries = fs::read_dir(out.join("checkpoints")).into_iter().flatten();
+    let names = entries.map(|entry| entry.unwrap().file_name());
+    names
+        .filter(|name| name.to_string_lossy().starts_with("step-"))
+        .count()
+}

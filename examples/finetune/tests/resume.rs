@@ -1,0 +1,198 @@
+//! Trainings that go on, and those that must not.
+
+mod command;
+
+use std::fs;
+use std::path::Path;
+
+use command::{command, copy, text};
+
+/// Changes one byte of a file, which keeps its length.
+fn change(file: &Path, place: usize, from: u8, to: u8) {
+    let mut bytes = fs::read(file).unwrap();
+    let place = place
+        + bytes[place..]
+            .iter()
+            .position(|byte| *byte == from)
+            .unwrap();
+    bytes[place] = to;
+    fs::write(file, bytes).unwrap();
+}
+
+#[test]
+fn changed_file_or_option_is_refused_by_name() {
+    type Change = fn(&Path, &Path);
+    let changes: [(Change, &str, &str); 8] = [
+        (
+            |model, _| {
+                let file = model.join("model.safetensors");
+                let length = fs::metadata(&file).unwrap().len() as usize;
+                let byte = fs::read(&file).unwrap()[length - 1];
+                change(&file, length - 1, byte, byte ^ 0x80);
+            },
+            "",
+            "--model, model.safetensors",
+        ),
+        (
+            |model, _| {
+                let file = model.join("config.json");
+                fs::write(&file, fs::read_to_string(&file).unwrap() + "\n").unwrap();
+            },
+            "",
+            "--model, config.json",
+        ),
+        (
+            |model, _| {
+                let file = model.join("tokenizer.json");
+                fs::write(&file, fs::read_to_string(&file).unwrap() + "\n").unwrap();
+            },
+            "",
+            "--model, tokenizer.json",
+        ),
+        (|_, data| change(data, 20, b'0', b'7'), "", "--data"),
+        (|_, _| {}, "--length 8", "--length"),
+        (|_, _| {}, "--rank 4", "--rank"),
+        (|_, _| {}, "--weight-decay 0.5", "--weight-decay"),
+        (|_, _| {}, "--steps 3", "--steps"),
+    ];
+    let folder = tempfile::tempdir().unwrap();
+    for (index, (change, option, words)) in changes.into_iter().enumerate() {
+        let folder = folder.path().join(index.to_string());
+        fs::create_dir_all(&folder).unwrap();
+        let (model, data) = (copy("llama", &folder), text(&folder));
+        let out = folder.join("out");
+        let options = "--method lora --steps 4";
+        command(&model, &data, &out, &[options, "--stop 2"]).unwrap();
+        change(&model, &data);
+        let more: Vec<&str> = option.split(' ').filter(|it| !it.is_empty()).collect();
+        let error = command(&model, &data, &out, &[&[options], &more[..]].concat()).unwrap_err();
+        let error = format!("{error:#}");
+        assert!(
+            error.contains(words) && error.contains("another training"),
+            "{words}: {error}"
+        );
+    }
+}
+
+#[test]
+fn finished_training_is_left_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let (model, data) = (copy("llama", folder.path()), text(folder.path()));
+    let out = folder.path().join("out");
+    let train = |options: &str| command(&model, &data, &out, &[options]).unwrap();
+    assert_eq!(train("--steps 3"), 3);
+    let card = out.join("README.md");
+    fs::write(&card, "edited").unwrap();
+    let written = |name: &str| fs::metadata(out.join(name)).unwrap().modified().unwrap();
+    let before = ["model.safetensors", "log.jsonl", "finetune.json"].map(written);
+    assert_eq!(train("--steps 3"), 3);
+    assert_eq!(fs::read_to_string(&card).unwrap(), "edited");
+    assert_eq!(
+        ["model.safetensors", "log.jsonl", "finetune.json"].map(written),
+        before
+    );
+    // More steps go on after the last one.
+    let error = command(&model, &data, &out, &["--steps 5"]).unwrap_err();
+    let error = format!("{error:#}");
+    assert!(error.contains("changed since: README.md"), "{error}");
+    assert_eq!(train("--steps 5 --overwrite"), 5);
+    let log = fs::read_to_string(out.join("log.jsonl")).unwrap();
+    assert_eq!(log.lines().count(), 5);
+    assert!(written("model.safetensors") > before[0]);
+}
+
+#[test]
+fn finished_training_is_written_in_another_type() {
+    let folder = tempfile::tempdir().unwrap();
+    let (model, data) = (copy("llama", folder.path()), text(folder.path()));
+    let out = folder.path().join("out");
+    command(&model, &data, &out, &["--steps 3"]).unwrap();
+    let file = out.join("model.safetensors");
+    let size = fs::metadata(&file).unwrap().len();
+    command(&model, &data, &out, &["--steps 3 --dtype bf16"]).unwrap();
+    let half = fs::metadata(&file).unwrap().len();
+    assert!(half < size * 6 / 10, "{half} of {size}");
+    let log = fs::read_to_string(out.join("log.jsonl")).unwrap();
+    assert_eq!(log.lines().count(), 3);
+}
+
+#[test]
+fn damaged_checkpoint_is_refused_with_advice() {
+    let folder = tempfile::tempdir().unwrap();
+    let (model, data) = (copy("llama", folder.path()), text(folder.path()));
+    let out = folder.path().join("out");
+    command(&model, &data, &out, &["--steps 4 --stop 2"]).unwrap();
+    let file = out.join("checkpoints/step-2/model.bpk");
+    let bytes = fs::read(&file).unwrap();
+    fs::write(&file, &bytes[..bytes.len() - 9]).unwrap();
+    let error = command(&model, &data, &out, &["--steps 4"]).unwrap_err();
+    let error = format!("{error:#}");
+    assert!(
+        error.contains("Remove its folder") && !error.contains("Checkpoint::"),
+        "{error}"
+    );
+}
+
+#[test]
+fn adapters_are_trained_further() {
+    let folder = tempfile::tempdir().unwrap();
+    let (model, data) = (copy("llama", folder.path()), text(folder.path()));
+    let [first, second] = ["first", "second"].map(|name| folder.path().join(name));
+    let start = format!("--method qlora8 --rank 4 --adapters {}", first.display());
+    command(
+        &model,
+        &data,
+        &first,
+        &["--method qlora8 --rank 4 --steps 6"],
+    )
+    .unwrap();
+    command(&model, &data, &second, &[&start, "--steps 1"]).unwrap();
+    let losses = [(&first, "after"), (&second, "before")].map(|(folder, when)| {
+        let card = fs::read_to_string(folder.join("README.md")).unwrap();
+        let row = format!("| held-out loss {when} | ");
+        card.split(&row).nth(1).unwrap()[..6].to_owned()
+    });
+    assert_eq!(losses[0], losses[1]);
+    let other = folder.path().join("other");
+    for (option, words) in [
+        ("--rank 8", "use `--rank 4`"),
+        ("--targets q_proj", "use `--targets down_proj,"),
+    ] {
+        let error = command(&model, &data, &other, &[&start, option]).unwrap_err();
+        assert!(format!("{error:#}").contains(words), "{error:#}");
+    }
+    let config = first.join("adapter_config.json");
+    let text = fs::read_to_string(&config).unwrap();
+    let text = text.replace("\"bias\": \"none\"", "\"bias\": \"all\"");
+    fs::write(&config, text).unwrap();
+    let error = command(&model, &data, &other, &[&start]).unwrap_err();
+    assert!(format!("{error:#}").contains("`bias` in"), "{error:#}");
+}
+
+#[test]
+fn best_checkpoint_is_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let (model, data) = (copy("llama", folder.path()), text(folder.path()));
+    let out = folder.path().join("out");
+    // With this rate the loss soon rises.
+    let options = "--learning-rate 0.03 --epochs 20 --save-every 2 --patience 3";
+    let loss = |more: &[&str]| {
+        let made = command(&model, &data, &out, &[&[options], more].concat()).unwrap();
+        let card = fs::read_to_string(out.join("README.md")).unwrap();
+        let rest = card.split("| held-out loss after | ").nth(1).unwrap();
+        (
+            made,
+            rest.split(' ').next().unwrap().parse::<f64>().unwrap(),
+        )
+    };
+    let (ended, best) = loss(&["--keep-best"]);
+    // The last weights, without another step.
+    let (made, last) = loss(&[]);
+    assert_eq!(made, ended);
+    let steps = fs::read_to_string(out.join("log.jsonl"))
+        .unwrap()
+        .lines()
+        .count();
+    assert_eq!(made, steps);
+    assert!(best < last, "{made} steps, {best}, {last}");
+}
