@@ -101,11 +101,13 @@ fn recorded_peak_matches_independent_counter() {
 #[test]
 fn bytes_of_ended_threads_are_counted() {
     let _alone = alone();
-    let before = memory::live(&device()).unwrap();
+    // Threads of earlier tests may end at any time: both counters see them.
+    let beyond = || memory::live(&device()).unwrap() as isize - BYTES.current_usage() as isize;
+    let before = beyond();
     let threads = (0..500).map(|_| std::thread::spawn(|| vec![0_u8; 3000]).join());
     let held: Vec<_> = threads.collect::<Result<_, _>>().unwrap();
-    let counted = memory::live(&device()).unwrap() - before;
-    assert_near(counted, 3000 * held.len(), 0.05);
+    let missing = before - beyond();
+    assert!(missing.abs() < 50_000, "{missing} of {}", 3000 * held.len());
 }
 
 #[test]
