@@ -279,7 +279,7 @@ where
                     &search,
                     &choice,
                     &self.optimizer,
-                    model.key.clone(),
+                    model.key,
                     model.has_statistics,
                 ));
             }
