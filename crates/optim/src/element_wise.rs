@@ -7,7 +7,7 @@ use super::rule::{Rule, Step};
 /// of an element and the formula.
 ///
 /// [`ElementWiseOptimizer`](super::ElementWiseOptimizer) turns it into a Burn optimizer: [an
-/// example](super#your-own-optimizer).
+/// example](super#an-optimizer-of-your-own).
 pub trait ElementWise: Clone + Debug + Send + Sync + 'static {
     /// States of each element.
     const STATES: &'static [ElementState];

@@ -17,7 +17,7 @@ pub(crate) use trace::Program;
 pub(crate) use trace::{Operation, Traced};
 
 /// A formula that updates one element of a parameter with `S` states, three at most. Its fields are the hyperparameters
-/// of a step: [an example](crate#your-own-optimizer).
+/// of a step: [an example](crate#an-optimizer-of-your-own).
 ///
 /// On `flex` it is compiled like any function, for f32. Elsewhere it is traced once per step: it runs with numbers that record the
 /// operations. On a CubeCL device these operations become a kernel, which is compiled once. A decision that depends on a field
