@@ -16,8 +16,8 @@ pub enum PlanError {
 
     /// No candidate fits the budget.
     #[error(
-        "the training does not fit {budget} bytes: it takes {at_least}{least}, {missing} more. {advice}",
-        at_least = if *is_enough { "" } else { "at least " },
+        "the training does not fit {budget} bytes: {}, {missing} more. {advice}",
+        if *is_enough { format!("a budget of {least} bytes is enough") } else { format!("it takes about {least}") },
         missing = least.saturating_sub(*budget)
     )]
     NothingFits {
@@ -25,8 +25,8 @@ pub enum PlanError {
         budget: usize,
         /// A larger budget, in bytes.
         least: usize,
-        /// `true` if a plan fits the budget `least`. `false` if larger budgets were not tried, because they could exceed the memory of
-        /// the machine or of the device; `least` is then a lower bound.
+        /// `true` if a plan fits the budget `least`. `false` if it could exceed the memory of the machine or of the device, so that it was
+        /// not tried: `least` is then the expected peak of the smallest candidate.
         is_enough: bool,
         /// Options that would help.
         advice: String,

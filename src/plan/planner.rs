@@ -34,7 +34,7 @@ static MEASURING: Mutex<()> = Mutex::new(());
 /// A planner that finds the smallest change with which a training fits a memory budget.
 ///
 /// It takes a function that creates the model, because the model itself may not fit. [`plan`](Self::plan) runs forward and backward passes
-/// over parts of the batch, within the budget.
+/// over parts of the batch, within the budget if a plan fits it.
 ///
 /// ```
 /// use backburn::memory::RecordingAllocator;
@@ -125,7 +125,7 @@ where
         self
     }
 
-    /// Sets a function that is called with a description of each pass before it runs.
+    /// Sets a function that is called with a description of each pass before it runs, and of each budget that is tried.
     #[must_use]
     pub fn with_progress(mut self, progress: fn(&str)) -> Self {
         self.progress = progress;
@@ -179,46 +179,78 @@ where
         let budget = budget.into();
         let bytes = budget.bytes(&device)?;
         warm_threads(&device);
-        let planned = self.within(bytes, &model, &device, &loss);
-        let Err(PlanError::NothingFits { least, advice, .. }) = planned else {
-            return planned;
-        };
-        let enough = self.enough([bytes, least, budget.most(&device)], &model, &device, &loss)?;
-        Err(PlanError::NothingFits {
-            budget: bytes,
-            least: enough.unwrap_or(least),
-            is_enough: enough.is_some(),
-            advice,
-        })
-    }
-
-    /// Returns a budget of at least `least` and at most `most` bytes that a plan fits, where no plan fits `budget`.
-    fn enough<L: Loss>(
-        &self,
-        [budget, mut least, most]: [usize; 3],
-        model: &Outline,
-        device: &Device,
-        loss: &impl Fn(&M, usize) -> L,
-    ) -> Result<Option<usize>, PlanError> {
-        let mut tried = budget;
-        loop {
-            // A lower bound can be one byte more than the budget.
-            tried = least.max(tried.saturating_add(tried / 10));
-            if tried > most {
-                return Ok(None);
+        match self.plan_within(bytes, &model, &device, &loss) {
+            Err(refused @ PlanError::NothingFits { .. }) => {
+                let most = budget.most(&device);
+                Err(self.with_larger_budget(refused, most, &model, &device, &loss))
             }
-            (self.progress)(&format!("nothing fits, so a budget of {tried} bytes"));
-            match self.within(tried, model, device, loss) {
-                // The buffers of threads differ from run to run.
-                Ok(_) => return Ok(Some(tried + tried / 50)),
-                Err(PlanError::NothingFits { least: more, .. }) => least = more,
-                Err(error) => return Err(error),
-            }
+            planned => planned,
         }
     }
 
+    /// Returns the error `refused` with a budget of at most `most` bytes that is enough, if there is one.
+    fn with_larger_budget<L: Loss>(
+        &self,
+        refused: PlanError,
+        most: usize,
+        model: &Outline,
+        device: &Device,
+        loss: &impl Fn(&M, usize) -> L,
+    ) -> PlanError {
+        let mut last = refused;
+        let mut failed = 0;
+        let mut first = None;
+        loop {
+            let PlanError::NothingFits {
+                budget,
+                least,
+                advice,
+                ..
+            } = last
+            else {
+                return last;
+            };
+            let asked = *first.get_or_insert(budget);
+            failed = failed.max(budget);
+            let tried = least.max(failed.saturating_add(failed / 4)).min(most);
+            let error = |least, is_enough| PlanError::NothingFits {
+                budget: asked,
+                least,
+                is_enough,
+                advice,
+            };
+            if tried <= failed {
+                return error(least, false);
+            }
+            last = match self.try_budget(tried, model, device, loss) {
+                Ok(()) => {
+                    let middle = failed.midpoint(tried);
+                    let fits = self.try_budget(middle, model, device, loss).is_ok();
+                    let enough = if fits { middle } else { tried };
+                    // The buffers of threads differ from run to run.
+                    return error(enough + enough / 50, true);
+                }
+                Err(refused) => refused,
+            };
+        }
+    }
+
+    /// Returns an error unless a plan fits `budget`.
+    fn try_budget<L: Loss>(
+        &self,
+        budget: usize,
+        model: &Outline,
+        device: &Device,
+        loss: &impl Fn(&M, usize) -> L,
+    ) -> Result<(), PlanError> {
+        (self.progress)(&format!(
+            "a budget of {budget} bytes, because no plan fits less"
+        ));
+        self.plan_within(budget, model, device, loss).map(drop)
+    }
+
     /// Returns the first plan that fits `budget`.
-    fn within<L: Loss>(
+    fn plan_within<L: Loss>(
         &self,
         budget: usize,
         model: &Outline,

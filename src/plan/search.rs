@@ -119,7 +119,7 @@ impl Search {
         })
     }
 
-    /// Returns the error if nothing fits, with a lower bound of the bytes of the smallest candidate, and advice.
+    /// Returns the error if nothing fits, with the expected bytes of the smallest candidate, and advice.
     pub(super) fn nothing_fits(&self) -> PlanError {
         let candidates = self.candidates().0.into_iter();
         let least = candidates.map(|it| it.device_bytes).min().unwrap_or(0);

@@ -106,7 +106,7 @@ fn batch_of_one_that_does_not_fit_can_not_be_split() {
     };
     planner.plan(Plain::loss, *least).unwrap();
     let missing = format!("{} more", least - budget);
-    let words = ["can't be split", "it takes", "Freeze", "LoRA", "4 bits"];
+    let words = ["can't be split", "is enough", "Freeze", "LoRA", "4 bits"];
     for words in words.into_iter().chain([&*missing]) {
         assert_says(&error, words);
     }

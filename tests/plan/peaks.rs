@@ -32,12 +32,15 @@ fn hold<K: Kind>(least_ratio: f64, most_ratio: f64) {
                 fits += 1;
             }
             Err(PlanError::NothingFits {
-                least, is_enough, ..
+                least: enough,
+                is_enough,
+                ..
             }) => {
-                println!("{budget}: nothing fits, {least} needed");
-                assert!(least > budget && is_enough);
-                let bytes = trained::<K, _>(&plan::<K>(least).unwrap());
-                assert!(bytes <= least, "{}: {bytes} taken", K::NAME);
+                println!("{budget}: nothing fits, {enough} is enough");
+                assert!(enough > budget && is_enough);
+                let bytes = trained::<K, _>(&plan::<K>(enough).unwrap());
+                assert!(bytes <= enough, "{}: {bytes} taken", K::NAME);
+                assert!(enough as f64 <= 1.3 * least as f64, "{}: {enough}", K::NAME);
             }
             Err(error) => panic!("{error}"),
         }
