@@ -1,7 +1,7 @@
 //! Head and loss on `flex`. The logits of a chunk are overwritten by their gradient.
 
 use backburn_base::{AnyTensor, of_data};
-use burn::tensor::TensorData;
+use burn::tensor::{Tensor, TensorData};
 use rayon::prelude::*;
 
 use super::Problem;
@@ -103,18 +103,23 @@ impl Problem {
         }
         let loss = TensorData::new(vec![loss as f32], [1]);
         let output = AnyTensor(of_data(loss, &hidden.device()));
+        // Of the inputs, only type and device are kept.
+        let [like_hidden, like_weight] = [hidden, weight].map(|it| {
+            let empty = Tensor::<1>::zeros([0], (&it.device(), it.dtype()));
+            AnyTensor::from(empty)
+        });
         Computed::new(output, move |gradient| {
             let factor = gradient.0.into_data().iter().next().unwrap_or(0.0);
-            let of_hidden =
-                needed[0].then(|| tensor(scaled(of_hidden, factor), [tokens, d_model], &hidden));
+            let of_hidden = needed[0]
+                .then(|| tensor(scaled(of_hidden, factor), [tokens, d_model], &like_hidden));
             let of_weight = needed[1].then(|| {
                 let of_weight = scaled(of_weight, factor);
                 match is_transposed {
                     true => {
-                        let of_weight = tensor(of_weight, [d_model, classes], &weight);
+                        let of_weight = tensor(of_weight, [d_model, classes], &like_weight);
                         of_weight.of_rank::<2>().transpose().into()
                     }
-                    false => tensor(of_weight, [classes, d_model], &weight),
+                    false => tensor(of_weight, [classes, d_model], &like_weight),
                 }
             });
             [of_hidden, of_weight]
