@@ -7,6 +7,7 @@ use parking_lot::Mutex;
 use super::averaging::WeightAveragingConfig;
 use super::format::{Weight, steps};
 use super::kernel;
+use super::optimizer_record::in_own_memory;
 use super::rule::Rule;
 use backburn_base::{copy_to_device, host, in_type, of_data};
 
@@ -143,7 +144,7 @@ impl RecordState for AverageState {
         let mean = match source.take_tensor(prefix, "average") {
             Some(data) if !data.dtype().is_float() => return None,
             // The recorded type, which not every device supports.
-            mean => mean.map(|data| of_data(data, &host(device))),
+            mean => mean.map(|data| of_data(in_own_memory(data), &host(device))),
         };
         Some(Self(Arc::new(Mutex::new(Values {
             updates,
