@@ -122,10 +122,17 @@ impl SharedOptimizer {
     /// path, and zeros of its shape and type.
     pub(crate) fn survives_record<'a>(
         &self,
-        mut parameters: impl Iterator<Item = (ParamId, &'a str, AnyTensor)>,
+        parameters: impl Iterator<Item = (ParamId, &'a str, AnyTensor)>,
     ) -> bool {
+        let mut parameters = parameters.peekable();
+        if parameters.peek().is_none() {
+            return true;
+        }
         let record = compact_records(|| self.optimizer.to_record());
-        let mut loaded = self.fresh().load_record(record);
+        let load = || self.fresh().load_record(record);
+        let Ok(mut loaded) = Call::default().make(load).0 else {
+            return false;
+        };
         parameters.all(|(id, path, zeros)| {
             let step = || step_one(&mut loaded, 0.0.into(), path, id, zeros.clone(), zeros);
             Call::default().make(step).0.is_ok()
