@@ -37,7 +37,8 @@ impl<A> RecordingAllocator<A> {
 
 // SAFETY: every call is forwarded to `inner`, a `GlobalAlloc`, with unchanged arguments and result, so
 // the contract holds as it does for `inner`. The events of a call are counted with atomics and a
-// thread-local cell, and written to memory from `System`: this neither reenters nor unwinds.
+// thread-local cell, whose destructor the standard library registers without this allocator (since Rust 1.93), and written to
+// memory from `System`: this neither reenters nor unwinds.
 unsafe impl<A: GlobalAlloc> GlobalAlloc for RecordingAllocator<A> {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller keeps the contract of `alloc`, which is that of `inner`.

@@ -44,7 +44,8 @@ pub(crate) fn take_peak() -> usize {
 
 /// Adds the pending bytes of this thread to `LIVE`.
 pub(super) fn flush_pending() {
-    add(PENDING.with(|pending| pending.0.replace(0)));
+    let pending = PENDING.try_with(|pending| pending.0.replace(0));
+    add(pending.unwrap_or(0));
 }
 
 /// Adds to the bytes in use. A thread first collects small amounts, because an atomic addition for each would slow down
