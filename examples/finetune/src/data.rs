@@ -4,6 +4,7 @@ use anyhow::{Result, ensure};
 
 use crate::config::DecoderConfig;
 use crate::documents::Documents;
+use crate::evaluation;
 use crate::held_out;
 use crate::options::Options;
 use crate::print::say;
@@ -62,9 +63,13 @@ impl Data {
             "`--validation` has no token that counts: name a longer file"
         );
         say!(
-            "{count} documents in {} rows of {length} tokens, {} of them held out",
+            "{count} documents in {} rows of {length} tokens, {} of them held out{}",
             rows.len() + held_out.len(),
-            held_out.len()
+            held_out.len(),
+            match held_out.len() > evaluation::ROWS {
+                true => format!(", of which {} are evaluated", evaluation::ROWS),
+                false => String::new(),
+            }
         );
         Ok(Self {
             rows,

@@ -7,7 +7,7 @@ use crate::rows::Rows;
 use crate::step::mean_loss;
 
 /// The most rows to measure the loss on.
-const ROWS: usize = 64;
+pub const ROWS: usize = 64;
 
 /// Rows that are held out.
 #[derive(Clone)]
@@ -24,8 +24,10 @@ impl Evaluation<'_> {
         if self.rows.is_empty() {
             return None;
         }
-        let every = self.rows.len().div_ceil(ROWS).max(1);
-        let rows: Vec<usize> = (0..self.rows.len()).step_by(every).collect();
+        let count = self.rows.len().min(ROWS);
+        let rows: Vec<usize> = (0..count)
+            .map(|row| row * self.rows.len() / count)
+            .collect();
         let device = self.device.clone().inner();
         let batches = rows.chunks(self.batch);
         let batches = batches.map(|rows| self.rows.batch(rows, &device));

@@ -4,8 +4,10 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, bail};
 use serde::{Deserialize, Serialize};
+
+use crate::output;
 
 /// Name of the file.
 pub const LOG: &str = "log.jsonl";
@@ -39,13 +41,21 @@ impl Log {
         let path = folder.join(LOG);
         let unwritable = || format!("{} can't be written", path.display());
         let before = std::fs::read_to_string(&path).unwrap_or_default();
-        let is_kept = |text: &&str| {
-            let line = serde_json::from_str::<Line>(text);
-            line.is_ok_and(|line| line.step <= done)
-        };
-        let kept = before.lines().filter(is_kept);
-        let kept: String = kept.map(|line| line.to_owned() + "\n").collect();
-        std::fs::write(&path, kept).with_context(unwritable)?;
+        let mut kept = String::new();
+        let mut lines = before.lines().peekable();
+        while let Some(text) = lines.next() {
+            match serde_json::from_str::<Line>(text) {
+                Ok(line) if line.step <= done => kept += &format!("{text}\n"),
+                Ok(_) => {}
+                // A kill can cut the last line.
+                Err(_) if lines.peek().is_none() && !before.ends_with('\n') => {}
+                Err(_) => bail!(
+                    "{} is not a log of this program: name another folder with `--output`, or move the file",
+                    path.display()
+                ),
+            }
+        }
+        output::replace(&path, kept.as_bytes()).with_context(unwritable)?;
         let file = OpenOptions::new().append(true).open(&path);
         Ok(Self {
             file: file.with_context(unwritable)?,

@@ -91,7 +91,8 @@ pub struct Options {
     #[arg(long, value_enum, default_value_t = FileType::Base)]
     pub dtype: FileType,
 
-    /// Replace files in `--output` that this program has not written, or that belong to another training.
+    /// Replace the files of a model in `--output` that this program has not written, or that were changed since. Other files of a model
+    /// there are removed.
     #[arg(long)]
     pub overwrite: bool,
 

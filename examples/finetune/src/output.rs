@@ -123,11 +123,13 @@ impl Output {
         Ok(())
     }
 
-    /// Returns the training whose result is in the folder, if its files are there.
-    pub fn finished(&self) -> Option<&Finished> {
+    /// Returns the training whose result is in the folder, if its files are there and its weights are unchanged.
+    pub fn finished(&self) -> Result<Option<&Finished>> {
         let mut names = self.list.files.keys();
         let is_complete = names.all(|name| self.folder.join(name).exists());
-        self.list.finished.as_ref().filter(|_| is_complete)
+        let is_weights = |name: &String| name.ends_with(".safetensors");
+        let is_unchanged = is_complete && !self.foreign()?.iter().any(is_weights);
+        Ok(self.list.finished.as_ref().filter(|_| is_unchanged))
     }
 
     /// Returns an error if there is a result, which a training from the beginning would replace.
@@ -150,10 +152,9 @@ impl Output {
         finished: Finished,
         write: impl FnOnce(&Path) -> Result<()>,
     ) -> Result<()> {
-        let foreign = match self.overwrite {
-            true => self.foreign()?,
-            false => Vec::new(),
-        };
+        // A file can have come since the beginning of the training.
+        self.check_foreign()?;
+        let foreign = self.foreign()?;
         let others: BTreeSet<String> = foreign
             .into_iter()
             .chain(self.list.files.keys().cloned())
@@ -258,7 +259,31 @@ pub fn adapter_files(base: &Path) -> Vec<&'static str> {
 pub fn write_model(decoder: &Decoder, base: &Path, folder: &Path, dtype: DType) -> Result<()> {
     create(folder)?;
     copy(&COPIED, base, folder)?;
+    if dtype != weights::dtype(base)? {
+        set_dtype(&folder.join("config.json"), dtype)?;
+    }
     weights::save(decoder, &folder.join(weights::WEIGHTS), dtype)
+}
+
+/// Sets the float type in a config, in which `transformers` loads the weights.
+fn set_dtype(file: &Path, dtype: DType) -> Result<()> {
+    let change = || -> Result<()> {
+        let mut config: serde_json::Map<String, serde_json::Value> =
+            serde_json::from_slice(&std::fs::read(file)?)?;
+        let name = match dtype {
+            DType::BF16 => "bfloat16",
+            DType::F16 => "float16",
+            _ => "float32",
+        };
+        // Version 4 of `transformers` reads the second one.
+        for key in ["dtype", "torch_dtype"] {
+            if config.contains_key(key) || key == "torch_dtype" {
+                config.insert(key.to_owned(), name.into());
+            }
+        }
+        Ok(replace(file, &serde_json::to_vec_pretty(&config)?)?)
+    };
+    change().with_context(|| format!("{} can't be changed", file.display()))
 }
 
 /// Writes the adapters of `decoder`, and the tokenizer in `base`.
@@ -278,11 +303,20 @@ fn copy(names: &[&str], base: &Path, folder: &Path) -> Result<()> {
     for name in names {
         let from = base.join(name);
         if from.exists() {
-            let copied = std::fs::copy(&from, folder.join(name));
+            let copied = std::fs::read(&from).and_then(|bytes| replace(&folder.join(name), &bytes));
             copied.with_context(|| format!("{} can't be copied", from.display()))?;
         }
     }
     Ok(())
+}
+
+/// Writes a new file and renames it to `file`, which may be a link to a file of the user.
+pub fn replace(file: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    let mut name = file.file_name().unwrap_or_default().to_owned();
+    name.push(".tmp");
+    let incomplete = file.with_file_name(name);
+    std::fs::write(&incomplete, bytes)?;
+    std::fs::rename(&incomplete, file)
 }
 
 fn create(folder: &Path) -> Result<()> {

@@ -25,7 +25,7 @@ use crate::print::{self, say};
 use crate::room;
 use crate::rows::{Order, Rows};
 use crate::sample::sample;
-use crate::saved::{Checkpoints, Saved, Settings};
+use crate::saved::{Best, Checkpoints, Saved, Settings};
 use crate::schedule::Schedule;
 use crate::signals;
 use crate::tokens::Tokens;
@@ -60,6 +60,7 @@ pub fn run(options: &Options, stop: &AtomicBool, bytes: &PeakAlloc) -> Result<us
         dry_run::print(&data, &tokens, steps, options.batch)?;
         let device = options.device.device().autodiff();
         say!("{}", fuse(options, &config, None, &device)?);
+        ensure!(!print::has_failed(), "{UNPRINTED}");
         return Ok(0);
     }
     ensure!(
@@ -75,14 +76,15 @@ pub fn run(options: &Options, stop: &AtomicBool, bytes: &PeakAlloc) -> Result<us
         newest.check(&saved, &checkpoints.folder)?;
     }
     let finished = saved.finished(format!(
-        "--dtype {}, --merge {}, --keep-best {}",
+        "--dtype {}, --merge {}, --keep-best {}, --patience {:?}",
         dtype.name(),
         options.merge,
-        options.keep_best
+        options.keep_best,
+        options.patience
     ));
-    if output.finished() == Some(&finished) {
+    if output.finished()? == Some(&finished) {
         say!(
-            "the training of {steps} steps is done, and its result is in {}: nothing is written. Raise `--epochs` or `--steps` to train on",
+            "the training is done, and its result is in {}: nothing is written. Raise `--epochs` or `--steps` to train on",
             options.output.display()
         );
         return Ok(steps);
@@ -101,16 +103,19 @@ pub fn run(options: &Options, stop: &AtomicBool, bytes: &PeakAlloc) -> Result<us
         Some(newest) => {
             saved.plan = resumed_plan(options, newest.plan)?;
             saved.loss_before = newest.loss_before;
-            let has_best = !options.keep_best || Checkpoints::best(options).newest()?.is_some();
-            saved.best = newest.best.filter(|_| has_best);
+            saved.best = newest.best;
         }
-        None => saved.plan = plan(options, &config, rows, &device)?,
+        None => {
+            Checkpoints::best(options).remove()?;
+            saved.plan = plan(options, &config, rows, &device)?;
+        }
     }
     let mut fused = fuse(options, &config, saved.plan.as_ref(), &device)?;
     let done = match is_resumed {
         true => checkpoints.load(&mut fused)?,
         false => 0,
     };
+    saved.best = resumed_best(options, &saved, &fused, done)?;
     let end = options.stop.unwrap_or(steps).min(steps);
     ensure!(
         done <= end,
@@ -163,14 +168,18 @@ pub fn run(options: &Options, stop: &AtomicBool, bytes: &PeakAlloc) -> Result<us
             return Ok(made);
         }
     };
-    if let (Some(best), Some(checkpoint)) = (saved.best, &training.best)
-        && best.later > 0
-    {
-        checkpoint.load(&mut training.fused)?;
-        say!(
-            "the weights of step {} are written: their held-out loss is the lowest",
-            best.step
-        );
+    match (saved.best, &training.best) {
+        (Some(best), Some(checkpoint)) if best.step != made => {
+            checkpoint.load(&mut training.fused)?;
+            say!(
+                "the weights of step {} are written: their held-out loss is the lowest",
+                best.step
+            );
+        }
+        (None, Some(_)) => say!(
+            "no checkpoint of this training has a held-out loss, so the last weights are written"
+        ),
+        _ => {}
     }
     let result = Trained::of(options, training.fused, dtype, &evaluation);
     let losses = Losses {
@@ -199,6 +208,29 @@ pub fn run(options: &Options, stop: &AtomicBool, bytes: &PeakAlloc) -> Result<us
     let answer = sample(&model, &tokens, &prompt, options.sample, length, &device)?;
     say!("\n{}|{answer}", tokens.decode(&prompt)?);
     Ok(made)
+}
+
+/// Returns the lowest loss of the training so far. If the program was killed between two saves, the checkpoint that was loaded after
+/// `done` steps is the best and is saved as such now.
+fn resumed_best(
+    options: &Options,
+    saved: &Saved,
+    fused: &FusedOptimizer<Decoder>,
+    done: usize,
+) -> Result<Option<Best>> {
+    let Some(best) = saved.best.filter(|_| options.keep_best) else {
+        return Ok(saved.best);
+    };
+    let checkpoints = Checkpoints::best(options);
+    let kept = checkpoints.newest()?.and_then(|kept| kept.best);
+    if kept.is_some_and(|kept| kept.step == best.step) {
+        return Ok(Some(best));
+    }
+    if best.step == done {
+        checkpoints.save(fused, saved, done)?;
+        return Ok(Some(best));
+    }
+    Ok(kept)
 }
 
 /// Prints the length of the training, and the share of the weights that it trains.
@@ -261,10 +293,21 @@ fn plan(
         options.batch
     );
     let plan = planner.plan(loss, budget).map_err(|error| match error {
-        PlanError::NothingFits { budget, least, .. } => anyhow!(
-            "the training takes about {least} bytes, and `--fit` has {budget}: raise `--fit`, lower `--length`, or train adapters with \
-             `--method qlora4`"
-        ),
+        PlanError::NothingFits {
+            budget,
+            least,
+            is_enough,
+            ..
+        } => {
+            let needed = match is_enough {
+                true => format!("`--fit {least}` is enough"),
+                false => format!("the training takes about {least} bytes"),
+            };
+            anyhow!(
+                "the training does not fit {budget} bytes, and {needed}: raise `--fit`, lower `--length`, or train adapters with \
+                 `--method qlora4`"
+            )
+        }
         error => anyhow!(names::in_files(&error)),
     })?;
     say!("{plan}");

@@ -152,6 +152,10 @@ impl Saved {
                 return Err(refused(option, saved, asked));
             }
         }
+        let unset = |name: &str| other.settings.0.iter().all(|(asked, _)| asked != name);
+        if let Some((name, saved)) = self.settings.0.iter().find(|(name, _)| unset(name)) {
+            return Err(refused(name, saved, "unset"));
+        }
         if other.steps < self.steps {
             let [saved, asked] = [self.steps, other.steps].map(|steps| steps.to_string());
             return Err(refused("--epochs or --steps", &saved, &asked));
@@ -194,6 +198,17 @@ impl Checkpoints {
         Self {
             checkpoint: self.checkpoint.keep_last(count),
             ..self
+        }
+    }
+
+    /// Removes all checkpoints.
+    pub fn remove(&self) -> Result<()> {
+        match std::fs::remove_dir_all(&self.folder) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(anyhow!(
+                "{} can't be removed: {error}",
+                self.folder.display()
+            )),
+            _ => Ok(()),
         }
     }
 

@@ -33,8 +33,16 @@ pub fn write(
         .with_to_adapter(adapter)
         .filter(filter)
         .remap(names);
-    let saved = decoder.save_into(&mut store).map_err(anyhow::Error::from);
-    let renamed = saved.and_then(|()| Ok(std::fs::rename(&incomplete, file)?));
+    let mut write = || -> Result<()> {
+        // The store creates a file for its owner alone.
+        let permissions = std::fs::File::create(&incomplete)?
+            .metadata()?
+            .permissions();
+        decoder.save_into(&mut store)?;
+        std::fs::set_permissions(&incomplete, permissions)?;
+        Ok(std::fs::rename(&incomplete, file)?)
+    };
+    let renamed = write();
     if renamed.is_err() {
         // A part of a file takes the room that the next try needs.
         let _ = std::fs::remove_file(&incomplete);

@@ -75,9 +75,16 @@ impl Tokens {
         );
         let end = texts.get("eos_token");
         let end = end.and_then(|text| tokenizer.token_to_id(text));
+        let end = end.or(model.end_of_text);
+        ensure!(
+            end.is_none_or(|end| (end as usize) < model.vocabulary),
+            "`eos_token_id` is {}, and the model has {} tokens: set one of them, or `eos_token` in tokenizer_config.json",
+            end.unwrap_or_default(),
+            model.vocabulary
+        );
         Ok(Self {
             template: Template::read(folder, &config, texts)?,
-            end: end.or(model.end_of_text),
+            end,
             special: special_ids(&tokenizer),
             around,
             tokenizer,

@@ -277,3 +277,66 @@ fn names_of_checkpoints(out: &Path) -> usize {
         .filter(|name| name.to_string_lossy().starts_with("step-"))
         .count()
 }
+
+/// A folder whose files are links to those of the base.
+#[cfg(unix)]
+#[test]
+fn file_of_base_that_output_links_to_is_unchanged() {
+    let folder = tempfile::tempdir().unwrap();
+    let (model, data) = (copy("llama", folder.path()), text(folder.path()));
+    let out = folder.path().join("out");
+    fs::create_dir(&out).unwrap();
+    let files = ["config.json", "tokenizer.json", "tokenizer_config.json"];
+    for file in files {
+        fs::hard_link(model.join(file), out.join(file)).unwrap();
+    }
+    command(&model, &data, &out, &["--steps 1 --overwrite"]).unwrap();
+    for file in files {
+        let base = fs::read(reference("llama").join(file)).unwrap();
+        assert!(fs::read(model.join(file)).unwrap() == base, "{file}");
+        assert!(fs::read(out.join(file)).unwrap() == base, "{file}");
+    }
+}
+
+#[test]
+fn file_in_place_of_log_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let (model, data) = (copy("llama", folder.path()), text(folder.path()));
+    let out = folder.path().join("out");
+    fs::create_dir(&out).unwrap();
+    let chats = "{\"text\": \"a chat\"}\n";
+    fs::write(out.join("log.jsonl"), chats).unwrap();
+    let error = command(&model, &data, &out, &["--steps 1"]).unwrap_err();
+    assert!(format!("{error:#}").contains("is not a log"), "{error:#}");
+    assert_eq!(fs::read_to_string(out.join("log.jsonl")).unwrap(), chats);
+}
+
+#[test]
+fn config_has_type_of_written_weights() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = text(folder.path());
+    for (model, key) in [("llama", "torch_dtype"), ("llama-tied", "dtype")] {
+        let base = copy(model, folder.path());
+        for (option, name) in [("bf16", "bfloat16"), ("base", "float32")] {
+            let out = folder.path().join(format!("{model}-{option}"));
+            let options = format!("--steps 1 --dtype {option}");
+            command(&base, &data, &out, &[&options]).unwrap();
+            let config = fs::read(out.join("config.json")).unwrap();
+            let config: Value = serde_json::from_slice(&config).unwrap();
+            assert_eq!(config[key], name);
+        }
+    }
+}
+
+#[test]
+fn changed_result_is_not_called_done() {
+    let folder = tempfile::tempdir().unwrap();
+    let (model, data) = (copy("llama", folder.path()), text(folder.path()));
+    let out = folder.path().join("out");
+    command(&model, &data, &out, &["--steps 1"]).unwrap();
+    fs::write(out.join(weights::WEIGHTS), "changed").unwrap();
+    let error = command(&model, &data, &out, &["--steps 1"]).unwrap_err();
+    assert!(format!("{error:#}").contains("--overwrite"), "{error:#}");
+    command(&model, &data, &out, &["--steps 1 --overwrite"]).unwrap();
+    load(&out);
+}

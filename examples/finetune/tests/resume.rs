@@ -195,4 +195,28 @@ fn best_checkpoint_is_written() {
         .count();
     assert_eq!(made, steps);
     assert!(best < last, "{made} steps, {best}, {last}");
+    // With more patience the training goes on.
+    let more = options.replace("--patience 3", "--patience 4");
+    let more = command(&model, &data, &out, &[&more]).unwrap();
+    assert!(more > ended, "{more} steps");
+}
+
+/// The program was killed after the checkpoint with the lowest loss was written, and before it was saved as the best one.
+#[test]
+fn best_checkpoint_is_saved_again_after_kill() {
+    let folder = tempfile::tempdir().unwrap();
+    let (model, data) = (copy("llama", folder.path()), text(folder.path()));
+    let out = folder.path().join("out");
+    let best = out.join("checkpoints/best");
+    let options = "--learning-rate 1e-3 --epochs 20 --save-every 2 --keep-best";
+    let run = |stop: &str| command(&model, &data, &out, &[options, stop]).unwrap();
+    run("--stop 2");
+    let earlier = folder.path().join("earlier");
+    fs::rename(&best, &earlier).unwrap();
+    run("--stop 4");
+    assert!(best.join("step-4").is_dir());
+    fs::remove_dir_all(&best).unwrap();
+    fs::rename(&earlier, &best).unwrap();
+    run("--stop 4");
+    assert!(best.join("step-4").is_dir());
 }
