@@ -137,7 +137,7 @@ impl<S: RecordState, const D: usize> RecordState for InFormatState<S, D> {
 
 /// A rule that sets the parameter to the value passed as the gradient.
 #[derive(Clone, Debug)]
-struct Set;
+pub(crate) struct Set;
 
 impl UpdateRule<0> for Set {
     #[inline(always)]

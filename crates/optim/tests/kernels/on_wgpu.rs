@@ -8,7 +8,8 @@ use super::super::format::{
     CodeScheme, GROUP, Noise, PackedState, Residual, SquareRootCode, StateFormat, StateTensor,
     Weight, WeightFormat,
 };
-use super::super::rule::{Set, Step};
+use super::super::in_format::Set;
+use super::super::rule::Step;
 use super::super::{AdamConfig, AdamWConfig, ElementWise, LionConfig, SgdConfig};
 use super::{Rule, Update, single_pass};
 
@@ -96,6 +97,7 @@ fn update(rule: Rule, format: WeightFormat) -> Update {
     Update {
         rule,
         formats: Some((format, Noise::of_step(3))),
+        traced: Default::default(),
     }
 }
 
