@@ -19,6 +19,7 @@ mod follow;
 mod forecast;
 mod named;
 mod optimizer;
+mod outline;
 mod pass_bytes;
 mod pass_profile;
 #[allow(clippy::module_inception)]

@@ -1,5 +1,4 @@
 use backburn_base::caught::catch;
-use backburn_base::{ModelKey, list};
 use backburn_memory as memory;
 use backburn_memory::MemoryError;
 use backburn_optim::SgdConfig;
@@ -13,12 +12,12 @@ use crate::files::cast;
 use crate::footprint::parameters;
 use crate::fused::FusedOptimizer;
 use crate::fused::Loss;
-use crate::parameters::running_statistics;
 use crate::tap::collect_graph;
 
 use super::budget::Budget;
 use super::error::PlanError;
 use super::optimizer::PlannedOptimizer;
+use super::outline::Outline;
 use super::plan::Plan;
 use super::probe::Probe;
 use super::profile::{FIRST_PASS_BYTES, Profile};
@@ -376,27 +375,6 @@ where
             }
         }
         Ok(())
-    }
-}
-
-/// The properties of a model that the planner needs while the model itself does not exist.
-struct Outline {
-    key: ModelKey,
-    has_statistics: bool,
-    /// The number of elements of each parameter; `true` if it has a value.
-    sizes: Vec<(usize, bool)>,
-}
-
-impl Outline {
-    fn of<M: Module>(model: &M) -> Self {
-        let parameters = list(model).into_iter().map(|it| it.param);
-        Self {
-            key: ModelKey::of(model),
-            has_statistics: !running_statistics(model).is_empty(),
-            sizes: parameters
-                .map(|param| (param.shape().num_elements(), param.is_initialized()))
-                .collect(),
-        }
     }
 }
 
