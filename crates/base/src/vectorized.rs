@@ -7,7 +7,7 @@ pub use pulp::NullaryFnOnce as Loop;
 /// only, since a closure is compiled for the baseline processor.
 #[inline]
 pub fn vectorized<L: Loop>(work: L) -> L::Output {
-    // `pulp` has a feature for this, but it would change the matrix kernels of Burn's backends too.
+    // The widest instructions of `pulp`, its `V4`, are without AVX-512 VBMI.
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx512f")
         && is_x86_feature_detected!("avx512bw")

@@ -13,7 +13,7 @@ impl Template {
     ///
     /// # Errors
     ///
-    /// If the template leaves out a part of the chat, or writes a part in another way once more follows, so that answers can't be
+    /// If the template leaves out a part of the chat, or changes a part when later messages are added, so that answers can't be
     /// found.
     pub fn answers(&self, chat: &Chat) -> Result<(String, Vec<Range<usize>>)> {
         let Chat {
@@ -29,7 +29,7 @@ impl Template {
             let number = index + 1;
             ensure!(
                 whole.starts_with(&with),
-                "the chat template writes message {number} in another way once more follow: {}",
+                "the chat template changes message {number} when later messages are added: {}",
                 match chat.counted.iter().filter(|counts| **counts).count() {
                     1 => "end the chat with this message",
                     _ => "cut the chat into one for each answer",
@@ -41,7 +41,7 @@ impl Template {
                 let plain = self.render(asked, tools, false)?;
                 ensure!(
                     with.starts_with(&plain) && prompt.starts_with(&plain),
-                    "the chat template writes the messages before message {number} in another way once it follows: write the data \
+                    "the chat template changes the messages before message {number} when it is added: write the data \
                      with `prompt` and `completion` as texts, or change the template"
                 );
                 let content = messages[index]["content"].as_str().unwrap_or_default();
@@ -157,11 +157,11 @@ mod tests {
         for (roles, words) in [
             (
                 &all[..3],
-                "message 2 in another way once more follow: end the chat with this message",
+                "changes message 2 when later messages are added: end the chat with this message",
             ),
             (
                 &all[..],
-                "message 2 in another way once more follow: cut the chat into one for each answer",
+                "changes message 2 when later messages are added: cut the chat into one for each answer",
             ),
         ] {
             let error = answers(source, roles).unwrap_err().to_string();

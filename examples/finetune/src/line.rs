@@ -14,7 +14,7 @@ pub enum Document {
     Chat(Chat),
 }
 
-/// Fields of each format: required ones, of which the first names the format, and optional ones.
+/// Required and optional fields of each format. The first required field is the name of the format.
 const FORMATS: [(&[&str], &[&str]); 5] = [
     (&["text"], &[]),
     (&["messages"], &["tools"]),

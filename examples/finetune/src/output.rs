@@ -14,9 +14,9 @@ use crate::decoder::Decoder;
 use crate::saved::Settings;
 use crate::weights;
 
-/// Files of the base that the model is of no use without. They are copied as they are: each version of `transformers` reads what it
-/// has written, and not always what another has.
-const COPIED: [&str; 10] = [
+/// Files of the base that the model needs, those of its config first. They are copied as they are: a version of `transformers` does
+/// not read all files of another version.
+const COPIED: &[&str] = &[
     "config.json",
     "generation_config.json",
     "tokenizer.json",
@@ -30,16 +30,7 @@ const COPIED: [&str; 10] = [
 ];
 
 /// The files of [`COPIED`] that a tokenizer consists of. Adapters are written with them.
-const TOKENIZER: [&str; 8] = [
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-    "vocab.json",
-    "merges.txt",
-    "tokenizer.model",
-];
+const TOKENIZER: &[&str] = COPIED.split_at(2).1;
 
 /// The description of the model.
 pub const CARD: &str = "README.md";
@@ -241,14 +232,18 @@ fn lock(folder: &Path) -> Result<File> {
 
 /// Returns the names of the files of a whole model, with those in `base`.
 pub fn model_files(base: &Path) -> Vec<&'static str> {
-    let copied = COPIED.into_iter().filter(|name| base.join(name).exists());
+    let copied = COPIED
+        .iter()
+        .copied()
+        .filter(|name| base.join(name).exists());
     copied.chain([weights::WEIGHTS, CARD]).collect()
 }
 
 /// Returns the names of the files of adapters, with those in `base`.
 pub fn adapter_files(base: &Path) -> Vec<&'static str> {
     let copied = TOKENIZER
-        .into_iter()
+        .iter()
+        .copied()
         .filter(|name| base.join(name).exists());
     copied
         .chain([adapters::WEIGHTS, adapters::CONFIG, CARD])
@@ -258,7 +253,7 @@ pub fn adapter_files(base: &Path) -> Vec<&'static str> {
 /// Writes `decoder`, which has no adapters, and what belongs to the model in `base`.
 pub fn write_model(decoder: &Decoder, base: &Path, folder: &Path, dtype: DType) -> Result<()> {
     create(folder)?;
-    copy(&COPIED, base, folder)?;
+    copy(COPIED, base, folder)?;
     if dtype != weights::dtype(base)? {
         set_dtype(&folder.join("config.json"), dtype)?;
     }
@@ -294,7 +289,7 @@ pub fn write_adapters(
     folder: &Path,
 ) -> Result<()> {
     create(folder)?;
-    copy(&TOKENIZER, base, folder)?;
+    copy(TOKENIZER, base, folder)?;
     adapters.save(decoder, base, folder)
 }
 

@@ -1,7 +1,7 @@
 //! Signals that end the training: Ctrl-C, and on Unix SIGTERM and SIGHUP.
 //!
-//! The first one ends the training after the current step, with a checkpoint; the second one ends the program at once. As long as
-//! nothing is trained, the first one does.
+//! The first one ends the training after the current step, with a checkpoint; the second one ends the program at once.
+//! Outside of a training, the first one ends the program at once.
 
 use std::io::{Write, stderr};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
