@@ -6,6 +6,7 @@ mod backends;
 mod common;
 mod disturbed;
 mod fidelity;
+mod mixtures;
 mod pools;
 mod side_by_side;
 
