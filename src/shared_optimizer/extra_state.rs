@@ -27,14 +27,18 @@ pub(crate) trait ExtraState: RecordState + Clone {
     fn group() -> ParamGroup;
 
     /// Returns id and path of such a parameter. All have this path.
-    fn holder() -> (ParamId, &'static str);
+    fn parameter() -> (ParamId, &'static str);
 
     /// Registers the state in `optimizer`, which can then load it from a record.
     fn join(optimizer: ModuleOptimizer) -> ModuleOptimizer {
         // Burn can't remove a group.
         match is_registered::<Self>(&optimizer) {
             true => optimizer,
-            false => optimizer.with_group(Self::group(), Keeper::<Self>(PhantomData), None),
+            false => optimizer.with_group(
+                Self::group(),
+                ExtraStateOptimizer::<Self>(PhantomData),
+                None,
+            ),
         }
     }
 
@@ -47,9 +51,9 @@ pub(crate) trait ExtraState: RecordState + Clone {
         rank: usize,
         device: &Device,
     ) {
-        GIVEN.set(Some(Box::new(self.clone())));
-        exchange(optimizer, id, rank, Self::holder().1, device);
-        GIVEN.take();
+        STATE_TO_STORE.set(Some(Box::new(self.clone())));
+        step_extra_state(optimizer, id, rank, Self::parameter().1, device);
+        STATE_TO_STORE.take();
     }
 
     /// Drops the states that `optimizer` has for these parameters, each with its rank.
@@ -62,7 +66,7 @@ pub(crate) trait ExtraState: RecordState + Clone {
         }
         let device = host(&Device::default());
         for (id, rank) in parameters {
-            exchange(optimizer, id, rank, Self::holder().1, &device);
+            step_extra_state(optimizer, id, rank, Self::parameter().1, &device);
         }
     }
 }
@@ -76,7 +80,7 @@ impl ExtraState for PolicyState {
         ParamGroup::from_ids(vec![EXTRA_STATE_ID.into()])
     }
 
-    fn holder() -> (ParamId, &'static str) {
+    fn parameter() -> (ParamId, &'static str) {
         (EXTRA_STATE_ID.into(), "")
     }
 }
@@ -90,27 +94,27 @@ impl ExtraState for AverageState {
         ParamGroup::from_path(AVERAGE_PATH)
     }
 
-    fn holder() -> (ParamId, &'static str) {
+    fn parameter() -> (ParamId, &'static str) {
         (average_id(EXTRA_STATE_ID.into()), AVERAGE_PATH)
     }
 }
 
 thread_local! {
     /// The state that the next step stores in the optimizer.
-    static GIVEN: RefCell<Option<Box<dyn Any>>> = const { RefCell::new(None) };
+    static STATE_TO_STORE: RefCell<Option<Box<dyn Any>>> = const { RefCell::new(None) };
     /// `true` after an optimizer has loaded extra state, or its absence.
     static IS_LOADED: Cell<bool> = const { Cell::new(false) };
 }
 
 /// The optimizer of extra state. A step stores or drops the state.
 #[derive(Clone)]
-struct Keeper<S>(PhantomData<fn() -> S>);
+struct ExtraStateOptimizer<S>(PhantomData<fn() -> S>);
 
 /// Extra state as the state of a parameter.
 #[derive(Clone)]
-struct Kept<S>(S);
+struct ParameterState<S>(S);
 
-impl<S: RecordState> RecordState for Kept<S> {
+impl<S: RecordState> RecordState for ParameterState<S> {
     fn state_flatten(&self, prefix: &str, sink: &mut StateSink) {
         self.0.state_flatten(prefix, sink);
     }
@@ -121,24 +125,26 @@ impl<S: RecordState> RecordState for Kept<S> {
     }
 }
 
-impl<S: ExtraState> Optimizer for Keeper<S> {
-    type State<const D: usize> = Kept<S>;
+impl<S: ExtraState> Optimizer for ExtraStateOptimizer<S> {
+    type State<const D: usize> = ParameterState<S>;
 
     fn step<const D: usize>(
         &self,
         _learning_rate: LearningRate,
         nothing: Tensor<D>,
         _gradient: Tensor<D>,
-        loaded: Option<Kept<S>>,
-    ) -> (Tensor<D>, Option<Kept<S>>) {
-        let given = GIVEN.take().and_then(|given| given.downcast::<S>().ok());
-        if let (Some(given), Some(Kept(loaded))) = (&given, loaded) {
-            given.restore(&loaded);
+        loaded: Option<ParameterState<S>>,
+    ) -> (Tensor<D>, Option<ParameterState<S>>) {
+        let stored = STATE_TO_STORE
+            .take()
+            .and_then(|stored| stored.downcast::<S>().ok());
+        if let (Some(stored), Some(ParameterState(loaded))) = (&stored, loaded) {
+            stored.restore(&loaded);
         }
-        (nothing, given.map(|given| Kept(*given)))
+        (nothing, stored.map(|stored| ParameterState(*stored)))
     }
 
-    fn to_device<const D: usize>(state: Kept<S>, _device: &Device) -> Kept<S> {
+    fn to_device<const D: usize>(state: ParameterState<S>, _device: &Device) -> ParameterState<S> {
         state
     }
 }
@@ -146,7 +152,7 @@ impl<S: ExtraState> Optimizer for Keeper<S> {
 /// Returns `true` if `S` is registered in `optimizer`. Burn's only interface to the optimizer of a group that needs no step is
 /// that it loads a state, here an empty one.
 fn is_registered<S: ExtraState>(optimizer: &ModuleOptimizer) -> bool {
-    let (id, path) = S::holder();
+    let (id, path) = S::parameter();
     let nothing = write([RecordedState::none(id, path, 1)]);
     let nothing = nothing.expect("Burn writes what has no state");
     IS_LOADED.set(false);
@@ -156,7 +162,7 @@ fn is_registered<S: ExtraState>(optimizer: &ModuleOptimizer) -> bool {
 }
 
 /// Exchanges the extra state under this id and path. Burn's only interface for this is a step.
-fn exchange(
+fn step_extra_state(
     optimizer: &mut ModuleOptimizer,
     id: ParamId,
     rank: usize,
