@@ -230,7 +230,7 @@ impl Checkpoint {
             .map_err(|error| CheckpointError::cannot_write(&optimizer, error))?;
         folder::write(&temporary.join(SCHEDULER), &scheduler)?;
         folder::write(&temporary.join(USER_DATA), &user_data)?;
-        let orthogonalized = training.core().orthogonalized(&optimizer);
+        let orthogonalized = training.core().orthogonalized(&optimizer)?;
         Training::write(temporary, step, self.trained_only, orthogonalized)?;
         folder::flush_folder(temporary)
     }

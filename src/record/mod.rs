@@ -28,8 +28,11 @@ const VELOCITY: &str = "momentum.velocity";
 
 /// Returns the paths of the parameters whose velocity in the record `file` belongs to Muon. `fresh` is the optimizer that saved it.
 /// Returns `None` if the record contains no velocity.
-pub(crate) fn orthogonalized(file: &Path, fresh: &ModuleOptimizer) -> Option<BTreeSet<String>> {
-    let reader = burn_pack::Reader::from_file(file).ok()?;
+pub(crate) fn orthogonalized(
+    file: &Path,
+    fresh: &ModuleOptimizer,
+) -> Result<Option<BTreeSet<String>>, FusedError> {
+    let reader = burn_pack::Reader::from_file(file).map_err(unreadable)?;
     let names = reader.tensor_names().into_iter();
     let names = names.filter(|name| name.contains(VELOCITY));
     let ids: BTreeSet<_> = names.filter_map(|name| name.split('.').next()).collect();
@@ -38,7 +41,7 @@ pub(crate) fn orthogonalized(file: &Path, fresh: &ModuleOptimizer) -> Option<BTr
         let id = id.parse::<u64>().ok()?;
         orthogonalizes(fresh, id.into(), path).then(|| path.clone())
     };
-    (!ids.is_empty()).then(|| ids.into_iter().filter_map(orthogonalized).collect())
+    Ok((!ids.is_empty()).then(|| ids.into_iter().filter_map(orthogonalized).collect()))
 }
 
 /// Returns an error unless Muon saved the velocity of a parameter and loads it, or neither. `saved` are the paths whose

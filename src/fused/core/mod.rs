@@ -273,7 +273,10 @@ impl<M: Module> Core<M> {
     }
 
     /// Returns the paths whose velocity in `file`, a record of this optimizer, belongs to Muon; `None` without a velocity.
-    pub(crate) fn orthogonalized(&self, file: &Path) -> Option<BTreeSet<String>> {
+    pub(crate) fn orthogonalized(
+        &self,
+        file: &Path,
+    ) -> Result<Option<BTreeSet<String>>, FusedError> {
         let fresh = self.ranks.session().optimizer.lock().fresh();
         record::orthogonalized(file, &fresh)
     }
