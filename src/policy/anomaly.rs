@@ -29,9 +29,10 @@ impl GradientHook for AnomalyCheck {
     ) -> GradientFlow<D> {
         match is_finite(&gradient) {
             true => GradientFlow::Continue(gradient),
-            false => GradientFlow::Stop(FusedError::GradientNotFinite {
-                path: parameter.path.to_string(),
-            }),
+            false => {
+                let path = parameter.path.to_string();
+                GradientFlow::Stop(FusedError::GradientNotFinite { path }.into())
+            }
         }
     }
 }

@@ -83,9 +83,10 @@ impl GradientHook for Compare {
         let is_equal = |(a, b)| is_noise(a, b) || differ_by_rounding(a, b);
         match found.zip(measured).is_some_and(is_equal) {
             true => GradientFlow::Continue(gradient),
-            false => GradientFlow::Stop(FusedError::passes_differ(
-                "Parameters whose gradients had not arrived were not updated",
-            )),
+            false => {
+                let error = "Parameters whose gradients had not arrived were not updated";
+                GradientFlow::Stop(FusedError::passes_differ(error).into())
+            }
         }
     }
 }

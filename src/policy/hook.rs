@@ -1,3 +1,4 @@
+use std::error::Error;
 use std::sync::Arc;
 
 use backburn_base::{AnyTensor, with_rank};
@@ -71,15 +72,16 @@ pub struct HookedParameter<'a, const D: usize> {
 /// The decision of a [`GradientHook`] about a gradient.
 // A CubeCL tensor without `fusion` is large, but only one at a time is moved.
 #[allow(clippy::large_enum_variant)] // There is one at a time.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub enum GradientFlow<const D: usize> {
     /// The update uses this gradient, of the same shape, dtype and device.
     Continue(Tensor<D>),
     /// The parameter and its optimizer state are unchanged in this step.
     Veto,
-    /// The step fails with this error. The parameter is unchanged, and so are those whose gradient has not arrived;
-    /// the others have been updated.
-    Stop(FusedError),
+    /// The step fails with [`FusedError::StoppedByHook`], which names the parameter and this reason:
+    /// `GradientFlow::Stop("the gradient is too large".into())`. The parameter is unchanged, and so are those whose
+    /// gradient has not arrived; the others have been updated.
+    Stop(Box<dyn Error + Send + Sync>),
 }
 
 /// A hook for parameters of any rank.
@@ -108,7 +110,7 @@ impl<H: GradientHook> AnyHook for H {
             match self.call(HookedParameter { path, id, value }, gradient.of_rank()) {
                 GradientFlow::Continue(gradient) => Ok(Some(AnyTensor::from(gradient))),
                 GradientFlow::Veto => Ok(None),
-                GradientFlow::Stop(error) => Err(error),
+                GradientFlow::Stop(reason) => Err(stopped(path, reason)),
             }
         });
         match flow {
@@ -121,6 +123,17 @@ impl<H: GradientHook> AnyHook for H {
             }
             flow => flow,
         }
+    }
+}
+
+/// Returns the error of a step that a hook stops. The hooks of this crate have errors of their own.
+fn stopped(path: &str, reason: Box<dyn Error + Send + Sync>) -> FusedError {
+    match reason.downcast() {
+        Ok(error) => *error,
+        Err(reason) => FusedError::StoppedByHook {
+            path: path.to_string(),
+            reason: reason.to_string(),
+        },
     }
 }
 

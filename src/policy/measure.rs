@@ -35,7 +35,7 @@ impl GradientHook for Measure {
         let squares = Squares::of(&gradient);
         let path = parameter.path.to_string();
         if self.stops && squares.value().is_some_and(|sum| !sum.is_finite()) {
-            return GradientFlow::Stop(FusedError::GradientNotFinite { path });
+            return GradientFlow::Stop(FusedError::GradientNotFinite { path }.into());
         }
         self.squares.lock().push((path, squares));
         GradientFlow::Continue(gradient)

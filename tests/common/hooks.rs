@@ -1,6 +1,6 @@
 //! A hook that calls a closure.
 
-use backburn::{FusedError, GradientFlow, GradientHook, HookedParameter};
+use backburn::{GradientFlow, GradientHook, HookedParameter};
 use burn::tensor::{Device, Tensor};
 
 /// A complete gradient of any rank.
@@ -47,10 +47,7 @@ impl<F: Fn(&Finished<'_>) -> Answer + Send + Sync + 'static> GradientHook for Ho
             Answer::Use => GradientFlow::Continue(gradient),
             Answer::Scale(factor) => GradientFlow::Continue(gradient.mul_scalar(factor)),
             Answer::Veto => GradientFlow::Veto,
-            Answer::Stop(reason) => GradientFlow::Stop(FusedError::StoppedByHook {
-                path: parameter.path.to_string(),
-                reason: reason.to_string(),
-            }),
+            Answer::Stop(reason) => GradientFlow::Stop(reason.into()),
         }
     }
 }
