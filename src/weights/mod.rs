@@ -11,7 +11,7 @@
 //!    value that `resident_value` returns.
 //! 2. The tap passes the gradient of each use to [`TapSink::receive`](tap_sink::TapSink). When none is pending,
 //!    `LocalParam` reports the sum to the master.
-//! 3. When all ranks have reported, `MasterParam::apply_gradients` sums them, calls hooks and steps the value.
+//! 3. When all ranks have reported, they are summed, and `MasterParam::apply_sum` calls hooks and steps the value.
 //! 4. At the end of the pass, `LocalParams::end` updates or drops the compute copies.
 
 mod applied;

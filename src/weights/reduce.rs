@@ -6,10 +6,11 @@ use backburn_base::{AnyTensor, flush};
 
 use super::gradient_state::{GradientState, HeldGradient};
 use super::local_param::LocalParam;
+use super::master_param::MasterParam;
 use crate::error::FusedError;
 use crate::pass::{FailedIn, Failure, Pass};
-use crate::policy::Accumulation;
-use crate::replica::{HeldBytes, Membership};
+use crate::policy::{Accumulation, GradientUse};
+use crate::replica::{Group, HeldBytes, Membership};
 use crate::tap;
 
 impl LocalParam {
@@ -25,7 +26,7 @@ impl LocalParam {
             if !pass.admits() {
                 return Ok(());
             }
-            self.state.lock().stage = GradientState::Done { received: false };
+            self.state.lock().gradient = GradientState::Done { received: false };
         }
         let hold = gradient
             .as_ref()
@@ -35,14 +36,14 @@ impl LocalParam {
             .map(|gradient| self.to_storage(pass, gradient))
             .transpose()?;
         let Some(member) = ranks else {
-            master.apply_gradients(pass, gradient.into_iter().collect());
+            master.apply_gradient(pass, gradient);
             // The new copy is transferred while other gradients are computed.
             return self.update_cached_copy();
         };
         let held = gradient.zip(hold);
         let held = held.map(|(gradient, hold)| HeldGradient { gradient, hold });
         if let Some(gradients) = master.add_rank_gradient(&self.context, held) {
-            master.apply_rank_gradients(&member.group, gradients);
+            apply_rank_gradients(master, &member.group, gradients);
         }
         Ok(())
     }
@@ -96,5 +97,36 @@ impl LocalParam {
             pass.fail(FailedIn::Backward, Failure::Deadlock(reason.to_string()));
             panic!("{reason}");
         }
+    }
+}
+
+/// Applies the gradients of all ranks, in the order of their sum. An error fails the pass of the owner.
+fn apply_rank_gradients(master: &MasterParam, group: &Group, gradients: Vec<HeldGradient>) {
+    let owner = master.session.get();
+    let Some(pass) = owner.and_then(|session| session.pass.lock().clone()) else {
+        return;
+    };
+    if pass.is_stopped() || group.flow.failed().is_some() {
+        return;
+    }
+    let gradients = gradients.into_iter();
+    let (gradients, holds): (Vec<_>, Vec<_>) =
+        gradients.map(|held| (held.gradient, held.hold)).unzip();
+    pass.guarded(FailedIn::Update, || {
+        let mut gradients = gradients.into_iter();
+        match (gradients.next(), pass.pipeline.gradient_use) {
+            (None, _) => master.apply_gradient(&pass, None),
+            (Some(first), GradientUse::Accumulate) => master.add(&pass, first, gradients),
+            (Some(first), _) => {
+                let first = master.with_accumulated(first);
+                let sum = gradients.fold(first, AnyTensor::added);
+                master.apply_sum(&pass, sum);
+            }
+        }
+    });
+    drop(holds);
+    if pass.is_stopped() {
+        // The pass has failed on all ranks: no further gradient is applied.
+        group.flow.fail(group.owner(master.id));
     }
 }

@@ -9,59 +9,43 @@ use backburn_memory::Category;
 use burn::backend::TensorMetadata;
 use burn::tensor::Tensor;
 
-use super::gradient_state::{Accumulated, HeldGradient, Outcome};
+use super::gradient_state::{Accumulated, Outcome};
 use super::master_param::{MasterParam, missing_message};
 use crate::offload::OffloadEngine;
 use crate::pass::StepEvent;
 use crate::pass::{FailedIn, Pass, Session};
 use crate::policy::GradientUse;
-use crate::replica::Group;
 use crate::shared_optimizer::Eviction;
 
 impl MasterParam {
-    /// Applies the gradients of all ranks. An error fails the pass of the owner.
-    pub(super) fn apply_rank_gradients(&self, group: &Group, gradients: Vec<HeldGradient>) {
-        let owner = self.session.get();
-        let Some(pass) = owner.and_then(|session| session.pass.lock().clone()) else {
-            return;
-        };
-        if pass.is_stopped() || group.flow.failed().is_some() {
-            return;
-        }
-        let gradients = gradients.into_iter();
-        let (gradients, holds): (Vec<_>, Vec<_>) =
-            gradients.map(|held| (held.gradient, held.hold)).unzip();
-        pass.guarded(FailedIn::Update, || self.apply_gradients(&pass, gradients));
-        drop(holds);
-        if pass.is_stopped() {
-            // The pass has failed on all ranks: no further gradient is applied.
-            group.flow.fail(group.owner(self.id));
+    /// Applies the complete gradient of a parameter by the gradient use of the pass. Without a gradient, applies the
+    /// accumulated sum.
+    pub(super) fn apply_gradient(&self, pass: &Arc<Pass>, gradient: Option<AnyTensor>) {
+        match (gradient, pass.pipeline.gradient_use) {
+            (Some(gradient), GradientUse::Accumulate) => self.add(pass, gradient, []),
+            (Some(gradient), _) => self.apply_sum(pass, self.with_accumulated(gradient)),
+            (None, _) => {
+                if let Some(sum) = self.take_accumulated(pass) {
+                    self.apply_sum(pass, sum);
+                }
+            }
         }
     }
 
-    /// Passes the gradients of a parameter, in the order of their sum, through the hooks and applies them by the
-    /// gradient use of the pass. Without gradients, applies what was accumulated.
-    pub(super) fn apply_gradients(&self, pass: &Arc<Pass>, gradients: Vec<AnyTensor>) {
-        let gradient_use = pass.pipeline.gradient_use;
-        let mut gradients = gradients.into_iter();
-        let gradient = match (gradients.next(), gradient_use) {
-            (Some(first), GradientUse::Accumulate) => return self.add(pass, first, gradients),
-            (Some(first), _) => {
-                let first = match &self.state.lock().accumulated {
-                    // In the gradient's buffer: the sum is unchanged until the pass commits.
-                    Accumulated::Sum(sum) => {
-                        let sum = (**sum).clone().to_device(&first.device());
-                        first.in_type(sum.dtype()).added(sum)
-                    }
-                    _ => first,
-                };
-                Some(gradients.fold(first, AnyTensor::added))
+    /// Adds the accumulated sum to a gradient, in the gradient's buffer: the sum is unchanged until the pass commits.
+    pub(super) fn with_accumulated(&self, gradient: AnyTensor) -> AnyTensor {
+        match &self.state.lock().accumulated {
+            Accumulated::Sum(sum) => {
+                let sum = (**sum).clone().to_device(&gradient.device());
+                gradient.in_type(sum.dtype()).added(sum)
             }
-            (None, _) => self.take_accumulated(pass),
-        };
-        let Some(mut gradient) = gradient else {
-            return;
-        };
+            _ => gradient,
+        }
+    }
+
+    /// Passes the sum of all gradients through the hooks, and updates the parameter.
+    pub(super) fn apply_sum(&self, pass: &Arc<Pass>, mut gradient: AnyTensor) {
+        let gradient_use = pass.pipeline.gradient_use;
         if gradient.dtype() != self.dtype {
             gradient = gradient.in_type(self.dtype);
         }
@@ -103,7 +87,12 @@ impl MasterParam {
 
     /// Adds gradients, in the order of their sum, to the accumulated sum, in place: a second buffer would take the
     /// size of the parameter.
-    fn add(&self, pass: &Arc<Pass>, first: AnyTensor, others: impl Iterator<Item = AnyTensor>) {
+    pub(super) fn add(
+        &self,
+        pass: &Arc<Pass>,
+        first: AnyTensor,
+        others: impl IntoIterator<Item = AnyTensor>,
+    ) {
         let mut state = self.state.lock();
         let first = match &state.accumulated {
             Accumulated::Sum(sum) => first.in_type(sum.dtype()),
@@ -111,8 +100,10 @@ impl MasterParam {
         };
         // A transfer can fail, so all precede the first write.
         let first = first.copy_to_device(&self.storage.sums);
-        let others = others.map(|gradient| gradient.copy_to_device(&self.storage.sums));
-        let others: Vec<_> = others.collect();
+        let others: Vec<_> = others
+            .into_iter()
+            .map(|gradient| gradient.copy_to_device(&self.storage.sums))
+            .collect();
         let sum = match std::mem::take(&mut state.accumulated) {
             Accumulated::Sum(sum) => {
                 state.accumulated = Accumulated::Overwritten;
