@@ -58,7 +58,7 @@ pub(crate) struct Pass {
     hooks: Arc<()>,
     /// The random numbers.
     pub(crate) drawing: Drawing,
-    /// The rank and its group, also for a group of one.
+    /// The rank and its group, if there are several ranks.
     pub(crate) membership: Option<Membership>,
     /// The gradients of the ordinary leaves, from the backward pass until they are applied.
     pub(crate) leaf_gradients: Mutex<GradientsParams>,
@@ -142,6 +142,11 @@ impl Pass {
         Arc::strong_count(&self.hooks) > 1
     }
 
+    /// Begins the pass of a rank that has no closure, and so no loss to scale.
+    pub(crate) fn begin_without_closure(&self) {
+        self.take_scale();
+    }
+
     /// Takes the loss scale, and marks the loss as scaled.
     fn take_scale(&self) -> Option<f64> {
         self.scaled.as_ref()?.store(true, Ordering::Relaxed);
@@ -200,14 +205,14 @@ impl Session {
         }
     }
 
-    /// Begins the pass of a rank. It ends when the returned guard is dropped, also by a panic.
+    /// Begins the pass of a rank, which must [end](Self::end).
     pub(crate) fn begin(
-        self: &Arc<Self>,
+        &self,
         settings: &PassSettings,
         closure: ClosureKind,
         prefetcher: Option<Arc<dyn BlockPrefetch>>,
         transfers: Option<Arc<TransferWorkers>>,
-    ) -> PassGuard {
+    ) -> Arc<Pass> {
         let PassSettings {
             pipeline,
             numbers,
@@ -255,11 +260,17 @@ impl Session {
         if let Some(offloaded) = &mut self.optimizer.lock().offloaded {
             offloaded.between_passes();
         }
-        let session = self.clone();
-        PassGuard {
-            session,
-            pass,
-            has_succeeded: false,
+        pass
+    }
+
+    /// Ends the pass of a rank. A pass that `commits` adds to the observations.
+    pub(crate) fn end(&self, pass: &Pass, commits: bool) {
+        pass.end_numbers(commits);
+        // A clone of the model or another thread may still hold the pass, and must see that it is over.
+        *pass.stage.lock() = Stage::Over;
+        *self.pass.lock() = None;
+        if let Some(offloaded) = &mut self.optimizer.lock().offloaded {
+            offloaded.between_passes();
         }
     }
 }
@@ -267,26 +278,5 @@ impl Session {
 impl std::fmt::Debug for Session {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Session").finish_non_exhaustive()
-    }
-}
-
-/// A guard of the current pass.
-pub(crate) struct PassGuard {
-    session: Arc<Session>,
-    pub(crate) pass: Arc<Pass>,
-    /// `true` if the pass commits.
-    pub(crate) has_succeeded: bool,
-}
-
-impl Drop for PassGuard {
-    fn drop(&mut self) {
-        let is_step = self.pass.closure != ClosureKind::Nothing;
-        self.pass.end_numbers(self.has_succeeded && is_step);
-        // A clone of the model or another thread may still hold the pass, and must see that it is over.
-        *self.pass.stage.lock() = Stage::Over;
-        *self.session.pass.lock() = None;
-        if let Some(offloaded) = &mut self.session.optimizer.lock().offloaded {
-            offloaded.between_passes();
-        }
     }
 }

@@ -90,7 +90,7 @@ impl LocalParam {
     /// Returns `true` if a read in this graph finds neither a copy nor the tap of an earlier read.
     pub(super) fn lacks_copy(&self, graph: Option<&Arc<Graph>>) -> bool {
         let state = self.state.lock();
-        let is_tapped = match (&state.stage, graph) {
+        let is_tapped = match (&state.gradient, graph) {
             (GradientState::Accumulating(expecting), Some(graph)) => {
                 let tapped = expecting.tapped.as_ref();
                 tapped.is_some_and(|(read_in, _)| Arc::ptr_eq(read_in, graph))

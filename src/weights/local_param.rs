@@ -34,7 +34,7 @@ pub(crate) struct LocalParam {
     is_pinned: AtomicBool,
     /// `true` if the value is offloaded to the host.
     pub(super) is_offloaded: bool,
-    /// The rank and its group, also for a group of one.
+    /// The rank and its group, if there are several ranks.
     pub(super) membership: Option<Membership>,
     /// `true` if the parameter is an ordinary leaf of the module.
     pub(super) is_retained: bool,
@@ -47,7 +47,7 @@ pub(crate) struct LocalParam {
 
 #[derive(Debug)]
 pub(super) struct State {
-    pub(super) stage: GradientState,
+    pub(super) gradient: GradientState,
     pub(super) copy: Option<Box<ComputeCopy>>,
     /// `true` if a gradient of the parameter has passed the check for asynchronous errors.
     pub(super) passed_check: bool,
@@ -55,7 +55,7 @@ pub(super) struct State {
 
 impl State {
     pub(super) fn is_done(&self) -> bool {
-        matches!(self.stage, GradientState::Done { .. })
+        matches!(self.gradient, GradientState::Done { .. })
     }
 }
 
@@ -86,7 +86,7 @@ impl LocalParam {
             owner.expect("a parameter has one owner");
         }
         let state = State {
-            stage: GradientState::Idle,
+            gradient: GradientState::Idle,
             copy: None,
             passed_check: false,
         };

@@ -109,7 +109,10 @@ impl LocalParams {
             .iter()
             .filter(|local_param| !local_param.is_retained)
         {
-            let is_done = matches!(local_param.state.lock().stage, GradientState::Done { .. });
+            let is_done = matches!(
+                local_param.state.lock().gradient,
+                GradientState::Done { .. }
+            );
             if !is_done {
                 local_param.report_remaining(pass);
             }
@@ -141,9 +144,9 @@ impl LocalParams {
             if !shares {
                 local_param.drop_fetched();
             }
-            let stage = std::mem::take(&mut local_param.state.lock().stage);
+            let gradient = std::mem::take(&mut local_param.state.lock().gradient);
             let mut report = local_param.master.end(committed);
-            if let GradientState::Done { received: true } = stage {
+            if let GradientState::Done { received: true } = gradient {
                 report = report.max(ParameterReport::Received);
             }
             if !shares {

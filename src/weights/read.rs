@@ -292,10 +292,10 @@ impl LocalParam {
     ///
     /// Panics if the gradient has already arrived.
     fn expecting<'a>(&self, state: &'a mut State) -> &'a mut Expecting {
-        if let GradientState::Idle = state.stage {
-            state.stage = GradientState::Accumulating(Box::default());
+        if let GradientState::Idle = state.gradient {
+            state.gradient = GradientState::Accumulating(Box::default());
         }
-        match &mut state.stage {
+        match &mut state.gradient {
             GradientState::Accumulating(expecting) => expecting,
             _ => panic!(
                 "parameter `{}` was read again after its gradient had arrived in this step: combine \

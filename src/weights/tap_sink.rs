@@ -78,7 +78,7 @@ impl LocalParam {
     /// Adds a gradient to the sum. If no other gradient is pending and the pass `admits` it, reports the sum.
     fn add_gradient(self: &Arc<Self>, pass: &Arc<Pass>, gradient: AnyTensor, admits: bool) {
         let mut state = self.state.lock();
-        let GradientState::Accumulating(expecting) = &mut state.stage else {
+        let GradientState::Accumulating(expecting) = &mut state.gradient else {
             unreachable!("a gradient is pending until it arrives")
         };
         // The tap is a second handle to the value.
@@ -98,7 +98,7 @@ impl LocalParam {
                 partial.whole()
             }
         };
-        state.stage = GradientState::Done { received: true };
+        state.gradient = GradientState::Done { received: true };
         drop(state);
         if !admits {
             return;
@@ -128,7 +128,7 @@ impl LocalParam {
 
     /// Reports a gradient that arrived without a tap, or that was incomplete before the end of the pass.
     pub(super) fn report_untapped(&self, pass: &Arc<Pass>, gradient: AnyTensor) {
-        self.state.lock().stage = GradientState::Done { received: true };
+        self.state.lock().gradient = GradientState::Done { received: true };
         if pass.admits() {
             self.report_gradient(pass, Some(gradient));
             if let Some(member) = &self.membership {
@@ -139,7 +139,7 @@ impl LocalParam {
 
     /// Reports the gradient, or the accumulated sum, if the backward pass has not reported it.
     pub(super) fn report_remaining(&self, pass: &Arc<Pass>) {
-        let arrived = match &mut self.state.lock().stage {
+        let arrived = match &mut self.state.lock().gradient {
             GradientState::Done { .. } => return,
             // The loss does not depend on this read.
             GradientState::Accumulating(expecting) => {
@@ -192,7 +192,7 @@ impl LocalParam {
         }
         // The compute copy is the master's value, so the gradient is already there.
         if self.membership.is_none() && self.assigned == Residency::Aliased {
-            return master.apply_gradients(pass, gradient.into_iter().collect());
+            return master.apply_gradient(pass, gradient);
         }
         if let Err(error) = self.reduce(pass, gradient) {
             pass.fail(FailedIn::Update, error);

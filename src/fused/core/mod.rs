@@ -42,9 +42,9 @@ use crate::weights::{
 };
 pub(crate) use change::ResumeError;
 use change::record_keeps_states;
-pub(in crate::fused) use rank_pass::{Executor, RankPass};
+pub(in crate::fused) use rank_pass::RankPass;
 pub(super) use ranks::Ranks;
-pub(super) use run::Reports;
+pub(super) use run::{Reports, RunningPass};
 
 /// A training of a model.
 pub struct Core<M: Module> {

@@ -13,20 +13,10 @@ use crate::fused::loss::{Loss, on_backward};
 use crate::offload::TransferWorkers;
 use crate::parameters::running_statistics;
 use crate::pass::StepEvent;
-use crate::pass::{ClosureKind, FailedIn, Failure, Pass, Scope, Stage};
+use crate::pass::{FailedIn, Failure, Pass, Scope, Stage};
 use crate::placement::RankContext;
 use crate::replica::Membership;
-use crate::weights::{AttachedModule, LocalParams};
-
-/// Runs the part of every rank in a pass, each with its attached module.
-type Run<'a, M, R> = dyn FnMut(&[RankPass], &[AttachedModule<M>]) -> Result<R, FusedError> + 'a;
-
-/// The closures of all ranks, which run in every pass of a step.
-pub(in crate::fused) struct Executor<'a, M, R> {
-    /// The kind of closure of each rank. If any rank has one, the first has one.
-    pub(in crate::fused) closures: &'a [ClosureKind],
-    pub(in crate::fused) run: &'a mut Run<'a, M, R>,
-}
+use crate::weights::LocalParams;
 
 /// The part of one rank in a pass that has begun, on any thread.
 #[derive(Clone)]
@@ -65,6 +55,7 @@ impl RankPass {
 
     /// Applies accumulated gradients, for a rank without a closure. A failure fails the pass.
     pub(in crate::fused) fn apply_accumulated(&self) {
+        self.pass.begin_without_closure();
         let reported = catch(|| {
             let _wait = self.context.transfers.as_ref().map(|all| TransferWait(all));
             let _scope = Scope::enter_step(&self.pass);

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use backburn_base::caught::{Caught, catch, catch_message};
+use backburn_base::caught::{Caught, catch};
 use backburn_memory::Category;
 use burn::module::{Module, ParamId};
 
@@ -12,41 +12,36 @@ use super::ranks::Ranks;
 use crate::device::{AsyncErrors, check_connected};
 use crate::error::FusedError;
 use crate::fused::StepReport;
-use crate::pass::{ClosureKind, FailedIn, PassGuard, PassSettings};
+use crate::pass::{ClosureKind, FailedIn, PassSettings};
 use crate::pass::{Observers, StepEvent};
 use crate::policy::GradientUse;
 use crate::replica::Group;
 use crate::weights::{AttachedModule, MasterParam, ParameterReport};
 
 impl<M: Module> Ranks<M> {
-    /// Begins a pass, which then holds the lock in its `settings`; `closures` has the kind of closure of each rank.
+    /// Begins a pass of closures of this kind, which then holds the lock in its `settings`.
     pub(super) fn begin(
         &mut self,
         settings: PassSettings,
-        closures: &[ClosureKind],
+        closure: ClosureKind,
     ) -> RunningPass<'_, M> {
-        let begin = |(attached, closure): (&AttachedModule<M>, &ClosureKind)| {
+        let mut running_pass = RunningPass {
+            ranks: Vec::new(),
+            attached_modules: &mut self.attached_modules,
+            group: self.group.as_deref(),
+        };
+        for attached in running_pass.attached_modules.iter() {
             let transfers = attached.context.transfers.as_ref();
             let transfers = transfers.filter(|_| settings.checkpointing.offload_inputs);
             let prefetcher = attached.has_block_copies.then(|| attached.prefetcher());
             let session = &attached.session;
-            let guard = session.begin(&settings, *closure, prefetcher, transfers.cloned());
-            let rank = RankPass {
-                pass: guard.pass.clone(),
+            running_pass.ranks.push(RankPass {
+                pass: session.begin(&settings, closure, prefetcher, transfers.cloned()),
                 local_params: attached.local_params.clone(),
                 context: attached.context.clone(),
                 reports_errors_late: self.reports_errors_late,
-            };
-            (guard, rank)
-        };
-        let begun = self.attached_modules.iter().zip(closures).map(begin);
-        let (guards, ranks) = begun.unzip();
-        let running_pass = RunningPass {
-            ranks,
-            attached_modules: &mut self.attached_modules,
-            guards,
-            group: self.group.as_deref(),
-        };
+            });
+        }
         if let Some(observers) = &running_pass.ranks[0].pass.observers {
             let masters = running_pass.attached_modules[0].local_params.masters();
             for value in masters.filter_map(MasterParam::find) {
@@ -77,15 +72,23 @@ impl<M: Module> Ranks<M> {
 /// A pass in flight. Weights and optimizer states are final as soon as their gradient is applied, also if the pass
 /// fails later. Accumulated sums and running statistics end together on all ranks: a commit keeps them, and a drop
 /// rolls them back, except for sums that were overwritten, which are lost.
-pub(super) struct RunningPass<'a, M: Module> {
-    pub(super) attached_modules: &'a mut [AttachedModule<M>],
-    pub(super) ranks: Vec<RankPass>,
-    /// The guard of the pass of each rank.
-    guards: Vec<PassGuard>,
-    group: Option<&'a Group>,
+pub(in crate::fused) struct RunningPass<'a, M: Module> {
+    pub(in crate::fused) attached_modules: &'a mut [AttachedModule<M>],
+    /// The part of each rank; empty after the end.
+    pub(in crate::fused) ranks: Vec<RankPass>,
+    /// The group of replicas, also of one.
+    pub(in crate::fused) group: Option<&'a Group>,
 }
 
+/// Runs the closures of a step in a pass. A step may have two passes.
+pub(super) type Run<'a, M, R> = dyn FnMut(&RunningPass<'_, M>) -> Result<R, FusedError> + 'a;
+
 impl<M: Module> RunningPass<'_, M> {
+    /// Returns the part of the first rank, and its model.
+    pub(in crate::fused) fn first(&self) -> (&RankPass, &M) {
+        (&self.ranks[0], &self.attached_modules[0].module)
+    }
+
     /// Returns the failure of the pass, if there is one; of several ranks, that of the first to fail.
     pub(super) fn check(&self) -> Result<(), FusedError> {
         let failures = self.ranks.iter().enumerate();
@@ -130,52 +133,44 @@ impl<M: Module> RunningPass<'_, M> {
     /// Commits the pass. Returns a report per parameter, over all ranks, in module order, and the panic of an observer
     /// that received the end of the pass.
     pub(super) fn commit(mut self) -> (Vec<(ParamId, ParameterReport)>, Option<Caught>) {
-        let reports = self.end(true);
-        for (attached, guard) in self.attached_modules.iter_mut().zip(&mut self.guards) {
-            if attached.has_block_copies {
-                attached.update_block_order(&guard.pass.blocks.block_order.lock());
-            }
-            guard.has_succeeded = true;
-        }
-        let observers = self.ranks[0].pass.observers.clone();
-        drop((
-            std::mem::take(&mut self.guards),
-            std::mem::take(&mut self.ranks),
-        ));
-        // Nothing is left to roll back.
-        std::mem::forget(self);
-        let emit = |observers: Arc<Observers>| catch(|| observers.emit(StepEvent::End)).err();
-        (reports, observers.and_then(emit))
+        self.end(true)
     }
 
-    /// Ends the pass on all ranks, and restores the values of the leaves.
-    fn end(&mut self, committed: bool) -> Vec<(ParamId, ParameterReport)> {
-        let ranks = self.ranks.iter();
-        let mut ranks = ranks.map(|rank| rank.local_params.end(committed));
-        let mut reports = ranks.next().unwrap_or_default();
-        for rank in ranks {
+    /// Ends the pass on all ranks that have begun it, and restores the values of the leaves. Does nothing after the end.
+    fn end(&mut self, commits: bool) -> (Vec<(ParamId, ParameterReport)>, Option<Caught>) {
+        let ranks = std::mem::take(&mut self.ranks);
+        let observers = ranks.first().and_then(|rank| rank.pass.observers.clone());
+        let mut parameters = ranks.iter().map(|rank| rank.local_params.end(commits));
+        let mut reports = parameters.next().unwrap_or_default();
+        for rank in parameters {
             // Every rank has the same parameters in the same order.
             let both = reports.iter_mut().zip(rank);
             both.for_each(|((_, greatest), (_, report))| *greatest = report.max(*greatest));
         }
-        for attached in self.attached_modules.iter_mut() {
+        for (attached, RankPass { pass, .. }) in self.attached_modules.iter_mut().zip(&ranks) {
             if !attached.local_params.leaves.is_empty() {
                 attached.restore_leaf_values();
             }
+            if commits && attached.has_block_copies {
+                attached.update_block_order(&pass.blocks.block_order.lock());
+            }
         }
-        reports
+        for (attached, RankPass { pass, .. }) in self.attached_modules.iter().zip(&ranks) {
+            attached.session.end(pass, commits);
+        }
+        drop(ranks);
+        let emit = |observers: Arc<Observers>| catch(|| observers.emit(StepEvent::End)).err();
+        (reports, observers.and_then(emit))
     }
 }
 
 impl<M: Module> Drop for RunningPass<'_, M> {
     fn drop(&mut self) {
-        self.end(false);
-        let Some(observers) = self.ranks[0].pass.observers.clone() else {
-            return;
-        };
-        // The step may have panicked, and a second panic aborts the process.
-        if let Err(panic) = catch_message(|| observers.emit(StepEvent::End)) {
-            log::warn!("an observer panicked at the end of a failed step: {panic}");
+        if let (_, Some(panic)) = self.end(false) {
+            log::warn!(
+                "an observer panicked at the end of a failed step: {}",
+                panic.message()
+            );
         }
     }
 }

@@ -9,7 +9,8 @@ use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::Module;
 
 use super::Core;
-use super::rank_pass::{Executor, RankPass, nothing_trained};
+use super::rank_pass::{RankPass, nothing_trained};
+use super::run::{Run, RunningPass};
 use crate::error::FusedError;
 use crate::fused::StepReport;
 use crate::fused::policies::StepSchedule;
@@ -17,20 +18,21 @@ use crate::pass::{ClosureKind, Failure, PassSettings, StepNumbers};
 use crate::policy::{GradientPipeline, GradientUse, Norm};
 
 impl<M: Module> Core<M> {
-    /// Runs a step, or without a learning rate accumulates the gradients of a micro-batch.
+    /// Runs a step of closures of this kind, or without a learning rate accumulates the gradients of a micro-batch.
     pub(in crate::fused) fn step<R>(
         &mut self,
         learning_rate: Option<ModuleLearningRate>,
-        executor: &mut Executor<M, R>,
+        closure: ClosureKind,
+        run: &mut Run<'_, M, R>,
     ) -> Result<R, FusedError> {
         let Some(learning_rate) = learning_rate else {
-            let ended = self.accumulate(executor);
+            let ended = self.accumulate(closure, run);
             return self.resume_end_panic(ended);
         };
         let schedule = self.policies.schedule;
-        let computes = executor.closures[0] != ClosureKind::Nothing;
+        let computes = closure != ClosureKind::Nothing;
         if schedule == StepSchedule::Buffered && computes {
-            let ended = self.accumulate(executor);
+            let ended = self.accumulate(closure, run);
             if ended.is_ok() && self.has_accumulated() {
                 self.step_accumulated(learning_rate)?;
             }
@@ -41,11 +43,11 @@ impl<M: Module> Core<M> {
         let ended = catch(|| match schedule {
             StepSchedule::OnePass => {
                 let pipeline = self.policies.pipeline(GradientUse::Update, None);
-                self.pass(pipeline, None, executor)
+                self.pass(pipeline, None, closure, run)
             }
-            StepSchedule::Adaptive => self.adaptive_pass(GradientUse::Update, executor),
-            StepSchedule::TwoPass if computes => self.two_passes(executor),
-            StepSchedule::TwoPass | StepSchedule::Buffered => self.apply_buffered(executor),
+            StepSchedule::Adaptive => self.adaptive_pass(GradientUse::Update, closure, run),
+            StepSchedule::TwoPass if computes => self.two_passes(closure, run),
+            StepSchedule::TwoPass | StepSchedule::Buffered => self.apply_buffered(run),
         });
         let failure = match (ended, self.end_panic.get_mut().take()) {
             (Ok(Ok(output)), None) => return Ok(output),
@@ -71,27 +73,23 @@ impl<M: Module> Core<M> {
         if !self.has_accumulated() {
             return self.refuse(FusedError::NothingAccumulated);
         }
-        let mut executor = Executor {
-            closures: &vec![ClosureKind::Nothing; self.ranks.attached_modules.len()],
-            run: &mut |ranks, _attached_modules| {
-                if let Some(member) = &ranks[0].context.member {
-                    member.group.begin(&vec![false; ranks.len()]);
-                }
-                ranks.iter().for_each(RankPass::apply_accumulated);
-                Ok(())
-            },
-        };
-        self.step(Some(learning_rate), &mut executor)
+        self.step(Some(learning_rate), ClosureKind::Nothing, &mut |pass| {
+            if let Some(group) = pass.group {
+                group.begin(&vec![false; pass.ranks.len()]);
+            }
+            pass.ranks.iter().for_each(RankPass::apply_accumulated);
+            Ok(())
+        })
     }
 
     /// Runs the forward and backward pass and changes nothing.
     pub(in crate::fused) fn dry_run<R>(
         &mut self,
-        executor: &mut Executor<M, R>,
+        run: impl FnOnce(&RunningPass<M>) -> Result<R, FusedError>,
     ) -> Result<R, FusedError> {
         memory::enter_dry_run(|| ModelKey::of(&self.ranks.attached().module));
         let pipeline = self.policies.pipeline(GradientUse::Measure, None);
-        let ended = self.pass(pipeline, None, executor);
+        let ended = self.pass(pipeline, None, ClosureKind::Loss, run);
         self.resume_end_panic(ended)
     }
 
@@ -121,7 +119,11 @@ impl<M: Module> Core<M> {
 
     /// Accumulates the gradients of one pass. If it fails after a sum was overwritten, all accumulated gradients are
     /// dropped.
-    fn accumulate<R>(&mut self, executor: &mut Executor<M, R>) -> Result<R, FusedError> {
+    fn accumulate<R>(
+        &mut self,
+        closure: ClosureKind,
+        run: &mut Run<'_, M, R>,
+    ) -> Result<R, FusedError> {
         let gradient_use = match self.policies.in_state {
             true => GradientUse::AccumulateInState,
             false => GradientUse::Accumulate,
@@ -129,9 +131,12 @@ impl<M: Module> Core<M> {
         let schedule = self.policies.schedule;
         let ended = catch(|| match gradient_use {
             GradientUse::AccumulateInState if schedule != StepSchedule::OnePass => {
-                self.adaptive_pass(gradient_use, executor)
+                self.adaptive_pass(gradient_use, closure, run)
             }
-            _ => self.pass(self.policies.pipeline(gradient_use, None), None, executor),
+            _ => {
+                let pipeline = self.policies.pipeline(gradient_use, None);
+                self.pass(pipeline, None, closure, run)
+            }
         });
         let ended = match ended {
             Ok(ended) => ended.map_err(Failure::Error),
@@ -160,11 +165,12 @@ impl<M: Module> Core<M> {
     fn adaptive_pass<R>(
         &mut self,
         gradient_use: GradientUse,
-        executor: &mut Executor<M, R>,
+        closure: ClosureKind,
+        run: &mut Run<'_, M, R>,
     ) -> Result<R, FusedError> {
         let clip = self.policies.lagged_coefficient();
         let pipeline = self.policies.pipeline(gradient_use, clip);
-        let output = self.pass(pipeline.clone(), None, executor)?;
+        let output = self.pass(pipeline.clone(), None, closure, run)?;
         let norm = pipeline.norm()?;
         if let Some(Norm {
             value,
@@ -187,16 +193,17 @@ impl<M: Module> Core<M> {
         ranks.session().begin_numbers(&ranks.devices, repeats)
     }
 
-    /// Runs a pass: begin, forward and backward, finish, commit. `numbers` are its random numbers, if the step has two
+    /// Runs a pass: begin, forward and backward by `run`, finish, commit. `numbers` are its random numbers, if the step has two
     /// passes. If it fails or only measures, the running statistics are restored.
     pub(super) fn pass<R>(
         &mut self,
         pipeline: GradientPipeline,
         numbers: Option<StepNumbers>,
-        executor: &mut Executor<M, R>,
+        closure: ClosureKind,
+        run: impl FnOnce(&RunningPass<M>) -> Result<R, FusedError>,
     ) -> Result<R, FusedError> {
         self.reports.last = StepReport::default();
-        let (closure, gradient_use) = (executor.closures[0], pipeline.gradient_use);
+        let gradient_use = pipeline.gradient_use;
         let numbers = match (numbers, closure) {
             (Some(numbers), _) => numbers,
             (None, ClosureKind::Nothing) => StepNumbers::default(),
@@ -213,18 +220,17 @@ impl<M: Module> Core<M> {
             true => Vec::new(),
             false => self.ranks.guard_statistics(),
         };
-        let mut running_pass = self.ranks.begin(settings, executor.closures);
-        // Forward and backward on every rank, for a loss in `RankPass::forward_backward`.
-        let work = || (executor.run)(&running_pass.ranks, running_pass.attached_modules);
-        let output = catch(work).unwrap_or_else(|panic| match panic.downcast() {
-            // A block ends its step with an error.
-            Ok(error) => Err(error),
-            Err(panic) => {
-                // The closure may panic because of an earlier failure in it.
-                running_pass.check()?;
-                panic.resume()
-            }
-        })?;
+        let mut running_pass = self.ranks.begin(settings, closure);
+        let output =
+            catch(|| run(&running_pass)).unwrap_or_else(|panic| match panic.downcast() {
+                // A block ends its step with an error.
+                Ok(error) => Err(error),
+                Err(panic) => {
+                    // The closure may panic because of an earlier failure in it.
+                    running_pass.check()?;
+                    panic.resume()
+                }
+            })?;
         running_pass.check()?;
         if !running_pass.ranks[0].local_params.leaves.is_empty() {
             running_pass.finish(gradient_use)?;

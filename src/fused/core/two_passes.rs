@@ -6,19 +6,24 @@ use backburn_base::is_cubecl;
 use burn::module::Module;
 
 use super::Core;
-use super::rank_pass::Executor;
+use super::run::Run;
 use crate::error::FusedError;
+use crate::pass::ClosureKind;
 use crate::policy::{GradientPipeline, GradientUse, Losses, Norm};
 
 impl<M: Module> Core<M> {
     /// Runs a pass that measures all gradients, then a pass that applies them.
-    pub(super) fn two_passes<R>(&mut self, executor: &mut Executor<M, R>) -> Result<R, FusedError> {
+    pub(super) fn two_passes<R>(
+        &mut self,
+        closure: ClosureKind,
+        run: &mut Run<'_, M, R>,
+    ) -> Result<R, FusedError> {
         let reads = !self.ranks.devices.iter().any(is_cubecl);
         let losses = reads.then(Arc::<Losses>::default);
         let numbers = self.begin_numbers(true)?;
         let mut pipeline = self.policies.pipeline(GradientUse::Measure, None);
         pipeline.losses.clone_from(&losses);
-        let output = self.pass(pipeline.clone(), Some(numbers.clone()), executor)?;
+        let output = self.pass(pipeline.clone(), Some(numbers.clone()), closure, &mut *run)?;
         let Some((norm, coefficient)) = self.norm_to_use(&pipeline)? else {
             return Ok(output);
         };
@@ -28,7 +33,7 @@ impl<M: Module> Core<M> {
         if reads {
             pipeline.compare(norm);
         }
-        let output = self.pass(pipeline.clone(), Some(numbers), executor);
+        let output = self.pass(pipeline.clone(), Some(numbers), closure, run);
         let output = output.and_then(|output| pipeline.finish_comparison().map(|()| output));
         if let Err(FusedError::RandomNumbers { .. }) = output {
             // A model that has drawn without the lock waits for the lock in later steps.
@@ -40,17 +45,14 @@ impl<M: Module> Core<M> {
     }
 
     /// Measures the buffered gradients, then applies them. Nothing is computed twice, and no random numbers are drawn.
-    pub(super) fn apply_buffered<R>(
-        &mut self,
-        executor: &mut Executor<M, R>,
-    ) -> Result<R, FusedError> {
+    pub(super) fn apply_buffered<R>(&mut self, run: &mut Run<'_, M, R>) -> Result<R, FusedError> {
         let pipeline = self.policies.pipeline(GradientUse::Measure, None);
-        let output = self.pass(pipeline.clone(), None, executor)?;
+        let output = self.pass(pipeline.clone(), None, ClosureKind::Nothing, &mut *run)?;
         let Some((norm, coefficient)) = self.norm_to_use(&pipeline)? else {
             return Ok(output);
         };
         let pipeline = self.policies.pipeline(GradientUse::Update, coefficient);
-        let output = self.pass(pipeline.clone(), None, executor)?;
+        let output = self.pass(pipeline.clone(), None, ClosureKind::Nothing, run)?;
         self.adapt(&pipeline, coefficient, Some(norm.value), false);
         Ok(output)
     }

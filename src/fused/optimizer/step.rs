@@ -7,7 +7,6 @@ use burn::optim::GradientsParams;
 use super::FusedOptimizer;
 use crate::error::FusedError;
 use crate::fused::Loss;
-use crate::fused::core::Executor;
 use crate::fused::policies::StepSchedule;
 use crate::pass::ClosureKind;
 
@@ -160,14 +159,11 @@ impl<M: Module> FusedOptimizer<M> {
         learning_rate: Option<ModuleLearningRate>,
         mut train: impl FnMut(&M) -> Result<(R, GradientsParams), FusedError>,
     ) -> Result<R, FusedError> {
-        let mut executor = Executor {
-            closures: &[ClosureKind::Backward],
-            run: &mut |ranks, modules| {
-                let (rank, model) = (&ranks[0], &modules[0].module);
+        self.core
+            .step(learning_rate, ClosureKind::Backward, &mut |pass| {
+                let (rank, model) = pass.first();
                 rank.run(|| train(model))
-            },
-        };
-        self.core.step(learning_rate, &mut executor)
+            })
     }
 
     /// Runs a forward and backward pass without an update: gradients are released and not applied, and hooks are not
@@ -181,15 +177,10 @@ impl<M: Module> FusedOptimizer<M> {
     ///
     /// If the loss depends on no trainable parameter.
     pub fn dry_run<L: Loss>(&mut self, forward: impl FnOnce(&M) -> L) -> Result<L, FusedError> {
-        let mut forward = Some(forward);
-        let mut executor = Executor {
-            closures: &[ClosureKind::Loss],
-            run: &mut |ranks, modules| {
-                let forward = forward.take().expect("a dry run is one pass");
-                ranks[0].forward_backward(&modules[0].module, forward)
-            },
-        };
-        self.core.dry_run(&mut executor)
+        self.core.dry_run(|pass| {
+            let (rank, model) = pass.first();
+            rank.forward_backward(model, forward)
+        })
     }
 
     /// Runs a step, or without a learning rate an accumulation, of a closure that returns a loss.
@@ -198,13 +189,10 @@ impl<M: Module> FusedOptimizer<M> {
         learning_rate: Option<ModuleLearningRate>,
         mut forward: impl FnMut(&M) -> L,
     ) -> Result<L, FusedError> {
-        let mut executor = Executor {
-            closures: &[ClosureKind::Loss],
-            run: &mut |ranks, modules| {
-                let (rank, model) = (&ranks[0], &modules[0].module);
+        self.core
+            .step(learning_rate, ClosureKind::Loss, &mut |pass| {
+                let (rank, model) = pass.first();
                 rank.forward_backward(model, &mut forward)
-            },
-        };
-        self.core.step(learning_rate, &mut executor)
+            })
     }
 }

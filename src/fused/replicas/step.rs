@@ -7,10 +7,9 @@ use burn::module::Module;
 use burn::optim::GradientsParams;
 
 use super::FusedReplicas;
-use super::threads::{Threads, Work};
+use super::threads::Work;
 use crate::error::FusedError;
 use crate::fused::Loss;
-use crate::fused::core::Executor;
 use crate::fused::policies::StepSchedule;
 use crate::pass::ClosureKind;
 
@@ -131,24 +130,13 @@ impl<M: Module + 'static> FusedReplicas<M> {
         &mut self,
         closure: ClosureKind,
         learning_rate: Option<ModuleLearningRate>,
-        mut next: impl FnMut() -> Vec<Option<B>>,
+        mut batches: impl FnMut() -> Vec<Option<B>>,
         work: Work<M, B, R>,
     ) -> Result<Vec<R>, FusedError> {
         let Self { core, threads } = self;
-        let first = next();
-        let of_rank = |batch: &Option<B>| batch.as_ref().map_or(ClosureKind::Nothing, |_| closure);
-        let closures: Vec<_> = first.iter().map(of_rank).collect();
-        let mut threads = Threads {
-            threads,
-            first: Some(first),
-            next,
-            work,
-        };
-        let mut executor = Executor {
-            closures: &closures,
-            run: &mut |ranks, modules| threads.run(ranks, modules),
-        };
-        core.step(learning_rate, &mut executor)
+        core.step(learning_rate, closure, &mut |pass| {
+            threads.run(pass, batches(), &work)
+        })
     }
 
     /// Returns the batches by rank.

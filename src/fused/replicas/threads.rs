@@ -9,11 +9,10 @@ use burn::module::Module;
 
 use crate::device::check_connected;
 use crate::error::FusedError;
-use crate::fused::core::RankPass;
+use crate::fused::core::{RankPass, RunningPass};
 use crate::pass::FailedIn;
 use crate::replica::Membership;
 use crate::threads::Worker;
-use crate::weights::AttachedModule;
 
 /// The forward and backward pass of a rank with its batch.
 pub(super) type Work<M, B, R> =
@@ -31,32 +30,20 @@ impl RankThreads {
         };
         (0..ranks).map(thread).collect::<Result<_, _>>().map(Self)
     }
-}
 
-/// The closures of the ranks with a batch, which run each on its thread. The other ranks apply accumulated gradients.
-pub(super) struct Threads<'a, M, B, R, N> {
-    pub(super) threads: &'a RankThreads,
-    /// The batches of the first pass, by rank.
-    pub(super) first: Option<Vec<Option<B>>>,
-    /// Returns the batches of a further pass.
-    pub(super) next: N,
-    pub(super) work: Work<M, B, R>,
-}
-
-impl<M, B, R, N> Threads<'_, M, B, R, N>
-where
-    M: Module + 'static,
-    B: Send + 'static,
-    R: Send + 'static,
-    N: FnMut() -> Vec<Option<B>>,
-{
+    /// Runs `work` with the batch of each rank on the thread of the rank. Ranks without a batch apply accumulated gradients.
     /// Returns the outputs in the order of the ranks. The failure of a rank fails its pass.
-    pub(super) fn run(
-        &mut self,
-        ranks: &[RankPass],
-        attached_modules: &[AttachedModule<M>],
+    pub(super) fn run<M: Module + 'static, B: Send + 'static, R: Send + 'static>(
+        &self,
+        pass: &RunningPass<M>,
+        batches: Vec<Option<B>>,
+        work: &Work<M, B, R>,
     ) -> Result<Vec<R>, FusedError> {
-        let batches = self.first.take().unwrap_or_else(&mut self.next);
+        let RunningPass {
+            ranks,
+            attached_modules,
+            ..
+        } = pass;
         let first = &ranks[0];
         let group = first.member().group.clone();
         let has_batch: Vec<bool> = batches.iter().map(Option::is_some).collect();
@@ -73,8 +60,8 @@ where
             };
             at_work.push((rank, part.clone()));
             let (part, model) = (part.clone(), attached_modules[rank].module.clone());
-            let (work, sender) = (self.work.clone(), sender.clone());
-            self.threads.0[rank].submit(0, usize::MAX, move || {
+            let (work, sender) = (work.clone(), sender.clone());
+            self.0[rank].submit(0, usize::MAX, move || {
                 let output = run_rank(&part, || work(&model, &part, batch));
                 // All handles to the training are dropped before the caller continues.
                 drop((model, work, part));

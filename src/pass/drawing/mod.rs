@@ -139,7 +139,6 @@ impl Drawing {
         Self {
             lock: Mutex::new(numbers.lock.take()),
             numbers,
-            found: Mutex::new([Draws::Nothing, Draws::Unknown]),
             unlocked: UnlockedStep::count(),
             ..Self::default()
         }
@@ -167,6 +166,7 @@ impl Pass {
     /// If the model is known to draw, and another rank keeps its turn and makes no progress.
     pub(crate) fn begin_forward(&self) -> Result<(), FusedError> {
         let drawing = &self.drawing;
+        drawing.found.lock()[BLOCKS] = Draws::Nothing;
         let stream = drawing.numbers.stream.clone();
         let Some(mut stream) = stream.filter(|_| drawing.lock.lock().is_some()) else {
             return Ok(());
@@ -234,8 +234,8 @@ impl Pass {
         }
     }
 
-    /// Ends the random numbers of a pass. A pass that `has_succeeded` adds to what is known of the model.
-    pub(super) fn end_numbers(&self, has_succeeded: bool) {
+    /// Ends the random numbers of a pass. A pass that `commits` adds to what is known of the model.
+    pub(super) fn end_numbers(&self, commits: bool) {
         self.drawing.end_turn();
         self.release_generators();
         let found = *self.drawing.found.lock();
@@ -244,7 +244,7 @@ impl Pass {
         let mut known = self.blocks.observations.draws.lock();
         for (known, found) in known.iter_mut().zip(found) {
             *known = match (*known, found) {
-                _ if !has_succeeded => *known,
+                _ if !commits => *known,
                 // Another training may have drawn the numbers.
                 (_, Draws::Numbers) if is_disturbed => *known,
                 (Draws::Numbers, _) | (_, Draws::Unknown) => *known,
