@@ -1,6 +1,7 @@
 use std::cell::Cell;
 use std::path::Path;
 
+use backburn_base::caught::catch_message;
 use burn::optim::{ModuleOptimizer, OptimizerRecord};
 use burn::tensor::{Bytes, TensorData};
 
@@ -36,9 +37,10 @@ pub fn load_file_in_own_memory(
 ) -> Result<ModuleOptimizer, OptimError> {
     let open = || OptimizerRecord::load(file).map_err(unreadable);
     let before = IN_OWN_MEMORY.replace(0);
-    let loaded = open().map(|record| optimizer.clone().load_record(record));
+    // Burn panics at a tensor that the file has lost.
+    let loaded = catch_message(|| open().map(|record| optimizer.clone().load_record(record)));
     let read = IN_OWN_MEMORY.replace(before);
-    let loaded = loaded?;
+    let loaded = loaded.map_err(unreadable)??;
     if read == tensors {
         return Ok(loaded);
     }
