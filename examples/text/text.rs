@@ -14,9 +14,7 @@ use crate::tokens::Vocabulary;
 const PLAYS: &[u8] = include_bytes!("data/shakespeare.txt.gz");
 /// Text of another kind than plays: pages of this project.
 pub const PAGES: &str = concat!(
-    include_str!("../../docs/accumulation.md"),
     include_str!("../../docs/architecture.md"),
-    include_str!("../../docs/averages.md"),
     include_str!("../../docs/backends.md"),
     include_str!("../../docs/clipping.md"),
     include_str!("../../docs/formats.md"),
