@@ -180,8 +180,6 @@ mod book {
         Muon: "../docs/muon.md"
         Offload: "../docs/offload.md"
         Devices: "../docs/devices.md"
-        Replicas: "../docs/replicas.md"
-        Remote: "../docs/remote.md"
         LanguageModel: "../docs/language-model.md"
         FineTuning: "../docs/fine-tuning.md"
         Adapters: "../docs/adapters.md"
