@@ -175,7 +175,6 @@ mod book {
         Clipping: "../docs/clipping.md"
         Blocks: "../docs/blocks.md"
         Formats: "../docs/formats.md"
-        MixedPrecision: "../docs/mixed-precision.md"
         Quantized: "../docs/quantized.md"
         Muon: "../docs/muon.md"
         Offload: "../docs/offload.md"
