@@ -167,7 +167,6 @@ mod book {
         Readme: "../README.md"
         Start: "../docs/start.md"
         Planning: "../docs/planning.md"
-        Estimates: "../docs/estimates.md"
         Fuse: "../docs/fuse.md"
         Checkpoints: "../docs/checkpoints.md"
         Learner: "../docs/learner.md"
