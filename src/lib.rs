@@ -180,7 +180,6 @@ mod book {
         Devices: "../docs/devices.md"
         LanguageModel: "../docs/language-model.md"
         FineTuning: "../docs/fine-tuning.md"
-        Adapters: "../docs/adapters.md"
         OptimizersAndLosses: "../docs/optimizers-and-losses.md"
         Backends: "../docs/backends.md"
         Memory: "../docs/memory.md"
