@@ -14,15 +14,16 @@ use crate::tokens::Vocabulary;
 const PLAYS: &[u8] = include_bytes!("data/shakespeare.txt.gz");
 /// Text of another kind than plays: pages of this project.
 pub const PAGES: &str = concat!(
-    include_str!("../../docs/accumulation.md"),
     include_str!("../../docs/architecture.md"),
-    include_str!("../../docs/averages.md"),
     include_str!("../../docs/backends.md"),
+    include_str!("../../docs/blocks.md"),
+    include_str!("../../docs/checkpoints.md"),
     include_str!("../../docs/clipping.md"),
+    include_str!("../../docs/devices.md"),
     include_str!("../../docs/formats.md"),
-    include_str!("../../docs/formats-measured.md"),
     include_str!("../../docs/memory.md"),
-    include_str!("../../docs/mixed-precision.md"),
+    include_str!("../../docs/offload.md"),
+    include_str!("../../docs/planning.md"),
     include_str!("../../docs/policies.md"),
     include_str!("../../docs/quantized.md"),
 );
