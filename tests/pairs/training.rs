@@ -16,10 +16,10 @@ pub enum Training {
 
 /// Calls a method of either front end.
 macro_rules! either {
-    ($training:expr, $door:ident => $work:expr) => {
+    ($training:expr, $trainer:ident => $work:expr) => {
         match $training {
-            Training::One($door) => $work,
-            Training::Several($door) => $work,
+            Training::One($trainer) => $work,
+            Training::Several($trainer) => $work,
         }
     };
 }

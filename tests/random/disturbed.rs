@@ -5,7 +5,6 @@ use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use crate::backends::on_every_cpu_backend;
 use crate::common::*;
 use crate::{ALONE, Dropping, Last, Model, dropping, keep};
 

@@ -4,7 +4,6 @@ use std::sync::{Arc, Mutex};
 
 use burn::nn::transformer::TransformerEncoderInput;
 
-use crate::backends::on_every_backend;
 use crate::common::*;
 use crate::{ALONE, Model};
 

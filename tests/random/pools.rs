@@ -10,7 +10,6 @@ use rayon::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use crate::ALONE;
-use crate::backends::on_backend;
 use crate::common::*;
 
 type Layer = (Linear, Dropout);

@@ -2,12 +2,12 @@
 
 #[path = "../common/mod.rs"]
 mod common;
-mod door;
 mod formats;
 mod hosts;
 mod learner;
 mod lost;
 mod moves;
+mod proxy;
 mod resumed;
 mod server;
 
@@ -18,7 +18,7 @@ use std::time::Duration;
 use burn::server::{RemoteServer, TokenAuthorizer, WebSocketTransport};
 
 use crate::common::*;
-use door::Door;
+use proxy::Proxy;
 use server::{Server, connect};
 
 const TOKEN: &str = "secret";

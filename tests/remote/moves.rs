@@ -1,4 +1,4 @@
-//! All transfers go through this process: a server requests nothing from another (`door`).
+//! All transfers go through this process: a server requests nothing from another (`proxy`).
 
 use backburn::optim::AdamWConfig;
 

@@ -125,7 +125,7 @@ fn silent_link_in_step_resumes_from_checkpoint() {
             let server = Arc::new(Server::start());
             let (device, silent) = (server.device.clone(), server.clone());
             // The same server, by another address.
-            let again = || connect(Door::to(server.address).address);
+            let again = || connect(Proxy::to(server.address).address);
             assert_resumed(
                 "silent",
                 device,

@@ -9,7 +9,6 @@ use burn::optim::LionConfig;
 use serde::{Deserialize, Serialize};
 
 use super::*;
-use crate::backends::on_every_backend;
 
 mod user_data;
 

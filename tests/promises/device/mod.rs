@@ -8,8 +8,6 @@ mod failing;
 #[cfg(feature = "cpu")]
 mod wrong;
 
-use crate::backends::on_every_backend;
-
 use crate::common::*;
 
 on_every_backend!(

@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::*;
-use crate::backends::on_every_backend;
 
 fn panic_in_closure_leaves_accumulated_gradients(device: &Device) {
     let initial = Mlp::init(device);

@@ -1,12 +1,13 @@
 //! No fault loses a parameter, an optimizer state or an accumulated gradient, and every fault is reported.
 
 mod accumulated;
+mod misuse;
 mod model;
 mod optimizer;
 mod reads;
 
+use crate::common::mlp::Mlp;
 use crate::common::*;
-use crate::mlp::Mlp;
 
 const RATE: f64 = 1e-2;
 

@@ -1,7 +1,6 @@
 //! A fused optimizer that is changed or taken apart between steps.
 
 use super::*;
-use crate::backends::on_every_backend;
 
 #[test]
 fn fused_optimizer_is_send_and_sync() {

@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use burn::optim::{AdamW, Sgd};
 
 use super::*;
-use crate::backends::on_every_backend;
 
 /// An optimizer that panics once, in update number `update`.
 fn panicking<O: Optimizer>(inner: O, update: usize) -> ModuleOptimizer {

@@ -3,7 +3,6 @@
 use std::sync::{Arc, Mutex};
 
 use super::*;
-use crate::backends::on_every_backend;
 
 fn model_cloned_out_of_step_saves_its_values(device: &Device) {
     let mut fused = adamw(Mlp::init(device));

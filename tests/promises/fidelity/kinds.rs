@@ -5,7 +5,6 @@ use burn::nn::conv::{Conv3d, Conv3dConfig};
 use burn::optim::AdafactorConfig;
 
 use super::*;
-use crate::backends::on_every_cpu_backend;
 
 #[derive(Module, Debug)]
 enum Layer {

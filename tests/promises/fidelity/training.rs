@@ -5,7 +5,6 @@ use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
 
 use super::layers::Convolutional;
 use super::*;
-use crate::backends::on_every_backend;
 
 fn autodiff_checkpointing_of_burn_matches_stock(device: &Device) {
     let device = &device.clone().gradient_checkpointing();

@@ -4,7 +4,6 @@ use burn::module::Initializer;
 use burn::nn::loss::CrossEntropyLossConfig;
 
 use super::*;
-use crate::backends::on_every_backend;
 
 fn weights_tied_to_output_match_stock(device: &Device) {
     #[derive(Module, Debug)]

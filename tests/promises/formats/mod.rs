@@ -13,9 +13,8 @@ mod store;
 mod weights;
 mod wrapped;
 
-use crate::backends::on_every_backend;
 use crate::common::*;
-use crate::own_rule;
+use crate::optim::own_rule;
 
 const RATE: f64 = 1e-2;
 

@@ -166,7 +166,7 @@ fn block_called_on_another_thread_is_refused() {
             Err(payload) => std::panic::resume_unwind(payload),
         }
     });
-    assert_says(&message, "`promises::residual::Block`");
+    assert_says(&message, "`promises::common::residual::Block`");
     assert_says(&message, "on another thread");
     assert_equal_weights(&before, &fused.model());
 

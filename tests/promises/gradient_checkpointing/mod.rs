@@ -9,9 +9,7 @@ mod tiled;
 
 use std::sync::{Arc, Mutex};
 
-use crate::backends::on_every_backend;
 use crate::common::*;
-use crate::residual::Block;
 
 const RATE: f64 = 1e-2;
 

@@ -3,7 +3,6 @@
 use burn::module::RunningState;
 
 use super::*;
-use crate::backends::on_every_cpu_backend;
 
 /// A layer that is centered by a moving average of its own outputs.
 #[derive(Module, Debug)]

@@ -10,9 +10,7 @@ mod states;
 
 use burn::optim::*;
 
-use crate::backends::on_every_backend;
 use crate::common::*;
-use crate::residual::Block;
 
 const RATE: f64 = 1e-2;
 

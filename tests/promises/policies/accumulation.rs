@@ -4,7 +4,6 @@
 use std::cell::RefCell;
 
 use super::*;
-use crate::backends::on_every_backend;
 
 fn accumulated_gradients_alone_match_stock(device: &Device) {
     let initial = Network::init(device);

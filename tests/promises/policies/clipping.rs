@@ -4,7 +4,6 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::*;
-use crate::backends::on_every_backend;
 
 /// Trains a stock loop that clips each gradient by the coefficient that `choose` returns for all norms so far.
 fn train_reference(

@@ -1,7 +1,6 @@
 //! Hooks receive every complete gradient, and may replace or veto it.
 
 use super::*;
-use crate::backends::on_every_backend;
 
 fn hook_sees_path_id_value_and_gradient_once(device: &Device) {
     let model = Network::init(device);

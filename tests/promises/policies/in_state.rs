@@ -8,7 +8,6 @@ use backburn::optim::{
 use burn::optim::decay::WeightDecayConfig;
 
 use super::*;
-use crate::backends::on_every_backend;
 
 fn groups(device: &Device) -> Vec<Vec<Tensor<2>>> {
     [3, 1, 2, 3].map(|size| batches(device, size)).into()

@@ -1,7 +1,6 @@
 //! Gradients at the limits of the float range, and half types.
 
 use super::*;
-use crate::backends::on_every_backend;
 
 fn gradients_of_any_size_are_clipped_to_maximum(device: &Device) {
     for size in [1e-30, 1e-22, 1e-12, 1.0, 1e12, 1e22, 1e37] {

@@ -3,7 +3,6 @@
 use burn::optim::LionConfig;
 
 use super::*;
-use crate::backends::on_every_backend;
 
 /// Far below the usual norm, so that every step is clipped.
 fn lagged(fused: FusedOptimizer<Squashed>) -> FusedOptimizer<Squashed> {

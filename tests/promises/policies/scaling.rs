@@ -1,7 +1,6 @@
 //! Loss scaling equals a stock loop that scales, checks for overflows and skips. (`resume` tests records of the scale.)
 
 use super::*;
-use crate::backends::on_every_backend;
 
 /// Batches, two of them with an infinite element.
 fn batches_with_overflows(device: &Device) -> Vec<Tensor<2>> {

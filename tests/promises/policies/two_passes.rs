@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::*;
-use crate::backends::on_every_cpu_backend;
 
 fn two_pass_configs() -> [FusedConfig; 2] {
     let scaling = LossScalingConfig::new().with_initial_scale(64.0);

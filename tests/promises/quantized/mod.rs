@@ -8,6 +8,7 @@ use burn::tensor::quantization::{Calibration, QuantValue};
 
 use crate::common::*;
 
+mod fine_tuning;
 mod layers;
 mod listed;
 mod moved;

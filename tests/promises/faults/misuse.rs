@@ -2,9 +2,8 @@
 
 use burn::optim::MuonConfig;
 
-use crate::backends::on_every_backend;
+use crate::common::mlp::Mlp;
 use crate::common::*;
-use crate::mlp::Mlp;
 
 fn fused(device: &Device) -> FusedOptimizer<Mlp> {
     FusedOptimizer::new_ok(Mlp::init(device), AdamWConfig::new().init())

@@ -3,7 +3,6 @@
 use backburn::optim;
 use rayon::ThreadPoolBuilder;
 
-use crate::backends::on_backend;
 use crate::common::*;
 
 /// `flex` computes products on several threads from 192 x 192 x 192 on.

@@ -1,17 +1,19 @@
 //! The small examples run.
 
-#[path = "../../examples/custom_loop.rs"]
+#[path = "../../../examples/custom_loop.rs"]
 mod custom_loop;
-#[path = "../../examples/learner.rs"]
+mod language_model;
+#[path = "../../../examples/learner.rs"]
 mod learner;
-#[path = "../../examples/lora.rs"]
+#[path = "../../../examples/lora.rs"]
 mod lora;
-#[path = "../../examples/resume.rs"]
+#[path = "../../../examples/resume.rs"]
 mod resume;
-#[path = "../../examples/two_devices.rs"]
+#[path = "../../../examples/two_devices.rs"]
 mod two_devices;
-#[path = "../../examples/two_optimizers.rs"]
+#[path = "../../../examples/two_optimizers.rs"]
 mod two_optimizers;
+mod vit;
 
 #[test]
 fn small_examples_run() {

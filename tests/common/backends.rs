@@ -1,6 +1,7 @@
 //! Runs the same tests on every backend that is built.
 
 /// Turns functions that take an autodiff device into one test on one backend each.
+#[allow(unused_macros)] // Each program uses a part.
 macro_rules! on_backend {
     ($backend:ident $arguments:tt: $($test:ident),*) => {
         #[allow(deprecated)] // Burn 0.22 still ships ndarray.
@@ -14,23 +15,25 @@ macro_rules! on_backend {
 }
 
 /// Runs the tests on the CPU backends only.
+#[allow(unused_macros)]
 macro_rules! on_every_cpu_backend {
     ($($test:ident),* $(,)?) => {
-        $crate::backends::on_backend!(flex(): $($test),*);
-        $crate::backends::on_backend!(ndarray(): $($test),*);
+        $crate::common::on_backend!(flex(): $($test),*);
+        $crate::common::on_backend!(ndarray(): $($test),*);
     };
 }
 
 /// Turns functions that take an autodiff device into one test per backend and function.
+#[allow(unused_macros)]
 macro_rules! on_every_backend {
     ($($test:ident),* $(,)?) => {
-        $crate::backends::on_every_cpu_backend!($($test),*);
+        $crate::common::on_every_cpu_backend!($($test),*);
         #[cfg(feature = "cpu")]
-        $crate::backends::on_backend!(cpu(): $($test),*);
+        $crate::common::on_backend!(cpu(): $($test),*);
         #[cfg(feature = "wgpu")]
-        $crate::backends::on_backend!(wgpu(Default::default()): $($test),*);
+        $crate::common::on_backend!(wgpu(Default::default()): $($test),*);
         #[cfg(feature = "cuda")]
-        $crate::backends::on_backend!(cuda(0): $($test),*);
+        $crate::common::on_backend!(cuda(0): $($test),*);
     };
 }
 

@@ -1,5 +1,8 @@
 //! A `FusedConfig` can be saved, and replaced in a training.
 
+mod averages;
+mod compute_dtype;
+
 use burn::config::Config;
 
 use crate::common::*;

@@ -3,7 +3,6 @@
 use backburn::optim as ours;
 use burn::optim::{AdanConfig, MuonConfig};
 
-use crate::backends::on_every_backend;
 use crate::common::*;
 
 const RATE: f64 = 0.01;

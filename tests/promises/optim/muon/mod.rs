@@ -9,7 +9,6 @@ use burn::nn::conv::{Conv1d, Conv1dConfig};
 use burn::optim::decay::WeightDecayConfig;
 use burn::optim::{self as stock, AdjustLrFn};
 
-use crate::backends::on_every_backend;
 use crate::common::*;
 use crate::optim::{assert_equal, gradients, run};
 use crate::policies::scale;

@@ -6,7 +6,6 @@ use burn::tensor::IntDType;
 use burn::tensor::activation::log_softmax;
 use proptest::prelude::*;
 
-use crate::backends::on_every_backend;
 use crate::common::*;
 
 const CLASSES: usize = 11;

@@ -1,7 +1,6 @@
 //! Running statistics belong to the training. A model that was taken from it has its own, and a failed pass restores
 //! them. The pairs in `tests/pairs` compare them with stock Burn.
 
-use crate::backends::on_every_cpu_backend;
 use crate::common::*;
 
 const RATE: f64 = 1e-2;

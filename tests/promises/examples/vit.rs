@@ -2,10 +2,9 @@
 //! without recomputed blocks.
 
 #[allow(dead_code)] // A part of an example.
-#[path = "../../examples/vit/model.rs"]
+#[path = "../../../examples/vit/model.rs"]
 mod model;
 
-use crate::backends::on_every_backend;
 use crate::common::*;
 use model::{Vit, VitConfig};
 

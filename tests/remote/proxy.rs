@@ -10,26 +10,26 @@ use std::thread::{park, spawn};
 const REQUEST: &[u8] = b"GET /session";
 
 #[derive(Clone)]
-pub struct Door {
+pub struct Proxy {
     pub address: SocketAddr,
     is_silent: Arc<AtomicBool>,
 }
 
-impl Door {
+impl Proxy {
     pub fn to(server: SocketAddr) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let door = Self {
+        let proxy = Self {
             address: listener.local_addr().unwrap(),
             is_silent: Arc::default(),
         };
-        let opened = door.clone();
+        let shared = proxy.clone();
         spawn(move || {
-            for guest in listener.incoming().map_while(Result::ok) {
-                let door = opened.clone();
-                spawn(move || door.let_in(guest, server));
+            for client in listener.incoming().map_while(Result::ok) {
+                let proxy = shared.clone();
+                spawn(move || proxy.serve(client, server));
             }
         });
-        door
+        proxy
     }
 
     /// Stops forwarding, and keeps the connections open.
@@ -37,11 +37,11 @@ impl Door {
         self.is_silent.store(true, Ordering::SeqCst);
     }
 
-    fn let_in(&self, guest: TcpStream, server: SocketAddr) -> std::io::Result<()> {
+    fn serve(&self, client: TcpStream, server: SocketAddr) -> std::io::Result<()> {
         let mut request = [0; REQUEST.len()];
         // Peeks only, so that the server also reads it.
         let seen = loop {
-            match guest.peek(&mut request)? {
+            match client.peek(&mut request)? {
                 // More bytes will follow, or the client has closed the connection.
                 seen if 0 < seen && seen < REQUEST.len() => std::thread::yield_now(),
                 seen => break seen,
@@ -51,11 +51,11 @@ impl Door {
             return Ok(());
         }
         let server = TcpStream::connect(server)?;
-        guest.set_nodelay(true)?;
+        client.set_nodelay(true)?;
         server.set_nodelay(true)?;
-        let (door, answers) = (self.clone(), (server.try_clone()?, guest.try_clone()?));
-        spawn(move || door.forward(answers.0, answers.1));
-        self.forward(guest, server);
+        let (proxy, answers) = (self.clone(), (server.try_clone()?, client.try_clone()?));
+        spawn(move || proxy.forward(answers.0, answers.1));
+        self.forward(client, server);
         Ok(())
     }
 

@@ -1,6 +1,8 @@
 //! A model of two layers.
 
-use crate::common::*;
+use burn::module::Module;
+use burn::nn::{Linear, LinearConfig};
+use burn::tensor::{Device, Tensor};
 
 #[derive(Module, Debug)]
 pub struct Mlp {

@@ -1,6 +1,5 @@
 //! A step whose closure runs the backward pass itself has the results of stock Burn.
 
-use crate::backends::on_every_backend;
 use crate::common::*;
 
 const RATE: f64 = 1e-2;

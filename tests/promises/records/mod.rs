@@ -1,12 +1,14 @@
 //! An optimizer record is loaded completely, or refused with the name of the parameter. Nothing is lost.
 
+pub mod exchange;
+mod pruned;
+
 use backburn::optim as ours;
 use burn::optim::*;
 
-use crate::backends::on_every_backend;
+use crate::common::mlp::Mlp;
 use crate::common::*;
-use crate::exchange::optimizers::{self, Named};
-use crate::mlp::Mlp;
+use exchange::optimizers::{self, Named};
 
 const RATE: f64 = 0.01;
 

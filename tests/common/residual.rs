@@ -1,6 +1,8 @@
 //! A residual block with running statistics.
 
-use crate::common::*;
+use burn::module::Module;
+use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
+use burn::tensor::{Device, Tensor};
 
 #[derive(Module, Debug)]
 pub struct Block {

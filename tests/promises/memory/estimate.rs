@@ -2,8 +2,6 @@
 
 use burn::optim::AdafactorConfig;
 
-use crate::backends::on_every_backend;
-
 use crate::common::*;
 
 fn estimate(device: &Device, optimizer: ModuleOptimizer) -> MemoryEstimate {

@@ -2,10 +2,9 @@
 //! chunked loss.
 
 #[allow(dead_code)] // A part of an example.
-#[path = "../../examples/text/model/mod.rs"]
+#[path = "../../../examples/text/model/mod.rs"]
 mod model;
 
-use crate::backends::on_every_backend;
 use crate::common::*;
 use model::{LanguageModel, LanguageModelConfig, Preset};
 

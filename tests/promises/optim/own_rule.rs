@@ -10,9 +10,8 @@ use backburn::optim::{
 };
 use burn::optim as stock;
 
-use crate::backends::on_every_backend;
+use crate::common::mlp::Mlp;
 use crate::common::*;
-use crate::mlp::Mlp;
 use crate::optim::assert_equal;
 
 const RATE: f64 = 0.01;

@@ -1,5 +1,8 @@
 //! The single-pass optimizers equal Burn's own: to the bit on CPU backends, within a thousandth on others.
 
+mod muon;
+pub mod own_rule;
+
 use backburn::optim as ours;
 use burn::config::Config;
 use burn::grad_clipping::GradientClippingConfig;
@@ -7,9 +10,8 @@ use burn::optim as stock;
 use burn::optim::decay::WeightDecayConfig;
 use proptest::prelude::*;
 
-use crate::backends::on_every_backend;
+use crate::common::mlp::Mlp;
 use crate::common::*;
-use crate::mlp::Mlp;
 
 const LEARNING_RATE: f64 = 0.01;
 const STEPS: usize = 5;
