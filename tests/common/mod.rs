@@ -16,7 +16,6 @@ pub mod learn;
 pub mod loops;
 pub mod mlp;
 pub mod noting;
-pub mod ok;
 pub mod own_process;
 pub mod panics;
 pub mod product;
@@ -28,7 +27,7 @@ pub(crate) use learn::{impl_inference_step, impl_train_step};
 pub(crate) use says::assert_matches;
 pub use {
     block::*, compare::*, config::*, contents::*, hooks::*, in_time::*, in_types_of::*,
-    intercepted::*, layers::*, loops::*, noting::*, ok::*, own_process::*, panics::*, product::*,
+    intercepted::*, layers::*, loops::*, noting::*, own_process::*, panics::*, product::*,
     residual::*, says::*,
 };
 

@@ -60,7 +60,7 @@ fn formats_on_servers_are_refused_by_name() {
 fn format_on_local_device_moved_to_server_is_refused() {
     in_time(|| {
         let server = Server::start();
-        let fused = FusedOptimizer::new_ok(Net::init(&flex()), bits8());
+        let fused = FusedOptimizer::new(Net::init(&flex()), bits8()).unwrap();
         let moved = fused.with_config_on(FusedConfig::new(), &server.device);
         assert_refused(moved, "`StateFormat::Bits8`");
     });
@@ -73,17 +73,19 @@ fn formats_on_local_device_next_to_server_train() {
         // On the host.
         let config =
             FusedConfig::offload(OffloadConfig::new(Offload::Updates).with_min_elements(0));
-        let mut fused = FusedOptimizer::new_ok(Net::init(&flex()), bits8())
-            .with_config_on_ok(config, &server.device);
+        let mut fused = FusedOptimizer::new(Net::init(&flex()), bits8())
+            .unwrap()
+            .with_config_on(config, &server.device)
+            .unwrap();
         let x = Tensor::<2>::ones([5, 6], &server.device);
-        fused.step_ok(RATE, |model| model.loss(x));
+        fused.step(RATE, |model| model.loss(x)).unwrap();
         // On the main device.
         let devices = [flex(), server.device.clone()];
         let config = FusedConfig::new().with_ownership(Ownership::MainDevice);
         let batches = ones(&devices);
         let model = Net::init(&flex());
         let mut fused = FusedReplicas::new_with_config(model, bits8(), devices, config).unwrap();
-        fused.step_ok(RATE, batches, Net::loss);
+        fused.step(RATE, batches, Net::loss).unwrap();
     });
 }
 

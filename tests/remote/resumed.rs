@@ -22,7 +22,7 @@ pub fn assert_resumed(
     let training = |device: &Device| {
         let model = copy(&initial, || Net::init(device));
         let optimizer = backburn::optim::AdamWConfig::new().init();
-        FusedOptimizer::new_ok(model, optimizer)
+        FusedOptimizer::new(model, optimizer).unwrap()
     };
     let step = |fused: &mut FusedOptimizer<Net>, batch: &Tensor<2>, device: &Device| {
         let x = batch.clone().to_device(device);

@@ -24,7 +24,10 @@ type Step = fn(&mut FusedReplicas<Network>, Batches);
 const WAYS: [(&str, Step); 3] = [
     ("step", |fused, batches| {
         let ranks = batches.len();
-        assert_eq!(fused.step_ok(RATE, batches, Network::loss).len(), ranks);
+        assert_eq!(
+            fused.step(RATE, batches, Network::loss).unwrap().len(),
+            ranks
+        );
         assert_eq!(fused.last_step().copied, Some(0));
     }),
     ("step_with_backward", |fused, batches| {
@@ -35,8 +38,8 @@ const WAYS: [(&str, Step); 3] = [
         fused.step_with_backward(RATE, batches, train).unwrap();
     }),
     ("step_accumulated", |fused, batches| {
-        fused.accumulate_ok(batches, Network::loss);
-        fused.step_accumulated_ok(RATE);
+        fused.accumulate(batches, Network::loss).unwrap();
+        fused.step_accumulated(RATE).unwrap();
         let error = fused.step_accumulated(RATE);
         assert_eq!(error, Err(FusedError::NothingAccumulated));
     }),
@@ -78,11 +81,13 @@ fn replicas_on_several_devices_equal_stock() {
 fn single_replica_equals_fused_optimizer() {
     let (_alone, device, initial) = begin();
     let model = copy(&initial, || Network::init(device));
-    let mut alone = FusedOptimizer::new_ok(model, adamw());
+    let mut alone = FusedOptimizer::new(model, adamw()).unwrap();
     let mut fused = replicas(&initial, &flex(1), FusedConfig::new());
     for batches in steps(device, 1) {
-        let expected = alone.step_ok(RATE, |model| model.loss(batches[0].clone()));
-        let losses = fused.step_ok(RATE, batches, Network::loss);
+        let expected = alone
+            .step(RATE, |model| model.loss(batches[0].clone()))
+            .unwrap();
+        let losses = fused.step(RATE, batches, Network::loss).unwrap();
         assert_eq!(losses[0].to_data(), expected.to_data());
         assert_eq!(fused.last_step(), alone.last_step());
     }
@@ -108,17 +113,23 @@ fn batch_split_over_ranks_equals_whole() {
     type Loss = fn(&Network, Tensor<2, Int>) -> Tensor<1>;
     for (loss, all) in [(Network::loss as Loss, true), (loss_in_chunks, false)] {
         let model = copy(&initial, || Network::init(device));
-        let mut alone = FusedOptimizer::new_ok(model, adamw())
-            .with_config_ok(FusedConfig::new().with_clipping(clipping));
+        let mut alone = FusedOptimizer::new(model, adamw())
+            .unwrap()
+            .with_config(FusedConfig::new().with_clipping(clipping))
+            .unwrap();
         for batch in &whole {
-            alone.step_repeatable_ok(RATE, |model| loss(model, batch.clone()));
+            alone
+                .step_repeatable(RATE, |model| loss(model, batch.clone()))
+                .unwrap();
         }
         for sharding in SHARDINGS {
             let config = FusedConfig::sharded(sharding).with_clipping(clipping);
             let mut fused = replicas(&initial, &flex(3), config);
             for batch in &whole {
                 let parts = batch.clone().chunk(3, 0);
-                fused.step_repeatable_ok(RATE, parts, move |model, part| loss(model, part) / 3.0);
+                fused
+                    .step_repeatable(RATE, parts, move |model, part| loss(model, part) / 3.0)
+                    .unwrap();
             }
             assert_near_weights(&alone.model(), &fused.model(), 1e-5, 0.0);
             assert_changed(&initial, &fused.model(), |path| {
@@ -149,7 +160,7 @@ fn ranks_with_opposed_orders_do_not_block_with_any_limit() {
             for step in 0..20 {
                 let x = Tensor::ones([2, 6], device);
                 let batches = [(x.clone(), step % 2 == 0), (x, step % 2 == 1)];
-                fused.step_ok(RATE, batches, loss_in_order);
+                fused.step(RATE, batches, loss_in_order).unwrap();
             }
         });
     }
@@ -178,12 +189,14 @@ fn lora_base_stepped_with_accumulated_sum_equals_stock() {
         }
         let expected = adamw().step(RATE, model, sum.grads());
 
-        let mut fused = FusedReplicas::new_ok(copy(&initial, adapted), adamw(), flex(3))
-            .with_config_ok(FusedConfig::new().with_ownership(Ownership::MainDevice));
-        fused.accumulate_ok(batches.clone(), Network::loss);
+        let mut fused = FusedReplicas::new(copy(&initial, adapted), adamw(), flex(3))
+            .unwrap()
+            .with_config(FusedConfig::new().with_ownership(Ownership::MainDevice))
+            .unwrap();
+        fused.accumulate(batches.clone(), Network::loss).unwrap();
         match reaches_nothing {
-            true => drop(fused.step_ok(RATE, batches.clone(), beside)),
-            false => fused.step_accumulated_ok(RATE),
+            true => drop(fused.step(RATE, batches.clone(), beside).unwrap()),
+            false => fused.step_accumulated(RATE).unwrap(),
         }
         assert_equal_weights(&expected, &fused.model());
         assert_ranks_agree(&mut fused);
@@ -205,9 +218,11 @@ fn overflow_on_one_rank_skips_step_on_all() {
             let mut step = |factor: f32| {
                 let factors = (0..3).map(|rank| if rank == failing { factor } else { 1.0 });
                 let batches = tokens(device, &[2, 4, 2]).into_iter().zip(factors);
-                fused.step_repeatable_ok(RATE, batches, |model: &Network, (tokens, factor)| {
-                    model.loss_in_blocks(tokens) * factor
-                });
+                fused
+                    .step_repeatable(RATE, batches, |model: &Network, (tokens, factor)| {
+                        model.loss_in_blocks(tokens) * factor
+                    })
+                    .unwrap();
                 let report = fused.last_step();
                 assert_eq!(report.overflowed, factor.is_infinite());
                 assert_eq!(report.loss_scale, Some(scale), "{sharding:?}, {overflow:?}");
@@ -236,7 +251,9 @@ fn hook_is_called_once_with_sum_of_ranks() {
         });
         let mut fused = replicas(&initial, &flex(3), FusedConfig::sharded(sharding))
             .with_hook(ParamGroup::all(), vetoes);
-        fused.step_ok(RATE, tokens(device, &[2, 3, 4]), Network::loss);
+        fused
+            .step(RATE, tokens(device, &[2, 3, 4]), Network::loss)
+            .unwrap();
         let it = fused.last_step();
         assert_eq!((it.updated, it.vetoed, it.without_gradient), (11, 1, 0));
         let paths = paths.lock().unwrap();

@@ -59,8 +59,10 @@ impl Way {
 
     fn step(&self, fused: &mut Fused, rate: ModuleLearningRate, x: &Tensor<2>) {
         if self.in_two {
-            fused.accumulate_ok(|model| model.loss(x.clone()));
-            fused.step_ok(rate, |model| model.loss(x.clone() * 0.5));
+            fused.accumulate(|model| model.loss(x.clone())).unwrap();
+            fused
+                .step(rate, |model| model.loss(x.clone() * 0.5))
+                .unwrap();
         } else {
             plain(fused, rate, x);
         }
@@ -68,7 +70,7 @@ impl Way {
 }
 
 fn plain(fused: &mut Fused, rate: ModuleLearningRate, x: &Tensor<2>) {
-    fused.step_ok(rate, |model| model.loss(x.clone()));
+    fused.step(rate, |model| model.loss(x.clone())).unwrap();
 }
 
 /// The pairs in `tests/pairs` save and load every option on one backend; these are on every backend.
@@ -78,7 +80,10 @@ fn ways() -> Vec<Way> {
         dtype,
         in_two: false,
         fuse: Box::new(move |model| {
-            FusedOptimizer::new_ok(model, optimizer.clone()).with_config_ok(config.clone())
+            FusedOptimizer::new(model, optimizer.clone())
+                .unwrap()
+                .with_config(config.clone())
+                .unwrap()
         }),
     };
     let (f32, bf16) = (FloatDType::F32, FloatDType::BF16);
@@ -121,7 +126,7 @@ fn ways() -> Vec<Way> {
             dtype: f32,
             in_two: true,
             fuse: Box::new(move |model| {
-                FusedOptimizer::accumulating_in_state_ok(model, ours().build())
+                FusedOptimizer::accumulating_in_state(model, ours().build()).unwrap()
             }),
         },
     ]
@@ -182,7 +187,7 @@ fn resumed_training_equals_one_without_interruption(device: &Device) {
 }
 
 fn start(device: &Device) -> Fused {
-    FusedOptimizer::new_ok(Network::init(device), AdamWConfig::new().init())
+    FusedOptimizer::new(Network::init(device), AdamWConfig::new().init()).unwrap()
 }
 
 /// A checkpoint of `fused` in a new folder.
@@ -198,9 +203,9 @@ fn load_that_fails_changes_nothing(device: &Device) {
     let with_second = |change: &dyn Fn(Linear) -> Linear| {
         let mut model = Network::init(device);
         model.second = change(model.second);
-        saved(&FusedOptimizer::new_ok(model, AdamWConfig::new().init()))
+        saved(&FusedOptimizer::new(model, AdamWConfig::new().init()).unwrap())
     };
-    let mut lion = FusedOptimizer::new_ok(Network::init(device), LionConfig::new().init());
+    let mut lion = FusedOptimizer::new(Network::init(device), LionConfig::new().init()).unwrap();
     plain(&mut lion, 0.1.into(), &x);
     let narrower = with_second(&|_| LinearConfig::new(71, 63).init(device));
     let mut types = [FloatDType::F64, FloatDType::F16].into_iter();
@@ -209,11 +214,12 @@ fn load_that_fails_changes_nothing(device: &Device) {
 
     let mut fused = start(device);
     plain(&mut fused, 0.1.into(), &x);
-    let mut twin = FusedOptimizer::new_ok(
+    let mut twin = FusedOptimizer::new(
         copy(&fused.model(), || Network::init(device)),
         AdamWConfig::new().init(),
-    );
-    twin.load_record_ok(fused.to_record());
+    )
+    .unwrap();
+    twin.load_record(fused.to_record()).unwrap();
     let before = weights(&fused.model());
     for ((checkpoint, _folder), words) in [
         (saved(&lion), "optimizer.bpk"),
@@ -261,15 +267,17 @@ fn changed_model_returns_to_its_checkpoint() {
     let device = &Device::flex().autodiff();
     let layer = || LinearConfig::new(4, 4).init(device);
     let start = || {
-        let fused = FusedOptimizer::new_ok(vec![layer(), layer()], AdamWConfig::new().init());
-        fused.with_config_ok(FusedConfig::lagged(0.5))
+        let fused = FusedOptimizer::new(vec![layer(), layer()], AdamWConfig::new().init()).unwrap();
+        fused.with_config(FusedConfig::lagged(0.5)).unwrap()
     };
     let step = |fused: &mut FusedOptimizer<Vec<Linear>>| {
-        fused.step_ok(0.1, |layers| {
-            let x = Tensor::<2>::ones([3, 4], device);
-            let x = layers.iter().fold(x, |x, layer| layer.forward(x));
-            x.powi_scalar(2).sum()
-        });
+        fused
+            .step(0.1, |layers| {
+                let x = Tensor::<2>::ones([3, 4], device);
+                let x = layers.iter().fold(x, |x, layer| layer.forward(x));
+                x.powi_scalar(2).sum()
+            })
+            .unwrap();
     };
     let mut fused = start();
     step(&mut fused);
@@ -282,10 +290,14 @@ fn changed_model_returns_to_its_checkpoint() {
         layers.truncate(1);
         layers
     };
-    fused.change_model_ok(first);
+    fused.change_model(first).unwrap();
     step(&mut fused);
-    fused.change_model_ok(|layers| [first(layers), whole[1..].to_vec()].concat());
-    fused.change_model_ok(|layers| [first(layers), vec![layer()]].concat());
+    fused
+        .change_model(|layers| [first(layers), whole[1..].to_vec()].concat())
+        .unwrap();
+    fused
+        .change_model(|layers| [first(layers), vec![layer()]].concat())
+        .unwrap();
     checkpoint.load::<()>(&mut fused).unwrap();
     for _ in 0..3 {
         step(&mut through);
@@ -303,13 +315,13 @@ fn save_with_accumulated_gradients_is_an_error() {
     let in_state = optim::AdamWConfig::new().build();
     for mut training in [
         small(),
-        FusedOptimizer::accumulating_in_state_ok(Small::init(), in_state),
+        FusedOptimizer::accumulating_in_state(Small::init(), in_state).unwrap(),
     ] {
-        training.accumulate_ok(loss);
+        training.accumulate(loss).unwrap();
         let refused = checkpoint.save(&training, &Progress::new(1)).unwrap_err();
         assert_eq!(refused, CheckpointError::Accumulated);
         assert!(checkpoint.steps().unwrap().is_empty());
-        training.step_ok(0.1, loss);
+        training.step(0.1, loss).unwrap();
         checkpoint.save(&training, &Progress::new(1)).unwrap();
         fs::remove_dir_all(folder.path().join("step-1")).unwrap();
     }
@@ -331,7 +343,7 @@ fn model_loaded_alone_outlives_its_file() {
 fn compact_checkpoint_is_small_and_resumes_same() {
     let device = &Device::flex().autodiff();
     let config = optim::AdamWConfig::new().with_state_format(StateFormat::Bits8);
-    let fused = || FusedOptimizer::new_ok(Network::init(device), config.init());
+    let fused = || FusedOptimizer::new(Network::init(device), config.init()).unwrap();
     let x = Tensor::<2>::random([5, 61], Distribution::Default, device);
     let mut through = fused();
     plain(&mut through, 0.1.into(), &x);
@@ -368,7 +380,7 @@ fn checkpoint_of_muon_is_refused_by_sgd_and_reverse() {
         || optim::AdamConfig::new().init(),
         || AdamWConfig::new().init(),
     ];
-    let fused = |optimizer: fn() -> _| FusedOptimizer::new_ok(Small::init(), optimizer());
+    let fused = |optimizer: fn() -> _| FusedOptimizer::new(Small::init(), optimizer()).unwrap();
     for (same, others) in [(muons, &sgds[..]), (sgds, &muons), (adams, &[])] {
         for saves in same {
             let mut training = fused(saves);
@@ -388,7 +400,7 @@ fn checkpoint_of_muon_is_refused_by_sgd_and_reverse() {
                 assert_matches!(error, FusedError::RecordOfAnotherOptimizer { path, .. } if path == "weight");
                 assert_says(&refused, "load the record of `Checkpoint::model`");
                 let model = Small::init().load_record(checkpoint.model().unwrap());
-                step(&mut FusedOptimizer::new_ok(model, other()));
+                step(&mut FusedOptimizer::new(model, other()).unwrap());
             }
         }
     }
@@ -409,13 +421,15 @@ fn parameter_without_elements_is_loaded() {
             rows: Param::from_tensor(Tensor::zeros([5, 0], &device)),
             layer: LinearConfig::new(4, 4).init(&device),
         };
-        FusedOptimizer::new_ok(model, optim::AdamWConfig::new().init())
+        FusedOptimizer::new(model, optim::AdamWConfig::new().init()).unwrap()
     };
     let step = |fused: &mut FusedOptimizer<Empty>| {
         let x = Tensor::<2>::ones([2, 4], &device);
-        fused.step_ok(1e-2, |model| {
-            model.layer.forward(x).powi_scalar(2).mean() + model.rows.val().sum()
-        });
+        fused
+            .step(1e-2, |model| {
+                model.layer.forward(x).powi_scalar(2).mean() + model.rows.val().sum()
+            })
+            .unwrap();
     };
     let mut through = training();
     step(&mut through);

@@ -37,7 +37,10 @@ fn configs() -> [WeightAveragingConfig; 5] {
 
 fn fused(initial: &Stack, config: FusedConfig) -> FusedOptimizer<Stack> {
     let model = copy(initial, init);
-    FusedOptimizer::new_ok(model, AdamWConfig::new().init()).with_config_ok(config)
+    FusedOptimizer::new(model, AdamWConfig::new().init())
+        .unwrap()
+        .with_config(config)
+        .unwrap()
 }
 
 /// Values of the parameters, each as a row.
@@ -106,12 +109,16 @@ fn average_in_f16_loads_on_device_without_f16() {
     let [_, ndarray] = cpus();
     let x = Tensor::<2>::ones([4, 8], &ndarray);
     let new = || {
-        FusedOptimizer::new_ok(linears(1, 8, &ndarray), AdamWConfig::new().init())
-            .with_config_ok(averaging(ema(0.5)))
+        FusedOptimizer::new(linears(1, 8, &ndarray), AdamWConfig::new().init())
+            .unwrap()
+            .with_config(averaging(ema(0.5)))
+            .unwrap()
     };
     let mut fused = new();
     let step = |fused: &mut FusedOptimizer<Vec<Linear>>| {
-        fused.step_ok(RATE, |model| loss_of_layers(model, false, x.clone()));
+        fused
+            .step(RATE, |model| loss_of_layers(model, false, x.clone()))
+            .unwrap();
     };
     step(&mut fused);
     let mut contents = Contents::of(fused.to_record());
@@ -125,7 +132,7 @@ fn average_in_f16_loads_on_device_without_f16() {
         }
     }
     let before = fused.averaged();
-    fused.load_record_ok(contents.into_record());
+    fused.load_record(contents.into_record()).unwrap();
     for (before, after) in values(&before).into_iter().zip(values(&fused.averaged())) {
         let difference = (after - before).abs().max().into_scalar::<f32>();
         assert!(difference < 1e-3, "{difference}");
@@ -145,15 +152,17 @@ fn average_after_each_step_equals_stock_loop() {
             let mut stock = AdamWConfig::new().init();
             let mut by_hand = ByHand::all(config, &model);
             let how = averaging(config).with_offload(offload.clone());
-            let mut fused = FusedOptimizer::new_ok(copy(&initial, init), optimizer.clone())
-                .with_config_on_ok(how.clone(), &Device::flex());
+            let mut fused = FusedOptimizer::new(copy(&initial, init), optimizer.clone())
+                .unwrap()
+                .with_config_on(how.clone(), &Device::flex())
+                .unwrap();
             assert_equal_weights(&initial, &fused.averaged());
             for x in &xs {
                 model = train_stock(model, &mut stock, 1, RATE, |model, _| loss(model, x));
                 for (average, value) in by_hand.iter_mut().zip(values(&model)) {
                     average.update(value);
                 }
-                fused.step_ok(RATE, |model| loss(model, x));
+                fused.step(RATE, |model| loss(model, x)).unwrap();
                 if offload.is_none() {
                     assert_eq!(fused.last_step().copied, Some(0), "{how}");
                 }
@@ -172,19 +181,23 @@ fn average_without_update_stays() {
     // Micro-batches are one update.
     let mut group = fused(&initial, averaging(WeightAveragingConfig::new()));
     for x in &xs {
-        group.accumulate_ok(|model| loss(model, x));
+        group.accumulate(|model| loss(model, x)).unwrap();
     }
     assert_equal_weights(&initial, &group.averaged());
-    group.step_accumulated_ok(RATE);
+    group.step_accumulated(RATE).unwrap();
     assert_equal_weights(&group.model(), &group.averaged());
 
     // A skipped step is not an update.
     let scaling = LossScalingConfig::new().with_overflow(Overflow::SkipStep);
     let how = averaging(ema(0.5)).with_loss_scaling(Some(scaling));
     let mut skipping = fused(&initial, how);
-    skipping.step_repeatable_ok(RATE, |model| loss(model, &xs[0]));
+    skipping
+        .step_repeatable(RATE, |model| loss(model, &xs[0]))
+        .unwrap();
     let before = skipping.averaged();
-    skipping.step_repeatable_ok(RATE, |model| loss(model, &xs[0]) * f32::INFINITY);
+    skipping
+        .step_repeatable(RATE, |model| loss(model, &xs[0]) * f32::INFINITY)
+        .unwrap();
     assert!(skipping.last_step().overflowed);
     assert_equal_weights(&before, &skipping.averaged());
 
@@ -193,8 +206,10 @@ fn average_without_update_stays() {
     let mut clipped = fused(&initial, averaging(ema(0.5)).with_clipping(clipping));
     let mut plain = fused(&initial, averaging(ema(0.5)));
     for x in &xs {
-        clipped.step_repeatable_ok(RATE, |model| loss(model, x));
-        plain.step_ok(RATE, |model| loss(model, x));
+        clipped
+            .step_repeatable(RATE, |model| loss(model, x))
+            .unwrap();
+        plain.step(RATE, |model| loss(model, x)).unwrap();
     }
     assert_equal_weights(&plain.averaged(), &clipped.averaged());
 }
@@ -208,19 +223,21 @@ fn average_resumed_from_record_continues_to_bit() {
             let how = averaging(config).with_offload(offload);
             let start = |model: &Stack| {
                 let model = copy(model, init);
-                FusedOptimizer::new_ok(model, optim::AdamWConfig::new().init())
-                    .with_config_on_ok(how.clone(), &Device::flex())
+                FusedOptimizer::new(model, optim::AdamWConfig::new().init())
+                    .unwrap()
+                    .with_config_on(how.clone(), &Device::flex())
+                    .unwrap()
             };
             let train = |fused: &mut FusedOptimizer<Stack>, xs: &[Tensor<2>]| {
                 for x in xs {
-                    fused.step_ok(RATE, |model| loss(model, x));
+                    fused.step(RATE, |model| loss(model, x)).unwrap();
                 }
             };
             let (mut whole, mut first) = (start(&initial), start(&initial));
             train(&mut whole, &xs);
             train(&mut first, &xs[..3]);
             let mut second = start(&first.model());
-            second.load_record_ok(first.to_record());
+            second.load_record(first.to_record()).unwrap();
             assert_equal_weights(&first.averaged(), &second.averaged());
             train(&mut second, &xs[3..]);
             assert_equal_weights(&whole.averaged(), &second.averaged());
@@ -228,8 +245,8 @@ fn average_resumed_from_record_continues_to_bit() {
 
             // Without averaging, and in stock Burn.
             let model = copy(&first.model(), init);
-            let mut without = FusedOptimizer::new_ok(model, optim::AdamWConfig::new().init());
-            without.load_record_ok(first.to_record());
+            let mut without = FusedOptimizer::new(model, optim::AdamWConfig::new().init()).unwrap();
+            without.load_record(first.to_record()).unwrap();
             train(&mut without, &xs[3..]);
             let model = copy(&first.model(), init);
             let mut stock = AdamWConfig::new().init().load_record(first.to_record());
@@ -242,7 +259,7 @@ fn average_resumed_from_record_continues_to_bit() {
             // A record without averages: they start as the weights.
             let mut started = start(&first.model());
             train(&mut started, &xs[..1]);
-            started.load_record_ok(without.to_record());
+            started.load_record(without.to_record()).unwrap();
             assert_equal_weights(&started.model(), &started.averaged());
         }
     }
@@ -252,7 +269,7 @@ fn average_resumed_from_record_continues_to_bit() {
 fn average_of_another_shape_is_refused_by_name() {
     let x = batches(1).remove(0);
     let mut fused = fused(&init(), averaging(ema(0.5)));
-    fused.step_ok(RATE, |model| loss(model, &x));
+    fused.step(RATE, |model| loss(model, &x)).unwrap();
     let contents = Contents::of(fused.to_record());
     let is_average =
         |it: &burn_pack::Tensor| it.name.ends_with(".average") && it.shape.num_dims() == 2;
@@ -292,28 +309,34 @@ fn average_of_new_layer_starts_as_its_weights() {
     let xs = batches(3);
     // Burn's own optimizer does not step in f64 after it was loaded from a record.
     let optimizer = optim::AdamWConfig::new().init();
-    let mut one = FusedOptimizer::new_ok(init(), optimizer).with_config_ok(averaging(ema(0.5)));
-    one.step_ok(RATE, |model| loss(model, &xs[0]));
+    let mut one = FusedOptimizer::new(init(), optimizer)
+        .unwrap()
+        .with_config(averaging(ema(0.5)))
+        .unwrap();
+    one.step(RATE, |model| loss(model, &xs[0])).unwrap();
     let mut gone = None;
-    one.change_model_ok(|mut model| {
+    one.change_model(|mut model| {
         gone = model.layers.pop();
         model
-    });
-    one.step_ok(RATE, |model| loss(model, &xs[1]));
-    one.change_model_ok(|mut model| {
+    })
+    .unwrap();
+    one.step(RATE, |model| loss(model, &xs[1])).unwrap();
+    one.change_model(|mut model| {
         model.layers.extend(gone);
         model
-    });
+    })
+    .unwrap();
     let [model, averaged] = [one.model(), one.averaged()].map(|model| values(&model));
     for (of, (value, average)) in model.iter().zip(&averaged).enumerate() {
         assert_eq!(value.to_data() == average.to_data(), of / 2 == 2);
     }
 
     // It continues in another type.
-    one.change_model_ok(|model| cast(model, FloatDType::F64).unwrap());
+    one.change_model(|model| cast(model, FloatDType::F64).unwrap())
+        .unwrap();
     let before = values(&one.averaged());
     let x = Tensor::from_inner(xs[2].clone().inner().cast(FloatDType::F64));
-    one.step_ok(RATE, |model| loss(model, &x));
+    one.step(RATE, |model| loss(model, &x)).unwrap();
     let next = before.into_iter().zip(values(&one.model()));
     let next: Vec<_> = next.map(|(mean, value)| mean * 0.5 + value * 0.5).collect();
     assert_values(&next, &one.averaged());
@@ -332,13 +355,17 @@ fn averaged_model_has_current_running_statistics() {
         linear: LinearConfig::new(8, 8).init(&device),
         norm: BatchNormConfig::new(8).init(&device),
     };
-    let mut fused =
-        FusedOptimizer::new_ok(model, SgdConfig::new().init()).with_config_ok(averaging(ema(0.5)));
+    let mut fused = FusedOptimizer::new(model, SgdConfig::new().init())
+        .unwrap()
+        .with_config(averaging(ema(0.5)))
+        .unwrap();
     for x in batches(3) {
-        fused.step_ok(RATE, |model| {
-            let x = model.norm.forward(model.linear.forward(x));
-            x.powi_scalar(2).mean()
-        });
+        fused
+            .step(RATE, |model| {
+                let x = model.norm.forward(model.linear.forward(x));
+                x.powi_scalar(2).mean()
+            })
+            .unwrap();
     }
     let [current, averaged] = [fused.model(), fused.averaged()].map(|model| model.valid());
     let mean = |model: &Normed| model.norm.running_mean.value_sync().into_data();
@@ -384,7 +411,10 @@ fn layer_named_like_averages_matches_stock() {
     let adamw = AdamWConfig::new().init();
     let stock = copy(&initial, Named::init);
     let stock = train_stock(stock, &mut adamw.clone(), 3, RATE, loss);
-    let mut fused = FusedOptimizer::new_ok(initial, adamw).with_config_ok(averaging(ema(0.5)));
+    let mut fused = FusedOptimizer::new(initial, adamw)
+        .unwrap()
+        .with_config(averaging(ema(0.5)))
+        .unwrap();
     train_fused(&mut fused, 3, RATE, loss);
     assert_equal_weights(&stock, &fused.model());
 }

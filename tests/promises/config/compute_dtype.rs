@@ -61,7 +61,10 @@ impl Way {
     fn fused(self, initial: &Stack) -> FusedOptimizer<Stack> {
         let config = FusedConfig::new().with_compute_dtype(Some(self.computes));
         let model = copy(initial, || init(self.rests));
-        FusedOptimizer::new_ok(model, (self.optimizer)()).with_config_ok(config)
+        FusedOptimizer::new(model, (self.optimizer)())
+            .unwrap()
+            .with_config(config)
+            .unwrap()
     }
 
     /// Trains by hand: computes with a copy, and casts the gradients back.
@@ -90,11 +93,13 @@ fn compute_dtype_matches_mixed_precision_by_hand() {
         for in_blocks in [false, true] {
             let mut fused = way.fused(&initial);
             for x in &batches {
-                fused.step_ok(RATE, |model| {
-                    let dtype = model.layers[0].weight.val().dtype();
-                    assert_eq!(dtype, DType::from(way.computes));
-                    loss(model, in_blocks, x)
-                });
+                fused
+                    .step(RATE, |model| {
+                        let dtype = model.layers[0].weight.val().dtype();
+                        assert_eq!(dtype, DType::from(way.computes));
+                        loss(model, in_blocks, x)
+                    })
+                    .unwrap();
                 assert_eq!(fused.last_step().copied, Some(0));
             }
             assert_equal_weights(&expected, &fused.model());
@@ -112,8 +117,8 @@ fn compute_dtype_frozen_or_running_in_another_type_is_refused() {
     let norm: BatchNorm = BatchNormConfig::new(4).init(&flex());
     let config = || FusedConfig::new().with_compute_dtype(Some(FloatDType::BF16));
     let frozen = vec![layer(), layer()].freeze_group(ParamGroup::from_predicate("1."));
-    let normed = FusedOptimizer::new_ok((layer(), norm), SgdConfig::new().init());
-    let frozen = FusedOptimizer::new_ok(frozen, SgdConfig::new().init());
+    let normed = FusedOptimizer::new((layer(), norm), SgdConfig::new().init()).unwrap();
+    let frozen = FusedOptimizer::new(frozen, SgdConfig::new().init()).unwrap();
     for (error, path) in [
         (normed.with_config(config()).map(drop), "1.running"),
         (frozen.with_config(config()).map(drop), "1."),
@@ -136,9 +141,9 @@ fn valid_in_compute_dtype_is_saved_in_full_precision() {
             let config = FusedConfig::new()
                 .with_compute_dtype(Some(way.computes))
                 .with_offload(offload.map(offload_from_flex));
-            let mut fused = way.fused(&initial).with_config_ok(config);
+            let mut fused = way.fused(&initial).with_config(config).unwrap();
             for x in &xs {
-                fused.step_ok(RATE, |model| loss(model, in_blocks, x));
+                fused.step(RATE, |model| loss(model, in_blocks, x)).unwrap();
             }
             let valid = fused.valid();
             assert_eq!(valid.layers[0].weight.val().dtype(), DType::BF16);
@@ -170,7 +175,7 @@ fn valid_with_nan_is_saved_in_storage_type() {
         Tensor::from_inner(weight).require_grad()
     });
     let config = FusedConfig::new().with_compute_dtype(Some(way.computes));
-    let valid = way.fused(&initial).with_config_ok(config).valid();
+    let valid = way.fused(&initial).with_config(config).unwrap().valid();
     let saved = init(way.rests).load_record(valid.into_record());
     assert_eq!(saved.layers[0].weight.val().dtype(), DType::F32);
 }

@@ -23,7 +23,7 @@ fn batches(count: usize, device: &Device) -> Vec<Tensor<2>> {
 }
 
 fn fuse(model: Vec<Linear>) -> FusedOptimizer<Vec<Linear>> {
-    FusedOptimizer::new_ok(model, AdamConfig::new().init())
+    FusedOptimizer::new(model, AdamConfig::new().init()).unwrap()
 }
 
 fn lagged() -> FusedConfig {
@@ -106,10 +106,12 @@ fn config_infinite_clipping_norm_loads_as_saved() {
         }
         let mut plain = fuse(init());
         let config = FusedConfig::clipping(clipping(f64::INFINITY));
-        let mut fused = fuse(plain.model()).with_config_ok(config);
+        let mut fused = fuse(plain.model()).with_config(config).unwrap();
         for _ in 0..2 {
-            plain.step_ok(RATE, |model| loss(model, x.clone()));
-            fused.step_repeatable_ok(RATE, |model| loss(model, x.clone()));
+            plain.step(RATE, |model| loss(model, x.clone())).unwrap();
+            fused
+                .step_repeatable(RATE, |model| loss(model, x.clone()))
+                .unwrap();
             assert_eq!(fused.last_step().clipping, Some(1.0));
             assert!(fused.last_step().gradient_norm.unwrap() > 0.0);
         }
@@ -123,21 +125,29 @@ fn config_changed_drops_sums_and_adaptive_state() {
     let both = lagged().with_loss_scaling(Some(scaling()));
     let initial = init();
     let train = |drops: bool| {
-        let mut fused = fuse(copy(&initial, init)).with_config_ok(both.clone());
+        let mut fused = fuse(copy(&initial, init))
+            .with_config(both.clone())
+            .unwrap();
         for x in &batches[..3] {
-            fused.step_ok(RATE, |model| loss(model, x.clone()));
+            fused.step(RATE, |model| loss(model, x.clone())).unwrap();
         }
         assert!(fused.last_step().clipping.unwrap() < 1.0);
         assert_eq!(fused.last_step().loss_scale, Some(16.0));
         if !drops {
-            fused.accumulate_ok(|model| loss(model, batches[3].clone()));
+            fused
+                .accumulate(|model| loss(model, batches[3].clone()))
+                .unwrap();
         }
-        let mut fused = fused.with_config_ok(FusedConfig::new());
-        fused.step_ok(RATE, |model| loss(model, batches[4].clone()));
+        let mut fused = fused.with_config(FusedConfig::new()).unwrap();
+        fused
+            .step(RATE, |model| loss(model, batches[4].clone()))
+            .unwrap();
         assert_eq!(fused.last_step().clipping, None);
         assert_eq!(fused.last_step().loss_scale, None);
-        let mut fused = fused.with_config_ok(both.clone());
-        fused.step_ok(RATE, |model| loss(model, batches[5].clone()));
+        let mut fused = fused.with_config(both.clone()).unwrap();
+        fused
+            .step(RATE, |model| loss(model, batches[5].clone()))
+            .unwrap();
         assert_eq!(fused.last_step().clipping, Some(1.0), "of the first step");
         assert_eq!(fused.last_step().loss_scale, Some(8.0));
         fused.model()
@@ -148,8 +158,10 @@ fn config_changed_drops_sums_and_adaptive_state() {
 #[test]
 fn config_after_hook_keeps_hook() {
     let fused = fuse(init()).with_hook(ParamGroup::all(), hook(|_| Answer::Veto));
-    let mut fused = fused.with_config_ok(lagged());
-    fused.step_ok(RATE, |model| loss(model, batches(1, &flex()).remove(0)));
+    let mut fused = fused.with_config(lagged()).unwrap();
+    fused
+        .step(RATE, |model| loss(model, batches(1, &flex()).remove(0)))
+        .unwrap();
     assert_eq!(fused.last_step().vetoed, 4);
 }
 
@@ -164,9 +176,11 @@ fn config_changed_begins_and_ends_offload() {
         for (step, x) in batches.iter().enumerate() {
             if let Some(offload) = modes.get(step) {
                 let config = |offload| OffloadConfig::new(offload).with_min_elements(1);
-                fused = fused.with_config_ok(FusedConfig::new().with_offload(offload.map(config)));
+                fused = fused
+                    .with_config(FusedConfig::new().with_offload(offload.map(config)))
+                    .unwrap();
             }
-            fused.step_ok(RATE, |model| loss(model, x.clone()));
+            fused.step(RATE, |model| loss(model, x.clone())).unwrap();
         }
         let rests: Vec<_> = fused.model().devices();
         (fused.model().fork(&flex()), rests)
@@ -186,11 +200,11 @@ fn config_changed_begins_and_ends_offload() {
 fn config_of_replicas_is_that_of_one_but_for_offload() {
     let devices = [flex(), flex()];
     let config = lagged().with_sharding(Sharding::Full);
-    let fused = || FusedReplicas::new_ok(init(), AdamConfig::new().init(), devices.clone());
+    let fused = || FusedReplicas::new(init(), AdamConfig::new().init(), devices.clone()).unwrap();
     let x = batches(2, &flex());
-    let mut fused_in_full = fused().with_config_ok(config.clone());
+    let mut fused_in_full = fused().with_config(config.clone()).unwrap();
     for _ in 0..2 {
-        fused_in_full.step_ok(RATE, x.clone(), loss);
+        fused_in_full.step(RATE, x.clone(), loss).unwrap();
     }
     assert_eq!(fused_in_full.config(), &config);
     assert!(fused_in_full.last_step().clipping.unwrap() < 1.0);

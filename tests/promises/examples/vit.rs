@@ -26,7 +26,7 @@ fn vit_with_recomputed_blocks_trains_as_plain(device: &Device) {
 
     let config = config.with_recompute_blocks(true);
     let fused = copy(&initial, || config.init(device));
-    let mut fused = FusedOptimizer::new_ok(fused, AdamWConfig::new().init());
+    let mut fused = FusedOptimizer::new(fused, AdamWConfig::new().init()).unwrap();
     train_fused(&mut fused, 3, 1e-3, loss);
     assert_equal_weights(&stock, &fused.model());
     assert_changed(&initial, &fused.model(), |_| true);

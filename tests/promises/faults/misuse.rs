@@ -6,7 +6,7 @@ use crate::common::mlp::Mlp;
 use crate::common::*;
 
 fn fused(device: &Device) -> FusedOptimizer<Mlp> {
-    FusedOptimizer::new_ok(Mlp::init(device), AdamWConfig::new().init())
+    FusedOptimizer::new(Mlp::init(device), AdamWConfig::new().init()).unwrap()
 }
 
 fn x(device: &Device) -> Tensor<2> {
@@ -18,11 +18,11 @@ fn x(device: &Device) -> Tensor<2> {
 #[track_caller]
 fn assert_refused(device: &Device, words: &[&str], mistake: impl Fn(&Mlp, Tensor<2>) -> Tensor<1>) {
     let (x, mut fused) = (x(device), fused(device));
-    fused.step_ok(1e-2, |model| model.loss(x.clone()));
+    fused.step(1e-2, |model| model.loss(x.clone())).unwrap();
     let before = fused.model();
     let record = fused.to_record().into_bytes().unwrap();
 
-    let message = panic_of(|| fused.step_ok(1e-2, |model| mistake(model, x.clone())));
+    let message = panic_of(|| fused.step(1e-2, |model| mistake(model, x.clone())).unwrap());
     for word in words {
         assert_says(&message, word);
     }
@@ -31,7 +31,7 @@ fn assert_refused(device: &Device, words: &[&str], mistake: impl Fn(&Mlp, Tensor
 
     let mut twin = resumed(&fused, AdamWConfig::new().init(), || Mlp::init(device));
     for fused in [&mut fused, &mut twin] {
-        fused.step_ok(1e-2, |model| model.loss(x.clone()));
+        fused.step(1e-2, |model| model.loss(x.clone())).unwrap();
     }
     assert_equal_weights(&twin.model(), &fused.model());
 }
@@ -41,9 +41,10 @@ fn model_without_autodiff_is_an_error(device: &Device) {
     let error = FusedOptimizer::new(model.clone(), AdamWConfig::new().init()).unwrap_err();
     assert!(matches!(&error, FusedError::NotAutodiff { path, .. } if path == "input.weight"));
 
-    // `unwrap` and a `main` that returns the error print its message.
-    let message = panic_of(|| FusedOptimizer::new_ok(model, AdamWConfig::new().init()));
-    assert!(message.ends_with(&error.to_string()), "{message}");
+    // `unwrap` and a `main` that returns the error print its name and message.
+    let message = panic_of(|| FusedOptimizer::new(model, AdamWConfig::new().init()).unwrap());
+    let end = format!("NotAutodiff: {error}");
+    assert!(message.ends_with(&end), "{message}");
     assert_says(&message, "device.autodiff()");
 }
 
@@ -58,10 +59,12 @@ fn parameter_at_two_places_is_an_error(device: &Device) {
 fn model_cloned_out_of_step_is_not_read(device: &Device) {
     let mut fused = fused(device);
     let mut escaped = None;
-    fused.step_ok(1e-2, |model| {
-        escaped = Some(model.clone());
-        model.loss(x(device))
-    });
+    fused
+        .step(1e-2, |model| {
+            escaped = Some(model.clone());
+            model.loss(x(device))
+        })
+        .unwrap();
     let escaped = escaped.unwrap();
 
     let message = panic_of(|| escaped.loss(x(device)));
@@ -127,15 +130,15 @@ fn loss_without_parameter_is_an_error(device: &Device) {
     assert_eq!(error, FusedError::LossWithoutParameters { parameters: 4 });
     assert_equal_weights(&before, &fused.model());
 
-    fused.step_ok(1e-2, |model| model.loss(x));
+    fused.step(1e-2, |model| model.loss(x)).unwrap();
     assert_changed(&before, &fused.model(), |_| true);
 }
 
 fn optimizer_that_refuses_parameter_changes_nothing(device: &Device) {
     let (x, model) = (x(device), Mlp::init(device));
-    let mut fused = FusedOptimizer::new_ok(model.clone(), MuonConfig::new().init());
+    let mut fused = FusedOptimizer::new(model.clone(), MuonConfig::new().init()).unwrap();
     // Muon is for matrices, and the bias of the last layer is the first to be updated.
-    let message = panic_of(|| fused.step_ok(1e-2, |model| model.loss(x)));
+    let message = panic_of(|| fused.step(1e-2, |model| model.loss(x)).unwrap());
     assert_says(&message, "2D tensors, got 1D");
     assert_equal_weights(&model, &fused.model());
 }
@@ -143,20 +146,20 @@ fn optimizer_that_refuses_parameter_changes_nothing(device: &Device) {
 fn optimizer_record_of_another_model_is_an_error(device: &Device) {
     let x = x(device);
     let mut other = fused(device);
-    other.step_ok(1e-2, |model| model.loss(x.clone()));
+    other.step(1e-2, |model| model.loss(x.clone())).unwrap();
 
     let mut fused = fused(device);
-    fused.step_ok(1e-2, |model| model.loss(x.clone()));
+    fused.step(1e-2, |model| model.loss(x.clone())).unwrap();
     let error = fused.load_record(other.to_record()).unwrap_err();
     assert_matches!(error, FusedError::ForeignRecord { path, .. }
         if path.ends_with("put.weight") || path.ends_with("put.bias"));
-    let message = panic_of(|| fused.load_record_ok(other.to_record()));
+    let message = panic_of(|| fused.load_record(other.to_record()).unwrap());
     assert_says(&message, "which the model does not have");
 
     // The state still belongs to the model.
     let mut twin = resumed(&fused, AdamWConfig::new().init(), || Mlp::init(device));
     for fused in [&mut fused, &mut twin] {
-        fused.step_ok(1e-2, |model| model.loss(x.clone()));
+        fused.step(1e-2, |model| model.loss(x.clone())).unwrap();
     }
     assert_equal_weights(&twin.model(), &fused.model());
 }
@@ -164,10 +167,10 @@ fn optimizer_record_of_another_model_is_an_error(device: &Device) {
 fn optimizer_record_of_another_rank_is_an_error(device: &Device) {
     let vector = Param::from_tensor(Tensor::<1>::ones([3], device));
     let matrix = Param::initialized(vector.id, Tensor::<2>::ones([3, 3], device).require_grad());
-    let mut of_vector = FusedOptimizer::new_ok(vector, AdamWConfig::new().init());
-    of_vector.step_ok(1e-2, |vector| vector.val().mean());
+    let mut of_vector = FusedOptimizer::new(vector, AdamWConfig::new().init()).unwrap();
+    of_vector.step(1e-2, |vector| vector.val().mean()).unwrap();
 
-    let mut of_matrix = FusedOptimizer::new_ok(matrix, AdamWConfig::new().init());
+    let mut of_matrix = FusedOptimizer::new(matrix, AdamWConfig::new().init()).unwrap();
     let error = of_matrix.load_record(of_vector.to_record()).unwrap_err();
     let FusedError::RecordRank {
         expected, found, ..
@@ -180,11 +183,11 @@ fn optimizer_record_of_another_rank_is_an_error(device: &Device) {
 
 fn model_clone_keeps_its_values(device: &Device) {
     let (x, mut fused) = (x(device), fused(device));
-    fused.step_ok(1e-2, |model| model.loss(x.clone()));
+    fused.step(1e-2, |model| model.loss(x.clone())).unwrap();
     let kept = fused.model();
     let values = weights(&kept);
-    fused.step_ok(1e-2, |model| model.loss(x.clone()));
-    fused.step_ok(1e-2, |model| model.loss(x.clone()));
+    fused.step(1e-2, |model| model.loss(x.clone())).unwrap();
+    fused.step(1e-2, |model| model.loss(x.clone())).unwrap();
 
     assert_eq!(weights(&kept), values);
     assert_changed(&kept, &fused.model(), |_| true);
@@ -194,14 +197,14 @@ fn model_clone_keeps_its_values(device: &Device) {
 fn model_clone_is_reported_by_step_that_copies() {
     let device = &Device::flex().autodiff();
     let (x, mut fused) = (x(device), fused(device));
-    fused.step_ok(1e-2, |model| model.loss(x.clone()));
-    fused.step_ok(1e-2, |model| model.loss(x.clone()));
+    fused.step(1e-2, |model| model.loss(x.clone())).unwrap();
+    fused.step(1e-2, |model| model.loss(x.clone())).unwrap();
     assert_eq!(fused.last_step().copied, Some(0));
     let kept = fused.model();
-    fused.step_ok(1e-2, |model| model.loss(x.clone()));
+    fused.step(1e-2, |model| model.loss(x.clone())).unwrap();
     assert_eq!(fused.last_step().copied, Some(4));
     drop(kept);
-    fused.step_ok(1e-2, |model| model.loss(x.clone()));
+    fused.step(1e-2, |model| model.loss(x.clone())).unwrap();
     assert_eq!(fused.last_step().copied, Some(0));
 }
 
@@ -211,8 +214,8 @@ fn nan_loss_is_passed_on_as_in_stock(device: &Device) {
     let initial = Mlp::init(device);
     let stock = copy(&initial, || Mlp::init(device));
     let stock = train_stock(stock, &mut SgdConfig::new().init(), 1, 1e-2, loss);
-    let mut fused = FusedOptimizer::new_ok(initial, SgdConfig::new().init());
-    let nan = fused.step_ok(1e-2, |model| loss(model, 0));
+    let mut fused = FusedOptimizer::new(initial, SgdConfig::new().init()).unwrap();
+    let nan = fused.step(1e-2, |model| loss(model, 0)).unwrap();
     assert!(nan.into_scalar::<f32>().is_nan());
     for model in [stock, fused.model()] {
         assert!(elements(&model).into_iter().all(f64::is_nan));

@@ -20,11 +20,11 @@ fn copied(initial: &Mlp) -> Mlp {
 }
 
 fn adamw(model: Mlp) -> FusedOptimizer<Mlp> {
-    FusedOptimizer::new_ok(model, AdamWConfig::new().init())
+    FusedOptimizer::new(model, AdamWConfig::new().init()).unwrap()
 }
 
 fn sgd(model: Mlp) -> FusedOptimizer<Mlp> {
-    FusedOptimizer::new_ok(model, SgdConfig::new().init())
+    FusedOptimizer::new(model, SgdConfig::new().init()).unwrap()
 }
 
 fn loss(model: &Mlp, x: &Tensor<2>) -> Tensor<1> {

@@ -35,8 +35,8 @@ fn trainings(device: &Device) -> Vec<FusedOptimizer<Normed>> {
     let fused = |offload: Option<Offload>| {
         let offload = offload.map(|offload| offload_from(device, offload));
         let config = FusedConfig::averaging(averaging).with_offload(offload);
-        let fused = FusedOptimizer::new_ok(Normed::init(device), AdamWConfig::new().init());
-        fused.with_config_on_ok(config, device)
+        let fused = FusedOptimizer::new(Normed::init(device), AdamWConfig::new().init()).unwrap();
+        fused.with_config_on(config, device).unwrap()
     };
     let offloads = OFFLOADS.map(Some).into_iter();
     [None].into_iter().chain(offloads).map(fused).collect()
@@ -47,16 +47,16 @@ type Values = Vec<(String, TensorData)>;
 fn model_taken_before_more_steps_is_unchanged(device: &Device) {
     let xs = xs(device);
     for mut fused in trainings(device) {
-        fused.step_ok(RATE, |model| model.loss(xs[0].clone()));
+        fused.step(RATE, |model| model.loss(xs[0].clone())).unwrap();
         let (model, valid, averaged) = (fused.model(), fused.valid(), fused.averaged());
         let taken = || -> [Values; 3] { [weights(&model), weights(&valid), weights(&averaged)] };
         let before = taken();
-        fused.step_ok(RATE, |model| model.loss(xs[1].clone()));
+        fused.step(RATE, |model| model.loss(xs[1].clone())).unwrap();
         assert!(taken() == before);
         assert_changed(&model, &fused.model(), |_| true);
 
         let nan = Tensor::full([6, 4], f32::NAN, device);
-        fused.step_ok(RATE, |model| model.loss(nan));
+        fused.step(RATE, |model| model.loss(nan)).unwrap();
         assert!(taken() == before);
         let mean = |model: &Normed| model.norm.running_mean.value_sync().into_data();
         assert!(mean(&fused.model()).iter::<f32>().all(f32::is_nan));
@@ -72,18 +72,20 @@ fn failed_pass_and_dry_run_restore_statistics(device: &Device) {
         statistics.collect::<Values>()
     };
     for mut fused in trainings(device) {
-        fused.step_ok(RATE, |model| model.loss(xs[0].clone()));
+        fused.step(RATE, |model| model.loss(xs[0].clone())).unwrap();
         let before = of(&fused);
-        fused.dry_run_ok(|model| model.loss(xs[1].clone()));
+        fused.dry_run(|model| model.loss(xs[1].clone())).unwrap();
         assert!(of(&fused) == before);
         panic_of(|| {
-            fused.step_ok(RATE, |model| -> Tensor<1> {
-                let _loss = model.loss(xs[1].clone());
-                panic!("after the forward pass")
-            })
+            fused
+                .step(RATE, |model| -> Tensor<1> {
+                    let _loss = model.loss(xs[1].clone());
+                    panic!("after the forward pass")
+                })
+                .unwrap()
         });
         assert!(of(&fused) == before);
-        fused.step_ok(RATE, |model| model.loss(xs[1].clone()));
+        fused.step(RATE, |model| model.loss(xs[1].clone())).unwrap();
         let before = of(&fused);
         let mut fused = fused.with_hook(ParamGroup::all(), hook(|_| Answer::Stop("the first")));
         let stopped = fused.step(RATE, |model| model.loss(xs[2].clone()));
@@ -147,7 +149,9 @@ fn norm_frozen_in_training_matches_stock(device: &Device) {
                         Nothing => {}
                         _ => {
                             stock = change(stock, *event, &other);
-                            fused.change_model_ok(|model| change(model, *event, &other));
+                            fused
+                                .change_model(|model| change(model, *event, &other))
+                                .unwrap();
                         }
                     }
                     for x in &xs {
@@ -155,7 +159,7 @@ fn norm_frozen_in_training_matches_stock(device: &Device) {
                         let gradients = expected.clone().backward();
                         let gradients = GradientsParams::from_grads(gradients, &stock);
                         stock = optimizer.step(RATE, stock, gradients);
-                        let found = fused.step_ok(RATE, |model| loss(model, x));
+                        let found = fused.step(RATE, |model| loss(model, x)).unwrap();
                         assert_eq!(found.into_data(), expected.into_data(), "row {row}");
                     }
                 }

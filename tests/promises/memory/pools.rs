@@ -20,13 +20,13 @@ fn recording_of_device_has_bytes_in_use_and_reserved() {
     let device = Device::wgpu(Default::default()).autodiff();
     let model = LinearConfig::new(512, 512).init(&device);
     let parameters = 4 * model.num_params();
-    let mut fused = FusedOptimizer::new_ok(model, AdamConfig::new().init());
+    let mut fused = FusedOptimizer::new(model, AdamConfig::new().init()).unwrap();
     let recorder = MemoryRecorder::start_on(&device).unwrap();
     let again = MemoryRecorder::start_on(&device);
     assert!(matches!(again, Err(MemoryError::AlreadyRecording)));
     for _ in 0..2 {
         let x = Tensor::<2>::ones([8, 512], &device);
-        fused.step_ok(1e-3, |model| model.forward(x).mean());
+        fused.step(1e-3, |model| model.forward(x).mean()).unwrap();
     }
     let timeline = recorder.finish().unwrap();
 

@@ -185,7 +185,7 @@ fn assert_trains_as_stock(
     let initial = init();
     let adamw = || AdamWConfig::new().init();
     let stock = train_stock(copy(&initial, &init), &mut adamw(), steps, 1e-2, &loss);
-    let mut fused = FusedOptimizer::new_ok(copy(&initial, &init), adamw());
+    let mut fused = FusedOptimizer::new(copy(&initial, &init), adamw()).unwrap();
     train_fused(&mut fused, steps, 1e-2, &loss);
     assert_equal_weights(&stock, &fused.model());
     assert_changed(&initial, &fused.model(), |_| true);
@@ -219,13 +219,19 @@ fn loss_in_chunks_clips_and_accumulates_as_whole(device: &Device) {
     let text = text(10, device);
     let train = |chunk_size| {
         let model = copy(&initial, || Bigram::init(HeadKind::WithBias, device));
-        let mut fused = FusedOptimizer::new_ok(model, SgdConfig::new().init())
-            .with_config_ok(FusedConfig::exact(0.1));
+        let mut fused = FusedOptimizer::new(model, SgdConfig::new().init())
+            .unwrap()
+            .with_config(FusedConfig::exact(0.1))
+            .unwrap();
         let config = LinearCrossEntropyLossConfig::new().with_chunk_size(chunk_size);
         let loss = config.init();
         for _ in 0..3 {
-            fused.accumulate_ok(|model| model.chunked(&loss, &text));
-            fused.step_repeatable_ok(0.5, |model| model.chunked(&loss, &text));
+            fused
+                .accumulate(|model| model.chunked(&loss, &text))
+                .unwrap();
+            fused
+                .step_repeatable(0.5, |model| model.chunked(&loss, &text))
+                .unwrap();
         }
         fused.model()
     };
@@ -406,8 +412,10 @@ fn loss_of_model_in_bf16_is_in_f32() {
     let expected = number(&composed(&model, &text, &config, None));
     let loss = config.with_chunk_size(7).init();
     assert_eq!(number(&model.chunked(&loss, &text)), expected);
-    let mut fused = FusedOptimizer::new_ok(model, SgdConfig::new().init());
-    let found = fused.step_ok(0.1, |model| model.chunked(&loss, &text));
+    let mut fused = FusedOptimizer::new(model, SgdConfig::new().init()).unwrap();
+    let found = fused
+        .step(0.1, |model| model.chunked(&loss, &text))
+        .unwrap();
     assert_eq!(number(&found), expected);
 }
 
@@ -424,11 +432,13 @@ fn gradient_of_head_in_bf16_is_summed_in_f32_on_request() {
     let loss = config.init();
     let moved = [false, true].map(|in_f32| {
         let config = FusedConfig::new().with_full_precision_accumulation(in_f32);
-        let fused = FusedOptimizer::new_ok(head.clone(), SgdConfig::new().init());
-        let mut fused = fused.with_config_ok(config);
-        fused.step_ok(1.0, |head| {
-            loss.forward(head, hidden.clone(), targets.clone())
-        });
+        let fused = FusedOptimizer::new(head.clone(), SgdConfig::new().init()).unwrap();
+        let mut fused = fused.with_config(config).unwrap();
+        fused
+            .step(1.0, |head| {
+                loss.forward(head, hidden.clone(), targets.clone())
+            })
+            .unwrap();
         let weight = fused.model().weight.val().inner().into_data();
         weight.iter::<f32>().next().unwrap()
     });
@@ -512,9 +522,11 @@ fn target_outside_of_vocabulary_is_nan_on_device() {
     let initial = Bigram::init(HeadKind::WithBias, &device);
     let mut text = text(4, &device);
     text.targets = Tensor::from_data([1, 2, 11, 3], &device);
-    let mut fused = FusedOptimizer::new_ok(initial, SgdConfig::new().init());
+    let mut fused = FusedOptimizer::new(initial, SgdConfig::new().init()).unwrap();
     let loss = LinearCrossEntropyLossConfig::new().init();
-    let loss = fused.step_ok(0.1, |model| model.chunked(&loss, &text));
+    let loss = fused
+        .step(0.1, |model| model.chunked(&loss, &text))
+        .unwrap();
     assert!(number(&loss).is_nan());
     let finite = |data: &burn::tensor::TensorData| data.iter::<f32>().all(f32::is_finite);
     assert!(weights(&fused.model()).iter().all(|(_, data)| finite(data)));

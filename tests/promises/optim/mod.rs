@@ -311,7 +311,7 @@ fn fused_with_ours_matches_stock_with_burns_own(device: &Device) {
     let x = Tensor::<2>::random([4, 3], Distribution::Default, device);
     let loss = |model: &Mlp, _| model.loss(x.clone());
     let stock = train_stock(copy(), &mut stock, 4, LEARNING_RATE, loss);
-    let mut fused = FusedOptimizer::new_ok(copy(), ours);
+    let mut fused = FusedOptimizer::new(copy(), ours).unwrap();
     train_fused(&mut fused, 4, LEARNING_RATE, loss);
     assert_equal_weights(&stock, &fused.model());
     assert_changed(&initial, &fused.model(), |_| true);

@@ -101,7 +101,7 @@ fn own_rule_fused_matches_stock_and_resumes(device: &Device) {
     let x = Tensor::<2>::random([4, 3], Distribution::Default, device);
     let loss = |model: &Mlp, _| model.loss(x.clone());
     let mut own = ModuleOptimizer::from(rms_prop());
-    let mut first = FusedOptimizer::new_ok(copy(&initial, init), own.clone());
+    let mut first = FusedOptimizer::new(copy(&initial, init), own.clone()).unwrap();
     train_fused(&mut first, 2, RATE, loss);
     let mut second = resumed(&first, own.clone(), init);
     train_fused(&mut second, 2, RATE, loss);
@@ -115,9 +115,9 @@ fn own_rule_accumulates_in_state_as_sgd(device: &Device) {
     let sgd = ours::SgdConfig::new().with_momentum(Some(momentum)).build();
     let initial = Mlp::init(device);
     let copy = || copy(&initial, || Mlp::init(device));
-    let mut sgd = FusedOptimizer::accumulating_in_state_ok(copy(), sgd);
+    let mut sgd = FusedOptimizer::accumulating_in_state(copy(), sgd).unwrap();
     let own = ElementWiseOptimizer::new(HeavyBall);
-    let mut own = FusedOptimizer::accumulating_in_state_ok(copy(), own);
+    let mut own = FusedOptimizer::accumulating_in_state(copy(), own).unwrap();
     for pair in randoms(4, [4, 3], device).chunks(2) {
         for fused in [&mut sgd, &mut own] {
             step_group(fused, RATE, pair, |model, x| model.loss(x.clone()));
@@ -155,11 +155,11 @@ fn own_rule_panic_keeps_value(device: &Device) {
     let x = Tensor::<2>::ones([4, 3], device);
     for format in [StateFormat::Full, StateFormat::Bits8] {
         let optimizer = ElementWiseOptimizer::new(Table([0.5, 0.9])).with_state_format(format);
-        let mut fused = FusedOptimizer::new_ok(Mlp::init(device), optimizer.into());
+        let mut fused = FusedOptimizer::new(Mlp::init(device), optimizer.into()).unwrap();
         let mut step = || fused.step(RATE, |model| model.loss(x.clone())).map(drop);
         assert_eq!([step(), step()], [Ok(()), Ok(())]);
         let before = fused.model();
-        let message = panic_of(|| fused.step_ok(RATE, |model| model.loss(x.clone())));
+        let message = panic_of(|| fused.step(RATE, |model| model.loss(x.clone())).unwrap());
         assert_says(&message, "which keeps its value");
         assert_equal_weights(&before, &fused.model());
     }
@@ -192,10 +192,12 @@ fn own_rule_panic_by_outside_state_names_outcome(device: &Device) {
     for (left, holds_model) in product([0, 1, 5], [false, true]) {
         let runs = Arc::new(AtomicUsize::new(usize::MAX / 2));
         let optimizer = ElementWiseOptimizer::new(Fragile(runs.clone()));
-        let mut fused = FusedOptimizer::new_ok(init(), optimizer.into());
+        let mut fused = FusedOptimizer::new(init(), optimizer.into()).unwrap();
         let mut step = |runs_left| {
             runs.store(runs_left, Ordering::Relaxed);
-            fused.step_ok(RATE, |model| model.forward(x.clone()).powi_scalar(2).mean());
+            fused
+                .step(RATE, |model| model.forward(x.clone()).powi_scalar(2).mean())
+                .unwrap();
             fused.model()
         };
         let held = step(usize::MAX / 2);
@@ -217,7 +219,9 @@ fn own_rule_panic_by_outside_state_names_outcome(device: &Device) {
             assert_says(&message, "which keeps its value");
             assert_equal_weights(&before, &fused.model());
             runs.store(usize::MAX / 2, Ordering::Relaxed);
-            fused.step_ok(RATE, |model| model.forward(x.clone()).mean());
+            fused
+                .step(RATE, |model| model.forward(x.clone()).mean())
+                .unwrap();
         }
     }
 }

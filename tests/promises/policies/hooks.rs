@@ -8,11 +8,14 @@ fn hook_sees_path_id_value_and_gradient_once(device: &Device) {
     let gradients = summed(&model, &batches, Network::loss);
 
     let noting = Noting::default();
-    let mut fused = FusedOptimizer::new_ok(model.clone(), SgdConfig::new().init())
+    let mut fused = FusedOptimizer::new(model.clone(), SgdConfig::new().init())
+        .unwrap()
         .with_hook(ParamGroup::all(), noting.clone());
-    fused.accumulate_ok(|model| model.loss(&batches[0]));
+    fused.accumulate(|model| model.loss(&batches[0])).unwrap();
     assert!(noting.0.lock().unwrap().is_empty(), "not finished");
-    fused.step_ok(LEARNING_RATE, |model| model.loss(&batches[1]));
+    fused
+        .step(LEARNING_RATE, |model| model.loss(&batches[1]))
+        .unwrap();
 
     let notes = noting.0.lock().unwrap();
     assert_eq!(notes.len(), 6);
@@ -56,10 +59,12 @@ fn policies_combined_match_stock(device: &Device) {
 
     let [output, bias] = ["output", "bias"].map(ParamGroup::from_predicate);
     let scaling = LossScalingConfig::new().with_growth_interval(Some(1));
-    let mut fused = FusedOptimizer::new_ok(initial.copied(), AdamConfig::new().init())
+    let mut fused = FusedOptimizer::new(initial.copied(), AdamConfig::new().init())
+        .unwrap()
         .with_hook(output, hook(|_| Answer::Scale(2.0)))
         .with_hook(bias, hook(|_| Answer::Veto))
-        .with_config_ok(FusedConfig::exact(max_norm).with_loss_scaling(Some(scaling)));
+        .with_config(FusedConfig::exact(max_norm).with_loss_scaling(Some(scaling)))
+        .unwrap();
     for (group, scale) in batches.chunks(3).zip([65536.0, 131072.0, 262144.0]) {
         step_group(&mut fused, LEARNING_RATE, group, Network::loss);
         let report = fused.last_step();
@@ -79,14 +84,17 @@ fn hook_sees_and_vetoes_retained_parameters(device: &Device) {
     let x = batches(device, 1).remove(0);
     let noting = Noting::default();
     let base = ParamGroup::from_path("weight");
-    let mut fused = FusedOptimizer::new_ok(model.clone(), SgdConfig::new().init())
+    let mut fused = FusedOptimizer::new(model.clone(), SgdConfig::new().init())
+        .unwrap()
         .with_hook(ParamGroup::all(), noting.clone())
         .with_hook(base, hook(|_| Answer::Veto));
     assert_eq!(fused.num_retained(), 1);
     for _ in 0..2 {
-        fused.step_ok(LEARNING_RATE, |model| {
-            (model.forward(x.clone()) + 1.0).powi_scalar(2).sum()
-        });
+        fused
+            .step(LEARNING_RATE, |model| {
+                (model.forward(x.clone()) + 1.0).powi_scalar(2).sum()
+            })
+            .unwrap();
         assert_eq!(fused.last_step().vetoed, 1);
     }
     let notes = noting.0.lock().unwrap();
@@ -99,10 +107,10 @@ fn not_finite_gradient_stops_step_at_its_parameter(device: &Device) {
     for is_checked in [true, false] {
         let initial = Squashed::init(device);
         let before = initial.copied();
-        let fused = FusedOptimizer::new_ok(initial, AdamConfig::new().init());
+        let fused = FusedOptimizer::new(initial, AdamConfig::new().init()).unwrap();
         let mut fused = match is_checked {
             true => fused.with_hook(ParamGroup::all(), AnomalyCheck),
-            false => fused.with_config_ok(FusedConfig::lagged(1.0)),
+            false => fused.with_config(FusedConfig::lagged(1.0)).unwrap(),
         };
         let error = fused.step(LEARNING_RATE, |model| model.loss(&infinite(device)));
         let path = match error.unwrap_err() {
@@ -117,7 +125,9 @@ fn not_finite_gradient_stops_step_at_its_parameter(device: &Device) {
         assert_changed(&before, &fused.model(), |path| path.starts_with("output"));
 
         // The step can be repeated with better data.
-        fused.step_ok(LEARNING_RATE, |model| model.loss(&batches(device, 1)[0]));
+        fused
+            .step(LEARNING_RATE, |model| model.loss(&batches(device, 1)[0]))
+            .unwrap();
         assert_changed(&before, &fused.model(), |_| true);
     }
 }
@@ -130,9 +140,12 @@ fn gradient_statistics_match_those_of_stock(device: &Device) {
     let expected: Vec<f64> = gradient.into_data().iter().collect();
 
     let statistics = GradientStatistics::new();
-    let mut fused = FusedOptimizer::new_ok(model, SgdConfig::new().init())
+    let mut fused = FusedOptimizer::new(model, SgdConfig::new().init())
+        .unwrap()
         .with_hook(ParamGroup::from_predicate("weight"), statistics.clone());
-    fused.step_ok(LEARNING_RATE, |model| model.loss(&batches[0]));
+    fused
+        .step(LEARNING_RATE, |model| model.loss(&batches[0]))
+        .unwrap();
     let found = statistics.take();
     let paths: Vec<&str> = found.keys().map(String::as_str).collect();
     assert_eq!(paths, ["input.weight", "output.weight"]);
@@ -191,13 +204,17 @@ fn parameter_without_elements_passes_all_policies() {
         for config in configs {
             let statistics = GradientStatistics::new();
             let model = WithNothing::init(&device);
-            let mut fused = FusedOptimizer::new_ok(model, AdamConfig::new().init())
-                .with_config_ok(config)
+            let mut fused = FusedOptimizer::new(model, AdamConfig::new().init())
+                .unwrap()
+                .with_config(config)
+                .unwrap()
                 .with_hook(ParamGroup::all(), AnomalyCheck)
                 .with_hook(ParamGroup::all(), statistics.clone());
             for x in batches(&device, 2) {
-                fused.accumulate_ok(|model| model.loss(x.clone()));
-                fused.step_repeatable_ok(LEARNING_RATE, |model| model.loss(x.clone()));
+                fused.accumulate(|model| model.loss(x.clone())).unwrap();
+                fused
+                    .step_repeatable(LEARNING_RATE, |model| model.loss(x.clone()))
+                    .unwrap();
                 let seen = statistics.take();
                 assert!(seen["layer.weight"].largest > 0.0);
                 let nothing = seen["nothing"];
@@ -223,15 +240,17 @@ fn parameter_without_elements_trains_in_every_way() {
                 .with_state_format(states)
                 .with_weight_format(weights);
             let model = cast(WithNothing::init(&device), dtype).unwrap();
-            let mut fused = FusedOptimizer::new_ok(model, config.init());
+            let mut fused = FusedOptimizer::new(model, config.init()).unwrap();
             MemoryEstimate::new(&fused.model(), &config.init());
             for _ in 0..2 {
                 let x = x.clone().cast(dtype);
-                fused.step_ok(LEARNING_RATE, |model| {
-                    gradient_checkpointing(model, x, WithNothing::loss)
-                });
+                fused
+                    .step(LEARNING_RATE, |model| {
+                        gradient_checkpointing(model, x, WithNothing::loss)
+                    })
+                    .unwrap();
                 let record = fused.to_record();
-                fused.load_record_ok(record);
+                fused.load_record(record).unwrap();
             }
             if weights == WeightFormat::Split24 {
                 drop(fused.full_precision_model());
@@ -241,20 +260,28 @@ fn parameter_without_elements_trains_in_every_way() {
     let adamw = optim::AdamWConfig::new().init();
     for offload in [Offload::States, Offload::Updates] {
         let config = OffloadConfig::new(offload).with_min_elements(0);
-        let mut fused = FusedOptimizer::new_ok(WithNothing::init(&ndarray), adamw.clone())
-            .with_config_on_ok(FusedConfig::offload(config), &ndarray);
+        let mut fused = FusedOptimizer::new(WithNothing::init(&ndarray), adamw.clone())
+            .unwrap()
+            .with_config_on(FusedConfig::offload(config), &ndarray)
+            .unwrap();
         for _ in 0..2 {
-            fused.step_ok(LEARNING_RATE, |model| {
-                model.loss(Tensor::ones([5, 6], &ndarray))
-            });
+            fused
+                .step(LEARNING_RATE, |model| {
+                    model.loss(Tensor::ones([5, 6], &ndarray))
+                })
+                .unwrap();
         }
     }
     for sharding in [Sharding::State, Sharding::Full] {
         let ranks = [device.clone(), device.clone()];
-        let mut fused = FusedReplicas::new_ok(WithNothing::init(&device), adamw.clone(), ranks)
-            .with_config_ok(FusedConfig::sharded(sharding));
+        let mut fused = FusedReplicas::new(WithNothing::init(&device), adamw.clone(), ranks)
+            .unwrap()
+            .with_config(FusedConfig::sharded(sharding))
+            .unwrap();
         for _ in 0..2 {
-            fused.step_ok(LEARNING_RATE, vec![x.clone(), x.clone()], WithNothing::loss);
+            fused
+                .step(LEARNING_RATE, vec![x.clone(), x.clone()], WithNothing::loss)
+                .unwrap();
         }
     }
 }
@@ -300,7 +327,8 @@ fn hook_gradient_of_another_kind_is_refused() {
     for (kind, wrong) in wrongs {
         let initial = Squashed::init(&device);
         let before = initial.copied();
-        let mut fused = FusedOptimizer::new_ok(initial, AdamConfig::new().init())
+        let mut fused = FusedOptimizer::new(initial, AdamConfig::new().init())
+            .unwrap()
             .with_hook(ParamGroup::from_path("output.bias"), Wrong(wrong));
         let error = fused.step(LEARNING_RATE, |model| model.loss(&batches(&device, 1)[0]));
         let Err(FusedError::HookedGradient { path, .. }) = error else {

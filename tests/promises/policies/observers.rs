@@ -30,11 +30,15 @@ fn observer_receives_events_of_step_in_order() {
     let layer = |_| LinearConfig::new(2, 2).with_bias(false).init(&device);
     let layers: Vec<Linear> = (0..2).map(layer).collect();
     let (log, sgd) = (EventLog::default(), SgdConfig::new().init());
-    let mut fused = FusedOptimizer::new_ok(layers, sgd).with_observer(log.clone());
+    let mut fused = FusedOptimizer::new(layers, sgd)
+        .unwrap()
+        .with_observer(log.clone());
     let x = Tensor::<2>::ones([1, 2], &device);
-    fused.step_ok(0.1, |layers| {
-        layers.iter().fold(x, |x, layer| layer.forward(x)).mean()
-    });
+    fused
+        .step(0.1, |layers| {
+            layers.iter().fold(x, |x, layer| layer.forward(x)).mean()
+        })
+        .unwrap();
     let expected = [
         "forward",
         "read 0.weight",
@@ -118,8 +122,8 @@ fn observer_that_panics_at_end_leaves_step_complete() {
     ] {
         let train = |panics: bool| {
             let model = copy(&initial, || Normed::init(&device));
-            let fused = FusedOptimizer::new_ok(model, AdamWConfig::new().init());
-            let mut fused = fused.with_config_ok(config.clone());
+            let fused = FusedOptimizer::new(model, AdamWConfig::new().init()).unwrap();
+            let mut fused = fused.with_config(config.clone()).unwrap();
             if panics {
                 fused = fused.with_observer(Panics {
                     at: EVENTS - 1,
@@ -129,8 +133,12 @@ fn observer_that_panics_at_end_leaves_step_complete() {
             for (index, x) in xs.iter().enumerate() {
                 // Each step has two micro-batches.
                 let mut run = || match index % 2 {
-                    0 => drop(fused.accumulate_ok(|model| model.loss(x.clone()))),
-                    _ => drop(fused.step_repeatable_ok(0.1, |model| model.loss(x.clone()))),
+                    0 => drop(fused.accumulate(|model| model.loss(x.clone())).unwrap()),
+                    _ => drop(
+                        fused
+                            .step_repeatable(0.1, |model| model.loss(x.clone()))
+                            .unwrap(),
+                    ),
                 };
                 match panics {
                     true => assert_says(&panic_of(run), "event 10 fails"),
@@ -159,7 +167,7 @@ fn training_after_observer_panic_matches_stock() {
         };
         let start = || copy(&initial, || Stack::init(2, 3, &device));
         let (mut stock, mut adam) = (start(), AdamWConfig::new().init());
-        let fused = FusedOptimizer::new_ok(start(), AdamWConfig::new().init());
+        let fused = FusedOptimizer::new(start(), AdamWConfig::new().init()).unwrap();
         let mut fused = fused.with_observer(observer);
         for (index, x) in xs.iter().enumerate() {
             let before = weights(&fused.model());

@@ -169,7 +169,7 @@ fn fine_tunes<M: Module>(names: Names, init: fn() -> M, loss: fn(&M) -> Tensor<1
         let adam = || AdamConfig::new().init();
         let loss_of = |model: &M, _| loss(model);
         let expected = train_stock(initial.clone(), &mut adam(), 2, RATE, loss_of);
-        let mut fused = FusedOptimizer::new_ok(initial.clone(), adam());
+        let mut fused = FusedOptimizer::new(initial.clone(), adam()).unwrap();
         train_fused(&mut fused, 2, RATE, loss_of);
         let found = fused.model();
         assert_changed(&initial, &found, is_factor);

@@ -49,11 +49,13 @@ impl Training {
     }
 
     fn fused(&self, optimizer: ModuleOptimizer) -> FusedOptimizer<Mlp> {
-        FusedOptimizer::new_ok(copy(&self.initial, || Mlp::init(&self.device)), optimizer)
+        FusedOptimizer::new(copy(&self.initial, || Mlp::init(&self.device)), optimizer).unwrap()
     }
 
     fn step(&self, fused: &mut FusedOptimizer<Mlp>) {
-        fused.step_ok(RATE, |model| model.loss(self.x.clone()));
+        fused
+            .step(RATE, |model| model.loss(self.x.clone()))
+            .unwrap();
     }
 }
 
@@ -104,8 +106,8 @@ fn record_of_stock_accumulates_in_state_and_back(device: &Device) {
     training.step(&mut stock);
     let init = || Mlp::init(device);
     let (model, adamw) = (copy(&stock.model(), init), ours::AdamWConfig::new());
-    let mut in_state = FusedOptimizer::accumulating_in_state_ok(model, adamw.build());
-    in_state.load_record_ok(stock.to_record());
+    let mut in_state = FusedOptimizer::accumulating_in_state(model, adamw.build()).unwrap();
+    in_state.load_record(stock.to_record()).unwrap();
     training.step(&mut in_state);
     let mut back = resumed(&in_state, AdamWConfig::new().init(), init);
     training.step(&mut back);
@@ -177,16 +179,16 @@ fn record_of_segmented_state_resumes(device: &Device) {
     let optimizer = || ModuleOptimizer::from(SegmentedMuon(MuonConfig::new().build()));
     let loss = |model: &Linear| model.forward(x.clone()).powi_scalar(2).mean();
     let initial = init();
-    let mut first = FusedOptimizer::new_ok(copy(&initial, init), optimizer());
-    first.step_ok(RATE, loss);
+    let mut first = FusedOptimizer::new(copy(&initial, init), optimizer()).unwrap();
+    first.step(RATE, loss).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let checkpoint = Checkpoint::at(folder.path());
     checkpoint.save(&first, &Progress::new(1)).unwrap();
     let mut second = resumed(&first, optimizer(), init);
-    let mut third = FusedOptimizer::new_ok(init(), optimizer());
+    let mut third = FusedOptimizer::new(init(), optimizer()).unwrap();
     checkpoint.load::<()>(&mut third).unwrap();
     for fused in [&mut first, &mut second, &mut third] {
-        fused.step_ok(RATE, loss);
+        fused.step(RATE, loss).unwrap();
     }
     assert_equal_weights(&first.model(), &second.model());
     assert_equal_weights(&first.model(), &third.model());
@@ -196,7 +198,7 @@ fn record_of_segmented_state_resumes(device: &Device) {
         weight: Param::initialized(initial.weight.id, wide.weight.val()),
         ..wide
     };
-    let mut wide = FusedOptimizer::new_ok(wide, optimizer());
+    let mut wide = FusedOptimizer::new(wide, optimizer()).unwrap();
     let error = wide.load_record(first.to_record()).unwrap_err();
     assert_matches!(error, FusedError::RecordShape { .. });
 }
@@ -213,10 +215,10 @@ fn record_of_another_shape_is_an_error(device: &Device) {
     for Named { name, make, .. } in unlike() {
         let [wide, narrow] = matrices(device);
         let loss = |matrix: &Param<Tensor<2>>| matrix.val().powi_scalar(2).mean();
-        let mut written = FusedOptimizer::new_ok(wide, make());
-        written.step_ok(RATE, loss);
-        let mut fused = FusedOptimizer::new_ok(narrow, make());
-        fused.step_ok(RATE, loss);
+        let mut written = FusedOptimizer::new(wide, make()).unwrap();
+        written.step(RATE, loss).unwrap();
+        let mut fused = FusedOptimizer::new(narrow, make()).unwrap();
+        fused.step(RATE, loss).unwrap();
         let before = fused.to_record().into_bytes().unwrap();
 
         let error = fused.load_record(written.to_record()).unwrap_err();
@@ -234,7 +236,7 @@ fn record_of_another_shape_is_an_error(device: &Device) {
         assert_says(&error, "[4, 3]");
         let after = fused.to_record().into_bytes().unwrap();
         assert_eq!(after[..], before[..], "{name}");
-        fused.step_ok(RATE, loss);
+        fused.step(RATE, loss).unwrap();
     }
 }
 

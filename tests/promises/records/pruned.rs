@@ -43,12 +43,12 @@ fn removed_layer_leaves_record_and_rest_equals_stock(device: &Device) {
     for optimizer in optimizers() {
         let loss = |model: &Net, _| loss(model, x.clone());
         let start = || copy(&initial, || init(device));
-        let mut fused = FusedOptimizer::new_ok(start(), optimizer.clone());
+        let mut fused = FusedOptimizer::new(start(), optimizer.clone()).unwrap();
         let mut in_stock = optimizer.clone();
         train_fused(&mut fused, 2, RATE, loss);
         let stock = train_stock(start(), &mut in_stock, 2, RATE, loss);
 
-        fused.change_model_ok(without_last_layer);
+        fused.change_model(without_last_layer).unwrap();
         let stock = without_last_layer(stock);
         train_fused(&mut fused, 2, RATE, loss);
         let stock = train_stock(stock, &mut in_stock, 2, RATE, loss);
@@ -56,7 +56,7 @@ fn removed_layer_leaves_record_and_rest_equals_stock(device: &Device) {
 
         assert_eq!(fused.load_record(fused.to_record()), Ok(()));
         let (model, optimizer) = fused.into_parts();
-        let mut again = FusedOptimizer::new_ok(model, optimizer);
+        let mut again = FusedOptimizer::new(model, optimizer).unwrap();
         assert_eq!(again.load_record(again.to_record()), Ok(()));
     }
 }
@@ -68,13 +68,13 @@ fn layer_that_returns_starts_without_state(device: &Device) {
         let loss = |model: &Net, _| loss(model, x.clone());
         let start = || copy(&initial, || init(device));
         let fused = |model| {
-            let fused = FusedOptimizer::new_ok(model, optimizer.clone());
-            fused.with_config_ok(FusedConfig::lagged(1e-3))
+            let fused = FusedOptimizer::new(model, optimizer.clone()).unwrap();
+            fused.with_config(FusedConfig::lagged(1e-3)).unwrap()
         };
         let mut first = fused(start());
         train_fused(&mut first, 2, RATE, loss);
         let whole = first.model();
-        first.change_model_ok(without_last_layer);
+        first.change_model(without_last_layer).unwrap();
         train_fused(&mut first, 1, RATE, loss);
         let record = || first.to_record();
         let back = |mut model: Net| {
@@ -82,13 +82,15 @@ fn layer_that_returns_starts_without_state(device: &Device) {
             model
         };
         let mut expected = fused(copy(&first.model(), || without_last_layer(init(device))));
-        expected.load_record_ok(record());
+        expected.load_record(record()).unwrap();
         let (model, optimizer) = expected.into_parts();
-        let mut expected = FusedOptimizer::new_ok(back(model), optimizer)
-            .with_config_ok(FusedConfig::lagged(1e-3));
-        expected.load_record_ok(record());
+        let mut expected = FusedOptimizer::new(back(model), optimizer)
+            .unwrap()
+            .with_config(FusedConfig::lagged(1e-3))
+            .unwrap();
+        expected.load_record(record()).unwrap();
         train_fused(&mut expected, 2, RATE, loss);
-        first.change_model_ok(back);
+        first.change_model(back).unwrap();
         train_fused(&mut first, 2, RATE, loss);
         assert_equal_weights(&expected.model(), &first.model());
         assert_eq!(first.load_record(first.to_record()), Ok(()));
@@ -98,17 +100,19 @@ fn layer_that_returns_starts_without_state(device: &Device) {
 fn layer_that_is_cut_down_starts_without_state(device: &Device) {
     let x = Tensor::<2>::random([4, 3], Distribution::Default, device);
     for optimizer in [AdamWConfig::new().init(), ours::AdamWConfig::new().init()] {
-        let mut fused = FusedOptimizer::new_ok(init(device), optimizer);
+        let mut fused = FusedOptimizer::new(init(device), optimizer).unwrap();
         train_fused(&mut fused, 2, RATE, |model, _| loss(model, x.clone()));
-        fused.change_model_ok(|mut model| {
-            let last = model.pop().unwrap();
-            let cut = |value: Tensor<2>| value.narrow(1, 0, 2).detach().require_grad();
-            model.push(Linear {
-                weight: last.weight.map(cut),
-                bias: None,
-            });
-            model
-        });
+        fused
+            .change_model(|mut model| {
+                let last = model.pop().unwrap();
+                let cut = |value: Tensor<2>| value.narrow(1, 0, 2).detach().require_grad();
+                model.push(Linear {
+                    weight: last.weight.map(cut),
+                    bias: None,
+                });
+                model
+            })
+            .unwrap();
         train_fused(&mut fused, 2, RATE, |model, _| loss(model, x.clone()));
         assert_eq!(fused.load_record(fused.to_record()), Ok(()));
         train_fused(&mut fused, 1, RATE, |model, _| loss(model, x.clone()));
@@ -123,9 +127,9 @@ fn merged_adapters_leave_record() {
     for optimizer in optimizers() {
         let model = backburn::cast(init(device), FloatDType::BF16).unwrap();
         let adapted = model.apply_lora(Lora::new(2, 4.0)).unfreeze();
-        let mut fused = FusedOptimizer::new_ok(adapted, optimizer);
+        let mut fused = FusedOptimizer::new(adapted, optimizer).unwrap();
         train_fused(&mut fused, 2, RATE, |model, _| loss(model, x.clone()));
-        fused.change_model_ok(Module::materialize);
+        fused.change_model(Module::materialize).unwrap();
         train_fused(&mut fused, 2, RATE, |model, _| loss(model, x.clone()));
         assert_eq!(fused.load_record(fused.to_record()), Ok(()));
     }
@@ -137,12 +141,14 @@ fn removed_layer_with_offloaded_states_leaves_record() {
     let x = Tensor::<2>::random([4, 3], Distribution::Default, device);
     let config = offload_from_flex(Offload::States).with_min_elements(10);
     for optimizer in optimizers() {
-        let mut fused = FusedOptimizer::new_ok(init(device), optimizer.clone())
-            .with_config_on_ok(FusedConfig::offload(config.clone()), device);
+        let mut fused = FusedOptimizer::new(init(device), optimizer.clone())
+            .unwrap()
+            .with_config_on(FusedConfig::offload(config.clone()), device)
+            .unwrap();
         train_fused(&mut fused, 2, RATE, |model, _| loss(model, x.clone()));
         let whole = fused.model();
         for model in [without_last_layer(whole.clone()), whole] {
-            fused.change_model_ok(|_| model);
+            fused.change_model(|_| model).unwrap();
             train_fused(&mut fused, 2, RATE, |model, _| loss(model, x.clone()));
             assert_eq!(fused.load_record(fused.to_record()), Ok(()));
         }
@@ -156,22 +162,26 @@ fn layer_that_returns_with_offload_starts_without_state() {
     let x = Tensor::<2>::random([4, 3], Distribution::Default, device);
     let train = |offload: Option<Offload>| {
         let model = copy(&initial, || init(device));
-        let mut fused = FusedOptimizer::new_ok(model, AdamWConfig::new().init());
+        let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init()).unwrap();
         let step = |fused: &mut FusedOptimizer<Net>| {
             train_fused(fused, 2, RATE, |model, _| loss(model, x.clone()));
         };
         step(&mut fused);
         let offload = offload.map(|offload| OffloadConfig::new(offload).with_min_elements(5));
-        let mut fused = fused.with_config_ok(FusedConfig::new().with_offload(offload));
+        let mut fused = fused
+            .with_config(FusedConfig::new().with_offload(offload))
+            .unwrap();
         let last = fused.model().fork(device).pop();
-        fused.change_model_ok(without_last_layer);
+        fused.change_model(without_last_layer).unwrap();
         step(&mut fused);
-        fused.change_model_ok(|mut model| {
-            model.extend(last);
-            model
-        });
+        fused
+            .change_model(|mut model| {
+                model.extend(last);
+                model
+            })
+            .unwrap();
         step(&mut fused);
-        let mut fused = fused.with_config_ok(FusedConfig::new());
+        let mut fused = fused.with_config(FusedConfig::new()).unwrap();
         step(&mut fused);
         fused.model()
     };
@@ -196,10 +206,10 @@ fn layer_that_returns_in_another_type_trains_or_is_refused() {
         let x = Tensor::<2>::ones([4, 3], device).cast(dtype);
         let loss = |model: &Net, _| loss(model, x.clone());
         let model = cast(init(device), dtype).unwrap();
-        let mut fused = FusedOptimizer::new_ok(model, optimizer);
+        let mut fused = FusedOptimizer::new(model, optimizer).unwrap();
         train_fused(&mut fused, 1, RATE, loss);
         let mut layer = fused.model().pop().unwrap();
-        fused.change_model_ok(without_last_layer);
+        fused.change_model(without_last_layer).unwrap();
         train_fused(&mut fused, 1, RATE, loss);
         let with = |layer: &Linear| {
             let layer = layer.clone();
@@ -219,7 +229,7 @@ fn layer_that_returns_in_another_type_trains_or_is_refused() {
                 .bias
                 .map(|bias| Param::initialized(ParamId::new(), bias.val()));
             layer.bias = bias;
-            fused.change_model_ok(with(&layer));
+            fused.change_model(with(&layer)).unwrap();
         } else {
             returned.unwrap();
         }
@@ -238,15 +248,17 @@ fn layer_that_returns_to_other_config_or_training_trains() {
         let loss = |model: &Net, _| loss(model, x.clone());
         let train = |between: &dyn Fn(FusedOptimizer<Net>) -> FusedOptimizer<Net>| {
             let start = copy(&initial, || init(device));
-            let mut fused = FusedOptimizer::new_ok(start.clone(), optimizer.clone());
+            let mut fused = FusedOptimizer::new(start.clone(), optimizer.clone()).unwrap();
             train_fused(&mut fused, 2, RATE, loss);
-            fused.change_model_ok(without_last_layer);
+            fused.change_model(without_last_layer).unwrap();
             train_fused(&mut fused, 1, RATE, loss);
             let mut fused = between(fused);
-            fused.change_model_ok(|mut model| {
-                model.push(start[1].clone());
-                model
-            });
+            fused
+                .change_model(|mut model| {
+                    model.push(start[1].clone());
+                    model
+                })
+                .unwrap();
             train_fused(&mut fused, 2, RATE, loss);
             assert_eq!(fused.load_record(fused.to_record()), Ok(()));
             fused.model()
@@ -254,13 +266,13 @@ fn layer_that_returns_to_other_config_or_training_trains() {
         let expected = train(&|fused| fused);
         let config = FusedConfig::new().with_averaging(Some(WeightAveragingConfig::new()));
         let other_config = |fused: FusedOptimizer<Net>| {
-            let fused = fused.with_config_ok(config.clone());
-            fused.with_config_ok(FusedConfig::new())
+            let fused = fused.with_config(config.clone()).unwrap();
+            fused.with_config(FusedConfig::new()).unwrap()
         };
         assert_equal_weights(&expected, &train(&other_config));
         let other_training = |fused: FusedOptimizer<Net>| {
             let (model, optimizer) = fused.into_parts();
-            FusedOptimizer::new_ok(model, optimizer)
+            FusedOptimizer::new(model, optimizer).unwrap()
         };
         assert_equal_weights(&expected, &train(&other_training));
     }
@@ -274,12 +286,14 @@ fn group_in_optimizer_state_outlives_removed_layer() {
     let train = |removes: bool| {
         let model = copy(&initial, || init(device));
         let adamw = ours::AdamWConfig::new().build();
-        let mut fused = FusedOptimizer::accumulating_in_state_ok(model, adamw);
-        fused.accumulate_ok(|model| loss(model, x.clone()));
+        let mut fused = FusedOptimizer::accumulating_in_state(model, adamw).unwrap();
+        fused.accumulate(|model| loss(model, x.clone())).unwrap();
         if removes {
-            fused.change_model_ok(without_last_layer);
+            fused.change_model(without_last_layer).unwrap();
         }
-        fused.step_ok(RATE, |model| model[0].forward(x.clone()).mean());
+        fused
+            .step(RATE, |model| model[0].forward(x.clone()).mean())
+            .unwrap();
         fused.model()[0].clone()
     };
     assert_equal_weights(&train(false), &train(true));
@@ -299,7 +313,7 @@ fn change_model_many_replaced_layers_train_as_stock() {
     let loss = |model: &Net, _| loss(model, x.clone());
     let start = || copy(&initial, || init(&device));
     let (mut in_stock, mut stock) = (AdamWConfig::new().init(), start());
-    let mut fused = FusedOptimizer::new_ok(start(), AdamWConfig::new().init());
+    let mut fused = FusedOptimizer::new(start(), AdamWConfig::new().init()).unwrap();
     for _ in 0..80 {
         let head = init(&device).remove(1);
         train_fused(&mut fused, 1, RATE, loss);
@@ -308,7 +322,7 @@ fn change_model_many_replaced_layers_train_as_stock() {
             model[1] = head.clone();
             model
         };
-        fused.change_model_ok(replaced);
+        fused.change_model(replaced).unwrap();
         stock = replaced(stock);
     }
     train_fused(&mut fused, 1, RATE, loss);

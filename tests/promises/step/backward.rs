@@ -34,11 +34,14 @@ fn gradient_of_input_matches_stock(device: &Device) {
         let xs = xs(device);
         let mut stock = copy(&initial, init);
         let mut optimizer = AdamWConfig::new().init();
-        let mut fused = FusedOptimizer::new_ok(copy(&initial, init), AdamWConfig::new().init());
+        let mut fused =
+            FusedOptimizer::new(copy(&initial, init), AdamWConfig::new().init()).unwrap();
         for x in &xs {
             let (expected, of_model) = gradients(&stock, x, false);
             stock = optimizer.step(RATE, stock, of_model);
-            let found = fused.step_with_backward_ok(RATE, |model| gradients(model, x, false));
+            let found = fused
+                .step_with_backward(RATE, |model| gradients(model, x, false))
+                .unwrap();
             match is_exact(device) {
                 true => assert_eq!(expected, found),
                 false => expected.assert_approx_eq::<f32>(&found, Default::default()),
@@ -55,12 +58,19 @@ fn policies_with_backward_match_those_with_loss(device: &Device) {
         let model = copy(&initial, || init(device));
         let scaling = LossScalingConfig::new().with_initial_scale(1024.0);
         let config = FusedConfig::exact(1e-2).with_loss_scaling(Some(scaling));
-        FusedOptimizer::new_ok(model, AdamWConfig::new().init()).with_config_ok(config)
+        FusedOptimizer::new(model, AdamWConfig::new().init())
+            .unwrap()
+            .with_config(config)
+            .unwrap()
     };
     let (mut of_loss, mut with_backward) = (start(), start());
     for x in xs(device) {
-        of_loss.step_repeatable_ok(RATE, |model| model.loss_in_blocks(x.clone()));
-        let found = with_backward.step_with_backward_ok(RATE, |model| gradients(model, &x, true));
+        of_loss
+            .step_repeatable(RATE, |model| model.loss_in_blocks(x.clone()))
+            .unwrap();
+        let found = with_backward
+            .step_with_backward(RATE, |model| gradients(model, &x, true))
+            .unwrap();
         if is_exact(device) {
             assert_eq!(of_loss.last_step(), with_backward.last_step());
         }
@@ -74,13 +84,15 @@ fn policies_with_backward_match_those_with_loss(device: &Device) {
 fn backward_mistakes_change_nothing(device: &Device) {
     let initial = init(device);
     let x = xs(device).remove(0);
-    let mut fused = FusedOptimizer::new_ok(initial.clone(), AdamWConfig::new().init())
-        .with_config_ok(FusedConfig::scaling(LossScalingConfig::new()));
+    let mut fused = FusedOptimizer::new(initial.clone(), AdamWConfig::new().init())
+        .unwrap()
+        .with_config(FusedConfig::scaling(LossScalingConfig::new()))
+        .unwrap();
     let result = fused.step_with_backward(RATE, |model| gradients(model, &x, false));
     assert_eq!(result.unwrap_err(), FusedError::LossNotScaled);
     assert_equal_weights(&initial, &fused.model());
 
-    let mut fused = FusedOptimizer::new_ok(initial.clone(), AdamWConfig::new().init());
+    let mut fused = FusedOptimizer::new(initial.clone(), AdamWConfig::new().init()).unwrap();
     let nothing = |_: &Stack| ((), GradientsParams::new());
     let result = fused.step_with_backward(RATE, nothing);
     assert_matches!(
@@ -95,14 +107,14 @@ fn panic_after_backward_leaves_weights_of_step(device: &Device) {
     let xs = xs(device);
     let train = |panics: bool| {
         let model = copy(&initial, || init(device));
-        let mut fused = FusedOptimizer::new_ok(model, AdamWConfig::new().init());
+        let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init()).unwrap();
         let mut step = |x: &Tensor<2>, panics: bool| {
             let train = |model: &Stack| {
                 let gradients = gradients(model, x, false);
                 assert!(!panics, "after the backward pass");
                 gradients
             };
-            drop(fused.step_with_backward_ok(RATE, train));
+            drop(fused.step_with_backward(RATE, train).unwrap());
         };
         match panics {
             true => assert_says(&panic_of(|| step(&xs[0], true)), "after the backward pass"),

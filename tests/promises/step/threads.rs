@@ -47,12 +47,16 @@ fn ways() -> Vec<Way> {
 /// Trains copies of `initial` in one `way`, and returns the weights.
 fn train(way: &Way, initial: &Vec<Linear>, x: &Tensor<2>) -> Vec<(String, TensorData)> {
     let model = copy(initial, || linears(2, WIDTH, &x.device()));
-    let mut fused =
-        FusedOptimizer::new_ok(model, way.optimizer.clone()).with_config_ok(way.config.clone());
+    let mut fused = FusedOptimizer::new(model, way.optimizer.clone())
+        .unwrap()
+        .with_config(way.config.clone())
+        .unwrap();
     for _ in 0..STEPS {
-        fused.step_repeatable_ok(RATE, |model| {
-            loss_of_layers(model, way.in_blocks, x.clone())
-        });
+        fused
+            .step_repeatable(RATE, |model| {
+                loss_of_layers(model, way.in_blocks, x.clone())
+            })
+            .unwrap();
     }
     weights(&fused.model())
 }

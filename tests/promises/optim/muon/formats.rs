@@ -21,9 +21,9 @@ fn muon_split24_stays_near_stock_in_f32() {
     };
     let config = ours::MuonConfig::new().with_weight_format(WeightFormat::Split24);
     let copy = || copy(&initial, || cast(layer(), FloatDType::BF16).unwrap());
-    let mut split = FusedOptimizer::new_ok(copy(), config.init());
+    let mut split = FusedOptimizer::new(copy(), config.init()).unwrap();
     let exact = cast(copy(), FloatDType::F32).unwrap();
-    let mut exact = FusedOptimizer::new_ok(exact, stock::MuonConfig::new().init());
+    let mut exact = FusedOptimizer::new(exact, stock::MuonConfig::new().init()).unwrap();
     train_fused(&mut split, 8, RATE, loss);
     train_fused(&mut exact, 8, RATE, loss);
     let full = split.full_precision_model();
@@ -112,7 +112,7 @@ fn muon_matrices_of_any_shape_train_in_every_format() {
                 let config = ours::MuonConfig::new().with_state_format(states);
                 let config = config.with_weight_format(weights);
                 let stock = train_stock(copy(&initial, init), &mut config.init(), 3, RATE, loss);
-                let mut fused = FusedOptimizer::new_ok(copy(&initial, init), config.init());
+                let mut fused = FusedOptimizer::new(copy(&initial, init), config.init()).unwrap();
                 train_fused(&mut fused, 3, RATE, loss);
                 assert_equal_weights(&stock, &fused.model());
                 // Every step of a vector is about as long as the learning rate, if its type can represent that.
@@ -130,8 +130,9 @@ fn muon_matrices_of_any_shape_train_in_every_format() {
                     );
                 }
                 // A run also resumes.
-                let mut again = FusedOptimizer::new_ok(copy(&fused.model(), init), config.init());
-                again.load_record_ok(fused.to_record());
+                let mut again =
+                    FusedOptimizer::new(copy(&fused.model(), init), config.init()).unwrap();
+                again.load_record(fused.to_record()).unwrap();
                 train_fused(&mut again, 1, RATE, loss);
                 train_fused(&mut fused, 1, RATE, loss);
                 assert_equal_weights(&fused.model(), &again.model());

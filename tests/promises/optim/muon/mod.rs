@@ -192,9 +192,9 @@ fn muon_fused_matches_stock_with_groups(device: &Device) {
     let stock = steps.fold(copied(&initial, device), |model, step| {
         by_hand.step_of(model, step)
     });
-    let mut fused = FusedOptimizer::new_ok(copied(&initial, device), recipe().init());
+    let mut fused = FusedOptimizer::new(copied(&initial, device), recipe().init()).unwrap();
     for batch in &batches {
-        fused.step_ok(RATE, |model| model.loss(batch.clone()));
+        fused.step(RATE, |model| model.loss(batch.clone())).unwrap();
     }
     assert_equal_weights(&stock, &fused.model());
     assert_changed(&initial, &fused.model(), |_| true);
@@ -214,8 +214,8 @@ fn muon_policies_match_stock_with_groups(device: &Device) {
         FusedConfig::exact(1e9),
         FusedConfig::scaling(scaling),
     ] {
-        let fused = FusedOptimizer::new_ok(copied(&initial, device), recipe().init());
-        let mut fused = fused.with_config_ok(config.clone());
+        let fused = FusedOptimizer::new(copied(&initial, device), recipe().init()).unwrap();
+        let mut fused = fused.with_config(config.clone()).unwrap();
         for pair in batches.chunks(2) {
             step_group(&mut fused, RATE, pair, |model, x| model.loss(x.clone()));
         }
@@ -230,11 +230,13 @@ fn muon_exact_clipping_matches_loop_by_hand() {
     let device = Device::flex().autodiff();
     let (initial, batches) = (Network::init(&device), batches(&device, 4));
     let train = |norm| {
-        let fused = FusedOptimizer::new_ok(copied(&initial, &device), recipe().init());
-        let mut fused = fused.with_config_ok(FusedConfig::exact(norm));
+        let fused = FusedOptimizer::new(copied(&initial, &device), recipe().init()).unwrap();
+        let mut fused = fused.with_config(FusedConfig::exact(norm)).unwrap();
         let mut coefficients = Vec::new();
         for batch in &batches {
-            fused.step_repeatable_ok(RATE, |model| model.loss(batch.clone()));
+            fused
+                .step_repeatable(RATE, |model| model.loss(batch.clone()))
+                .unwrap();
             coefficients.push(fused.last_step().clipping.unwrap());
         }
         (fused.model(), coefficients)
@@ -263,16 +265,18 @@ fn muon_records_load_in_stock_and_back() {
     });
 
     // From ours to Burn's, and back to ours.
-    let mut first = FusedOptimizer::new_ok(copied(&initial, &device), recipe().init());
+    let mut first = FusedOptimizer::new(copied(&initial, &device), recipe().init()).unwrap();
     for batch in &batches[..2] {
-        first.step_ok(RATE, |model| model.loss(batch.clone()));
+        first.step(RATE, |model| model.loss(batch.clone())).unwrap();
     }
     let mut by_hand = ByHand::new();
     by_hand.optimizer = by_hand.optimizer.load_record(reread(first.to_record()));
     let model = by_hand.step_of(first.model(), &batches[2..3]);
-    let mut last = FusedOptimizer::new_ok(model, recipe().init());
-    last.load_record_ok(reread(by_hand.optimizer.to_record()));
-    last.step_ok(RATE, |model| model.loss(batches[3].clone()));
+    let mut last = FusedOptimizer::new(model, recipe().init()).unwrap();
+    last.load_record(reread(by_hand.optimizer.to_record()))
+        .unwrap();
+    last.step(RATE, |model| model.loss(batches[3].clone()))
+        .unwrap();
     assert_equal_weights(&expected, &last.model());
 }
 
@@ -311,21 +315,25 @@ fn muon_parameter_of_other_rank_is_refused_before_training() {
         let adamw = stock::AdamWConfig::new().init();
         adamw.with_group(group.clone(), ours::MuonConfig::new().build(), None)
     };
-    FusedOptimizer::<Linear>::new_ok(linear(), in_group());
+    FusedOptimizer::<Linear>::new(linear(), in_group()).unwrap();
     let norm: LayerNorm = LayerNormConfig::new(3).init(&device);
-    FusedOptimizer::new_ok(norm, in_group());
+    FusedOptimizer::new(norm, in_group()).unwrap();
     let wrapped = ours::InFormat::new(ours::MuonConfig::new().build(), WeightFormat::Stochastic);
     let error = FusedOptimizer::<Linear>::new(linear(), wrapped.into()).unwrap_err();
     refused(error, "bias", "1 dimensions");
 
     // A frozen parameter is not updated. If it is unfrozen, it is refused, and nothing has changed.
     let frozen = linear().freeze_group(ParamGroup::from_predicate("bias"));
-    let mut fused = FusedOptimizer::<Linear>::new_ok(frozen, muon());
+    let mut fused = FusedOptimizer::<Linear>::new(frozen, muon()).unwrap();
     let x = Tensor::<2>::ones([2, 3], &device);
-    fused.step_ok(RATE, |model| model.forward(x.clone()).sum());
+    fused
+        .step(RATE, |model| model.forward(x.clone()).sum())
+        .unwrap();
     let error = fused.change_model(Linear::unfreeze).unwrap_err();
     refused(error, "bias", "1 dimensions");
-    fused.step_ok(RATE, |model| model.forward(x.clone()).sum());
+    fused
+        .step(RATE, |model| model.forward(x.clone()).sum())
+        .unwrap();
     assert_eq!(fused.num_frozen(), 1);
 }
 
@@ -361,7 +369,7 @@ fn muon_without_names_updates_all_matrices() {
     let mut optimizer = adamw.with_group(matrices, muon.build(), None);
     let stock = train_stock(copy(), &mut optimizer, 3, RATE, loss);
     let config = ours::MuonWithAdamWConfig::new(Vec::new());
-    let mut fused = FusedOptimizer::new_ok(copy(), config.init());
+    let mut fused = FusedOptimizer::new(copy(), config.init()).unwrap();
     train_fused(&mut fused, 3, RATE, loss);
     assert_equal_weights(&stock, &fused.model());
 }

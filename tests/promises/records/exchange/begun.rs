@@ -21,22 +21,22 @@ struct InState<R> {
 
 impl<R: AccumulateInState> InState<R> {
     fn fuse(&self, net: Net) -> FusedOptimizer<Net> {
-        FusedOptimizer::accumulating_in_state_ok(net, self.optimizer.clone())
+        FusedOptimizer::accumulating_in_state(net, self.optimizer.clone()).unwrap()
     }
 
     fn exchange(&self, way: Way, mut fused: FusedOptimizer<Net>) -> FusedOptimizer<Net> {
         let record = match way {
             Way::IntoParts | Way::Config => return way.fused(&self.cell, fused),
             Way::FreezeAndThaw => {
-                fused.change_model_ok(freeze);
-                fused.change_model_ok(Net::unfreeze);
+                fused.change_model(freeze).unwrap();
+                fused.change_model(Net::unfreeze).unwrap();
                 return fused;
             }
             Way::Record => fused.to_record(),
             Way::RecordInBytes => reread(fused.to_record()),
         };
         let mut resumed = self.fuse(fused.model());
-        resumed.load_record_ok(record);
+        resumed.load_record(record).unwrap();
         resumed
     }
 
@@ -47,14 +47,14 @@ impl<R: AccumulateInState> InState<R> {
         let mut fused = self.fuse(self.cell.net());
         step_group(&mut fused, RATE, &[0, 1], loss);
         match ends {
-            false => drop(fused.accumulate_ok(|net| loss(net, &2))),
-            true => drop(fused.step_ok(0.0, |net| loss(net, &2))),
+            false => drop(fused.accumulate(|net| loss(net, &2)).unwrap()),
+            true => drop(fused.step(0.0, |net| loss(net, &2)).unwrap()),
         }
         if let Some(way) = exchange {
             fused = self.exchange(way, fused);
         }
-        fused.step_ok(RATE, |net| loss(net, &3));
-        fused.step_ok(RATE, |net| loss(net, &4));
+        fused.step(RATE, |net| loss(net, &3)).unwrap();
+        fused.step(RATE, |net| loss(net, &4)).unwrap();
         (fused.model(), states(fused.to_record()))
     }
 }

@@ -74,13 +74,13 @@ impl Way {
         match self {
             Way::IntoParts => {
                 let (model, optimizer) = fused.into_parts();
-                FusedOptimizer::new_ok(model, optimizer)
+                FusedOptimizer::new(model, optimizer).unwrap()
             }
-            Way::Config => fused.with_config_ok(FusedConfig::new()),
+            Way::Config => fused.with_config(FusedConfig::new()).unwrap(),
             Way::FreezeAndThaw => {
-                fused.change_model_ok(freeze);
+                fused.change_model(freeze).unwrap();
                 cell.steps(&mut fused, 4..5);
-                fused.change_model_ok(Net::unfreeze);
+                fused.change_model(Net::unfreeze).unwrap();
                 fused
             }
             Way::Record => cell.resumed(fused.model(), fused.to_record()),
@@ -162,8 +162,8 @@ impl Cell {
     }
 
     fn resumed(&self, net: Net, record: OptimizerRecord) -> FusedOptimizer<Net> {
-        let mut fused = FusedOptimizer::new_ok(net, self.optimizer.clone());
-        fused.load_record_ok(record);
+        let mut fused = FusedOptimizer::new(net, self.optimizer.clone()).unwrap();
+        fused.load_record(record).unwrap();
         fused
     }
 
@@ -187,7 +187,7 @@ impl Cell {
 
     /// Two steps, the exchange, two steps: the model, and the states as Burn records them.
     fn fused(&self, exchange: Option<Way>) -> (Net, States) {
-        let mut fused = FusedOptimizer::new_ok(self.net(), self.optimizer.clone());
+        let mut fused = FusedOptimizer::new(self.net(), self.optimizer.clone()).unwrap();
         self.steps(&mut fused, 0..2);
         if let Some(way) = exchange {
             fused = way.fused(self, fused);
