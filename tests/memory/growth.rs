@@ -101,7 +101,7 @@ fn trainings_on_rayon_thread_leave_no_bytes() {
 
 /// Every 33rd change drops the groups of removed parameters.
 #[test]
-fn changes_that_replace_a_layer_leave_no_bytes() {
+fn replaced_layer_leaves_no_bytes() {
     let _alone = alone();
     type Net = Vec<Linear>;
     let layer = |device: &Device| -> Linear { LinearConfig::new(4, 4).init(device) };
