@@ -15,6 +15,7 @@ pub mod layers;
 pub mod learn;
 pub mod loops;
 pub mod mlp;
+pub mod normed;
 pub mod noting;
 pub mod own_process;
 pub mod panics;

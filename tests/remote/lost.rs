@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use super::resumed::{TIMEOUT, with_timeout};
 use super::*;
+use crate::common::normed::Normed;
 
 #[test]
 fn server_killed_while_replicas_train_ends_step() {
@@ -162,25 +163,13 @@ fn lost_server_takes_states_and_no_weights() {
     });
 }
 
-#[derive(Module, Debug)]
-struct Normed {
-    linear: Linear,
-    norm: BatchNorm,
-}
-
 #[test]
 fn lost_server_with_running_statistics_is_an_error() {
     in_time(|| {
         let mut server = Server::start();
         let devices = [flex(), server.device.clone()];
-        let model = Normed {
-            linear: LinearConfig::new(6, 3).init(&flex()),
-            norm: BatchNormConfig::new(3).init(&flex()),
-        };
-        let loss = |model: &Normed, x: Tensor<2>| {
-            let x = model.norm.forward(model.linear.forward(x));
-            x.powi_scalar(3).mean()
-        };
+        let model = Normed::init(6, 3, &flex());
+        let loss = |model: &Normed, x: Tensor<2>| model.forward(x).powi_scalar(3).mean();
         let batches = ones(&devices);
         let mut fused = FusedReplicas::new(model, adamw(), devices).unwrap();
         fused.step(RATE, batches.clone(), loss).unwrap();

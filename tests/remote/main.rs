@@ -78,10 +78,6 @@ fn assert_clean(error: &FusedError) {
     assert!(is_clean, "{error}");
 }
 
-fn flex() -> Device {
-    Device::flex().autodiff()
-}
-
 fn adamw() -> ModuleOptimizer {
     AdamWConfig::new().init()
 }

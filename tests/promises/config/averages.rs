@@ -1,5 +1,6 @@
 //! Averages of the weights equal those of a stock loop to the bit, with all other options of a training.
 
+use crate::common::normed::Normed;
 use crate::common::*;
 
 const RATE: f64 = 0.05;
@@ -342,29 +343,16 @@ fn average_of_new_layer_starts_as_its_weights() {
     assert_values(&next, &one.averaged());
 }
 
-#[derive(Module, Debug)]
-struct Normed {
-    linear: Linear,
-    norm: BatchNorm,
-}
-
 #[test]
 fn averaged_model_has_current_running_statistics() {
     let device = Device::flex().autodiff();
-    let model = Normed {
-        linear: LinearConfig::new(8, 8).init(&device),
-        norm: BatchNormConfig::new(8).init(&device),
-    };
-    let mut fused = FusedOptimizer::new(model, SgdConfig::new().init())
+    let mut fused = FusedOptimizer::new(Normed::init(8, 8, &device), SgdConfig::new().init())
         .unwrap()
         .with_config(averaging(ema(0.5)))
         .unwrap();
     for x in batches(3) {
         fused
-            .step(RATE, |model| {
-                let x = model.norm.forward(model.linear.forward(x));
-                x.powi_scalar(2).mean()
-            })
+            .step(RATE, |model| model.forward(x).powi_scalar(2).mean())
             .unwrap();
     }
     let [current, averaged] = [fused.model(), fused.averaged()].map(|model| model.valid());

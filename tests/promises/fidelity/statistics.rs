@@ -1,28 +1,18 @@
 //! Running statistics belong to the training. A model that was taken from it has its own, and a failed pass restores
 //! them. The pairs in `tests/pairs` compare them with stock Burn.
 
+use crate::common::normed::Normed;
 use crate::common::*;
 
 const RATE: f64 = 1e-2;
 
-#[derive(Module, Debug)]
-struct Normed {
-    linear: Linear,
-    norm: BatchNorm,
+fn init(device: &Device) -> Normed {
+    Normed::init(4, 4, device)
 }
 
-impl Normed {
-    fn init(device: &Device) -> Self {
-        Self {
-            linear: LinearConfig::new(4, 4).init(device),
-            norm: BatchNormConfig::new(4).init(device),
-        }
-    }
-
-    fn loss(&self, x: Tensor<2>) -> Tensor<1> {
-        let run = |model: &Self, x| model.norm.forward(model.linear.forward(x).tanh());
-        gradient_checkpointing(self, x, run).powi_scalar(3).mean()
-    }
+fn loss(model: &Normed, x: Tensor<2>) -> Tensor<1> {
+    let run = |model: &Normed, x| model.norm.forward(model.linear.forward(x).tanh());
+    gradient_checkpointing(model, x, run).powi_scalar(3).mean()
 }
 
 fn xs(device: &Device) -> Vec<Tensor<2>> {
@@ -35,7 +25,7 @@ fn trainings(device: &Device) -> Vec<FusedOptimizer<Normed>> {
     let fused = |offload: Option<Offload>| {
         let offload = offload.map(|offload| offload_from(device, offload));
         let config = FusedConfig::averaging(averaging).with_offload(offload);
-        let fused = FusedOptimizer::new(Normed::init(device), AdamWConfig::new().init()).unwrap();
+        let fused = FusedOptimizer::new(init(device), AdamWConfig::new().init()).unwrap();
         fused.with_config_on(config, device).unwrap()
     };
     let offloads = OFFLOADS.map(Some).into_iter();
@@ -47,16 +37,20 @@ type Values = Vec<(String, TensorData)>;
 fn model_taken_before_more_steps_is_unchanged(device: &Device) {
     let xs = xs(device);
     for mut fused in trainings(device) {
-        fused.step(RATE, |model| model.loss(xs[0].clone())).unwrap();
+        fused
+            .step(RATE, |model| loss(model, xs[0].clone()))
+            .unwrap();
         let (model, valid, averaged) = (fused.model(), fused.valid(), fused.averaged());
         let taken = || -> [Values; 3] { [weights(&model), weights(&valid), weights(&averaged)] };
         let before = taken();
-        fused.step(RATE, |model| model.loss(xs[1].clone())).unwrap();
+        fused
+            .step(RATE, |model| loss(model, xs[1].clone()))
+            .unwrap();
         assert!(taken() == before);
         assert_changed(&model, &fused.model(), |_| true);
 
         let nan = Tensor::full([6, 4], f32::NAN, device);
-        fused.step(RATE, |model| model.loss(nan)).unwrap();
+        fused.step(RATE, |model| loss(model, nan)).unwrap();
         assert!(taken() == before);
         let mean = |model: &Normed| model.norm.running_mean.value_sync().into_data();
         assert!(mean(&fused.model()).iter::<f32>().all(f32::is_nan));
@@ -72,23 +66,27 @@ fn failed_pass_and_dry_run_restore_statistics(device: &Device) {
         statistics.collect::<Values>()
     };
     for mut fused in trainings(device) {
-        fused.step(RATE, |model| model.loss(xs[0].clone())).unwrap();
+        fused
+            .step(RATE, |model| loss(model, xs[0].clone()))
+            .unwrap();
         let before = of(&fused);
-        fused.dry_run(|model| model.loss(xs[1].clone())).unwrap();
+        fused.dry_run(|model| loss(model, xs[1].clone())).unwrap();
         assert!(of(&fused) == before);
         panic_of(|| {
             fused
                 .step(RATE, |model| -> Tensor<1> {
-                    let _loss = model.loss(xs[1].clone());
+                    let _loss = loss(model, xs[1].clone());
                     panic!("after the forward pass")
                 })
                 .unwrap()
         });
         assert!(of(&fused) == before);
-        fused.step(RATE, |model| model.loss(xs[1].clone())).unwrap();
+        fused
+            .step(RATE, |model| loss(model, xs[1].clone()))
+            .unwrap();
         let before = of(&fused);
         let mut fused = fused.with_hook(ParamGroup::all(), hook(|_| Answer::Stop("the first")));
-        let stopped = fused.step(RATE, |model| model.loss(xs[2].clone()));
+        let stopped = fused.step(RATE, |model| loss(model, xs[2].clone()));
         assert!(matches!(stopped, Err(FusedError::StoppedByHook { .. })));
         assert!(of(&fused) == before);
     }
@@ -131,11 +129,11 @@ fn norm_frozen_in_training_matches_stock(device: &Device) {
         let y = model.linear.forward(x.clone()).tanh();
         model.norm.forward(y).powi_scalar(3).mean()
     };
-    let other = Normed::init(device);
+    let other = init(device);
     for (row, events) in rows.iter().enumerate() {
         for looks in [false, true] {
             for mut fused in trainings(device) {
-                let mut stock = copy(&fused.model(), || Normed::init(device));
+                let mut stock = copy(&fused.model(), || init(device));
                 let mut optimizer = AdamWConfig::new().init();
                 for event in [Nothing].iter().chain(events) {
                     if looks {

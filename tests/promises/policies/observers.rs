@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
+use crate::common::normed::Normed;
 use crate::common::*;
 
 /// An observer of a user.
@@ -86,30 +87,11 @@ impl StepObserver for Panics {
     }
 }
 
-/// A layer with running statistics.
-#[derive(Module, Debug)]
-struct Normed {
-    linear: Linear,
-    norm: BatchNorm,
-}
-
-impl Normed {
-    fn init(device: &Device) -> Self {
-        Self {
-            linear: LinearConfig::new(2, 2).init(device),
-            norm: BatchNormConfig::new(2).init(device),
-        }
-    }
-
-    fn loss(&self, x: Tensor<2>) -> Tensor<1> {
-        self.norm.forward(self.linear.forward(x)).square().mean()
-    }
-}
-
 #[test]
 fn observer_that_panics_at_end_leaves_step_complete() {
     let device = Device::flex().autodiff();
-    let initial = Normed::init(&device);
+    let initial = Normed::init(2, 2, &device);
+    let loss = |model: &Normed, x: &Tensor<2>| model.forward(x.clone()).square().mean();
     let xs = randoms(6, [3, 2], &device);
     let scaling = LossScalingConfig::new().with_initial_scale(4.0);
     let in_buffer = GlobalNormClippingConfig::ExactInBuffer(0.01);
@@ -121,7 +103,7 @@ fn observer_that_panics_at_end_leaves_step_complete() {
         FusedConfig::scaling(scaling.with_growth_interval(Some(2))),
     ] {
         let train = |panics: bool| {
-            let model = copy(&initial, || Normed::init(&device));
+            let model = copy(&initial, || Normed::init(2, 2, &device));
             let fused = FusedOptimizer::new(model, AdamWConfig::new().init()).unwrap();
             let mut fused = fused.with_config(config.clone()).unwrap();
             if panics {
@@ -133,12 +115,8 @@ fn observer_that_panics_at_end_leaves_step_complete() {
             for (index, x) in xs.iter().enumerate() {
                 // Each step has two micro-batches.
                 let mut run = || match index % 2 {
-                    0 => drop(fused.accumulate(|model| model.loss(x.clone())).unwrap()),
-                    _ => drop(
-                        fused
-                            .step_repeatable(0.1, |model| model.loss(x.clone()))
-                            .unwrap(),
-                    ),
+                    0 => drop(fused.accumulate(|model| loss(model, x)).unwrap()),
+                    _ => drop(fused.step_repeatable(0.1, |model| loss(model, x)).unwrap()),
                 };
                 match panics {
                     true => assert_says(&panic_of(run), "event 10 fails"),
