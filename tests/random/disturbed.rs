@@ -113,21 +113,31 @@ fn draws_outside_of_blocks_wait_for_blocks(device: &Device) {
 fn concurrent_trainings_of_two_kinds_wait(device: &Device) {
     let _alone = ALONE.lock();
     let start = Barrier::new(2);
+    let init = || vec![LinearConfig::new(8, 8).init(device)];
+    let initial = init();
+    let ones = Tensor::<2>::ones([4, 8], device);
+    let stock = train_stock(
+        copy(&initial, init),
+        &mut SgdConfig::new().init(),
+        50,
+        1e-2,
+        |model: &Vec<Linear>, _| model[0].forward(ones.clone()).mean(),
+    );
     let x = Tensor::<3>::random([4, 5, 3], Distribution::Default, device);
     thread::scope(|scope| {
         scope.spawn(|| {
-            let model = LinearConfig::new(8, 8).init(device);
+            let model = copy(&initial, init);
             let mut fused = FusedOptimizer::new(model, SgdConfig::new().init()).unwrap();
-            let x = Tensor::<2>::ones([4, 8], device);
             start.wait();
             for _ in 0..50 {
                 let run = |linear: &Linear, x| linear.forward(x);
                 fused
                     .step(1e-2, |model| {
-                        gradient_checkpointing(model, x.clone(), run).mean()
+                        gradient_checkpointing(&model[0], ones.clone(), run).mean()
                     })
                     .unwrap();
             }
+            assert_equal_weights(&stock, &fused.model());
         });
         scope.spawn(|| {
             let config = FusedConfig::exact(1e-3);
@@ -181,7 +191,6 @@ fn lazy_model_waits_for_block_of_another_training(device: &Device) {
             });
             OTHERS.lock().unwrap().push(other);
             thread::sleep(Duration::from_millis(20));
-            eprintln!("RUN");
         }
         dropout.forward(weight.val() * x)
     };
@@ -192,7 +201,9 @@ fn lazy_model_waits_for_block_of_another_training(device: &Device) {
             })
             .unwrap();
     }
-    for other in OTHERS.lock().unwrap().drain(..) {
+    let others = std::mem::take(&mut *OTHERS.lock().unwrap());
+    assert_eq!(others.len(), 3);
+    for other in others {
         other.join().unwrap();
     }
 }

@@ -33,31 +33,38 @@ fn tracked_tensor_shared_by_ranks_does_not_block() {
 }
 
 #[test]
-fn steps_in_closure_of_another_train() {
+fn steps_in_closure_of_another_equal_stock() {
     let _alone = alone();
     in_time(|| {
         let device = &flex(1)[0];
-        let mut outer = two_replicas(device);
-        let inner = Arc::new(Mutex::new((two_replicas(device), tokens(device, &[2, 2]))));
+        let initial = Network::init(device);
+        let batches = tokens(device, &[2, 2]);
+        let expected = |steps| {
+            let start = copy(&initial, || Network::init(device));
+            train_stock(start, &flex(2), &vec![batches.clone(); steps], Stock::Main)
+        };
+        let start = || replicas(&initial, &flex(2), FusedConfig::new());
+        let mut outer = start();
+        let inner = Arc::new(Mutex::new((start(), batches.clone())));
         let step = |inner: &Mutex<(FusedReplicas<Network>, Batches)>| {
             let (fused, batches) = &mut *inner.lock().unwrap();
             fused.step(RATE, batches.clone(), Network::loss).map(drop)
         };
-        let other = inner.clone();
-        outer
-            .step(RATE, tokens(device, &[2, 2]), move |model, batch| {
+        let mut step_outer = || {
+            let inner = inner.clone();
+            let ended = outer.step(RATE, batches.clone(), move |model, batch| {
                 // The ranks of the inner step draw with the lock of the outer one.
-                step(&other).unwrap();
-                model.loss(batch)
-            })
-            .unwrap();
-        step(&inner).unwrap();
-        outer
-            .step(RATE, tokens(device, &[2, 2]), move |model, batch| {
                 step(&inner).unwrap();
                 model.loss(batch)
-            })
-            .unwrap();
+            });
+            ended.unwrap();
+        };
+        step_outer();
+        step(&inner).unwrap();
+        step_outer();
+        assert_equal_weights(&expected(2), &outer.model());
+        // One step by each rank of two outer steps, and one in between.
+        assert_equal_weights(&expected(5), &inner.lock().unwrap().0.model());
     });
 }
 

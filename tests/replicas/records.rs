@@ -182,18 +182,37 @@ fn bad_input_of_replicas_is_an_error_with_reason() {
 }
 
 #[test]
-fn states_of_removed_layer_leave_record_of_replicas() {
+fn removed_layer_leaves_record_of_replicas_and_equals_stock() {
     let (_alone, device, initial) = begin();
     let batches = tokens(device, &[2, 4]);
+    let mut optimizer = adamw();
+    let mut step = |model| {
+        let batches = batches.clone();
+        stock_step(None, model, &mut optimizer, &flex(2), batches, Stock::Main)
+    };
+    let without_last = |mut model: Network| {
+        model.layers.pop();
+        model
+    };
+    let whole = step(copy(&initial, || Network::init(device)));
+    let expected = [step(without_last(whole.clone())), {
+        // Without a state.
+        let mut whole = whole;
+        let last = whole.layers.last_mut().unwrap();
+        last.weight = Param::initialized(ParamId::new(), last.weight.val());
+        let bias = last.bias.take().unwrap().val();
+        last.bias = Some(Param::initialized(ParamId::new(), bias));
+        step(whole)
+    }];
     for sharding in SHARDINGS {
         let mut fused = replicas(&initial, &flex(2), FusedConfig::sharded(sharding));
         fused.step(RATE, batches.clone(), Network::loss).unwrap();
         let whole = fused.model();
-        let mut shorter = whole.clone();
-        shorter.layers.pop();
-        for model in [shorter, whole] {
+        let models = [without_last(whole.clone()), whole];
+        for (model, expected) in models.into_iter().zip(&expected) {
             fused.change_model(|_| model).unwrap();
             fused.step(RATE, batches.clone(), Network::loss).unwrap();
+            assert_equal_weights(expected, &fused.model());
             assert_eq!(fused.load_record(fused.to_record()), Ok(()));
         }
     }

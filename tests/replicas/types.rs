@@ -30,8 +30,21 @@ fn lacks_the_type(error: &FusedError) -> bool {
     )
 }
 
+/// Steps as in mixed precision by hand: `other` computes with a copy in f32, and the host updates.
+fn step_by_hand(model: Network, optimizer: &mut ModuleOptimizer, batches: &Batches) -> Network {
+    let computed = cast(model.clone(), FloatDType::F32).unwrap().fork(&other());
+    let mut sum = GradientsAccumulator::new();
+    for batch in batches {
+        let gradients = computed.loss(batch.clone()).backward();
+        let gradients = GradientsParams::from_grads(gradients, &computed);
+        let gradients = gradients.to_device(&device(), &model);
+        sum.accumulate(&model, in_types_of(&model, gradients));
+    }
+    optimizer.step(RATE, model, sum.grads())
+}
+
 #[test]
-fn device_without_type_at_rest_computes_in_another() {
+fn device_without_type_at_rest_matches_mixed_precision() {
     let _alone = alone();
     let optimizer = || {
         let config = backburn::optim::AdamWConfig::new();
@@ -39,15 +52,35 @@ fn device_without_type_at_rest_computes_in_another() {
     };
     let offload = Some(offload_from(&other(), Offload::Updates));
     let config = computed_in(FloatDType::F32).with_offload(offload);
-    let batch = || tokens(&other(), &[2]).remove(0);
-    let mut fused = FusedOptimizer::new(half(), optimizer())
-        .unwrap()
-        .with_config_on(config.clone(), &other())
-        .unwrap();
-    fused.step(RATE, |model| model.loss(batch())).unwrap();
-    let devices = vec![other(), other()];
-    let mut fused = FusedReplicas::new_with_config(half(), optimizer(), devices, config).unwrap();
-    fused.step(RATE, [batch(), batch()], Network::loss).unwrap();
+    let initial = half();
+    for ranks in [1, 2] {
+        let steps: Vec<_> = (0..3).map(|_| tokens(&other(), &vec![2; ranks])).collect();
+        let mut by_hand = optimizer();
+        let expected = steps.iter().fold(copy(&initial, half), |model, batches| {
+            step_by_hand(model, &mut by_hand, batches)
+        });
+        let (model, config) = (copy(&initial, half), config.clone());
+        let found = if ranks == 1 {
+            let fused = FusedOptimizer::new(model, optimizer()).unwrap();
+            let mut fused = fused.with_config_on(config, &other()).unwrap();
+            for batches in steps {
+                fused
+                    .step(RATE, |model| model.loss(batches[0].clone()))
+                    .unwrap();
+            }
+            fused.model()
+        } else {
+            let devices = vec![other(); ranks];
+            let mut fused =
+                FusedReplicas::new_with_config(model, optimizer(), devices, config).unwrap();
+            for batches in steps {
+                fused.step(RATE, batches, Network::loss).unwrap();
+            }
+            fused.model()
+        };
+        assert_equal_weights(&expected, &found);
+        assert_changed(&initial, &found, |_| true);
+    }
 }
 
 #[test]

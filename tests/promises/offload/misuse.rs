@@ -173,7 +173,10 @@ fn offloaded_trainings_run_concurrently(device: &Device) {
     if !is_exact(device) {
         return; // Each thread would have a stream of its own.
     }
+    let initial = Network::init(device);
     let tokens = batches(device).remove(0);
+    let loss = |model: &Network, _| model.loss(tokens.clone());
+    let stock = train_stock(twin(&initial), &mut AdamConfig::new().init(), 1, RATE, loss);
     let barrier = Arc::new(Barrier::new(2));
     let meets = || {
         let barrier = barrier.clone();
@@ -183,14 +186,19 @@ fn offloaded_trainings_run_concurrently(device: &Device) {
         })
     };
     let fused = || {
-        let fused = adam(Network::init(device), device, Offload::Updates);
+        let fused = adam(twin(&initial), device, Offload::Updates);
         fused.with_hook(ParamGroup::all(), meets())
     };
     let both = [fused(), fused()];
     std::thread::scope(|scope| {
-        for mut fused in both {
+        for thread in both.map(|mut fused| {
             let tokens = tokens.clone();
-            scope.spawn(move || fused.step(RATE, |model| model.loss(tokens)).unwrap());
+            scope.spawn(move || {
+                fused.step(RATE, |model| model.loss(tokens)).unwrap();
+                fused.model()
+            })
+        }) {
+            assert_equal_weights(&stock, &thread.join().unwrap());
         }
     });
 }

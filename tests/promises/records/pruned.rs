@@ -97,59 +97,96 @@ fn layer_that_returns_starts_without_state(device: &Device) {
     }
 }
 
+/// Returns the layer with parameters of which no optimizer has a state.
+fn with_new_ids(layer: &Linear) -> Linear {
+    let bias = layer.bias.as_ref();
+    Linear {
+        weight: Param::initialized(ParamId::new(), layer.weight.val()),
+        bias: bias.map(|bias| Param::initialized(ParamId::new(), bias.val())),
+    }
+}
+
 fn layer_that_is_cut_down_starts_without_state(device: &Device) {
+    let initial = init(device);
     let x = Tensor::<2>::random([4, 3], Distribution::Default, device);
+    let loss = |model: &Net, _| loss(model, x.clone());
+    let cut_down = |mut model: Net| {
+        let last = model.pop().unwrap();
+        let cut = |value: Tensor<2>| value.narrow(1, 0, 2).detach().require_grad();
+        model.push(Linear {
+            weight: last.weight.map(cut),
+            bias: None,
+        });
+        model
+    };
     for optimizer in [AdamWConfig::new().init(), ours::AdamWConfig::new().init()] {
-        let mut fused = FusedOptimizer::new(init(device), optimizer).unwrap();
-        train_fused(&mut fused, 2, RATE, |model, _| loss(model, x.clone()));
-        fused
-            .change_model(|mut model| {
-                let last = model.pop().unwrap();
-                let cut = |value: Tensor<2>| value.narrow(1, 0, 2).detach().require_grad();
-                model.push(Linear {
-                    weight: last.weight.map(cut),
-                    bias: None,
-                });
-                model
-            })
-            .unwrap();
-        train_fused(&mut fused, 2, RATE, |model, _| loss(model, x.clone()));
+        let start = || copy(&initial, || init(device));
+        let mut in_stock = optimizer.clone();
+        let mut stock = cut_down(train_stock(start(), &mut in_stock, 2, RATE, loss));
+        stock[1] = with_new_ids(&stock[1]);
+        let stock = train_stock(stock, &mut in_stock, 3, RATE, loss);
+
+        let mut fused = FusedOptimizer::new(start(), optimizer).unwrap();
+        train_fused(&mut fused, 2, RATE, loss);
+        fused.change_model(cut_down).unwrap();
+        train_fused(&mut fused, 2, RATE, loss);
         assert_eq!(fused.load_record(fused.to_record()), Ok(()));
-        train_fused(&mut fused, 1, RATE, |model, _| loss(model, x.clone()));
+        train_fused(&mut fused, 1, RATE, loss);
+        assert_equal_weights(&stock, &fused.model());
     }
 }
 
 /// In bf16, of which Burn's optimizers load no state.
 #[test]
-fn merged_adapters_leave_record() {
+fn merged_adapters_leave_record_and_rest_equals_stock() {
     let device = &Device::flex().autodiff();
     let x = Tensor::<2>::random([4, 3], Distribution::Default, device).cast(FloatDType::BF16);
     for optimizer in optimizers() {
+        let loss = |model: &Net, _| loss(model, x.clone());
         let model = backburn::cast(init(device), FloatDType::BF16).unwrap();
         let adapted = model.apply_lora(Lora::new(2, 4.0)).unfreeze();
+        let mut in_stock = optimizer.clone();
+        let stock = train_stock(adapted.clone(), &mut in_stock, 2, RATE, loss);
+        let stock = train_stock(stock.materialize(), &mut in_stock, 2, RATE, loss);
+
         let mut fused = FusedOptimizer::new(adapted, optimizer).unwrap();
-        train_fused(&mut fused, 2, RATE, |model, _| loss(model, x.clone()));
+        train_fused(&mut fused, 2, RATE, loss);
         fused.change_model(Module::materialize).unwrap();
-        train_fused(&mut fused, 2, RATE, |model, _| loss(model, x.clone()));
+        train_fused(&mut fused, 2, RATE, loss);
+        assert_equal_weights(&stock, &fused.model());
         assert_eq!(fused.load_record(fused.to_record()), Ok(()));
     }
 }
 
 #[test]
-fn removed_layer_with_offloaded_states_leaves_record() {
+fn removed_layer_with_offloaded_states_equals_stock() {
     let device = &Device::flex().autodiff();
     let x = Tensor::<2>::random([4, 3], Distribution::Default, device);
     let config = offload_from_flex(Offload::States).with_min_elements(10);
+    let initial = init(device);
     for optimizer in optimizers() {
-        let mut fused = FusedOptimizer::new(init(device), optimizer.clone())
+        let loss = |model: &Net, _| loss(model, x.clone());
+        let start = || copy(&initial, || init(device));
+        let mut in_stock = optimizer.clone();
+        let whole = train_stock(start(), &mut in_stock, 2, RATE, loss);
+        let shorter = without_last_layer(whole.clone());
+        let shorter = train_stock(shorter, &mut in_stock, 2, RATE, loss);
+        let returned = vec![whole[0].clone(), with_new_ids(&whole[1])];
+        let returned = train_stock(returned, &mut in_stock, 2, RATE, loss);
+
+        let mut fused = FusedOptimizer::new(start(), optimizer.clone())
             .unwrap()
             .with_config_on(FusedConfig::offload(config.clone()), device)
             .unwrap();
-        train_fused(&mut fused, 2, RATE, |model, _| loss(model, x.clone()));
+        train_fused(&mut fused, 2, RATE, loss);
         let whole = fused.model();
-        for model in [without_last_layer(whole.clone()), whole] {
+        for (model, expected) in [
+            (without_last_layer(whole.clone()), shorter),
+            (whole, returned),
+        ] {
             fused.change_model(|_| model).unwrap();
-            train_fused(&mut fused, 2, RATE, |model, _| loss(model, x.clone()));
+            train_fused(&mut fused, 2, RATE, loss);
+            assert_equal_weights(&expected, &fused.model());
             assert_eq!(fused.load_record(fused.to_record()), Ok(()));
         }
     }
@@ -224,11 +261,7 @@ fn layer_that_returns_in_another_type_trains_or_is_refused() {
             assert_says(&error, "`backburn::optim`");
             assert_eq!(weights(&fused.model()), before);
             train_fused(&mut fused, 1, RATE, loss);
-            layer.weight = Param::initialized(ParamId::new(), layer.weight.val());
-            let bias = layer
-                .bias
-                .map(|bias| Param::initialized(ParamId::new(), bias.val()));
-            layer.bias = bias;
+            layer = with_new_ids(&layer);
             fused.change_model(with(&layer)).unwrap();
         } else {
             returned.unwrap();
