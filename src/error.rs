@@ -1,10 +1,9 @@
-use backburn_base::debug_prints_message;
 use backburn_optim::OptimError;
 use burn::module::ParamId;
 
 /// An error in the construction of a training or in a step. The message names the parameter or option and says what to do.
 ///
-/// `Debug` prints the same message, so that `unwrap` and a `main` that returns the error show it.
+/// `Debug` prints the name of the variant and the message, so that `unwrap` and a `main` that returns the error show both.
 #[derive(Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FusedError {
@@ -539,4 +538,26 @@ impl From<OptimError> for FusedError {
     }
 }
 
-debug_prints_message!(FusedError);
+/// Implements `Debug` for the variants of these names, which are all: the compiler checks it.
+macro_rules! debug_prints_name_and_message {
+    ($($variant:ident),*) => {
+        impl std::fmt::Debug for FusedError {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                let name = match self {
+                    $(Self::$variant { .. } => stringify!($variant)),*
+                };
+                write!(f, "{name}: {self}")
+            }
+        }
+    };
+}
+
+debug_prints_name_and_message! {
+    NotAutodiff, BackendNotCovered, UnsupportedParameter, DeviceUnavailable, DeviceLost, FloatTypeNotSupported,
+    WrongResults, LossNotComputed, GradientNotComputed, NotComputed, DuplicateParameter, NotALeaf, AlreadyFused,
+    QuantizedInTraining, LossNotTracked, NothingTrained, LossWithoutParameters, Config, NotInState, RunsTwice,
+    RandomNumbers, BlockReads, RandomNumbersLocked, NothingAccumulated, NoItems, AccumulatedLost, NormNotFinite,
+    UpdatedNotFinite, GradientReturned, GradientNotFinite, StoppedByHook, HookedGradient, Offload, ComputeDtype,
+    Transfer, Replicas, Rank, RankPanicked, LossNotScaled, ForeignRecord, RecordRank, RecordShape,
+    RecordOfAnotherOptimizer, UnreadableRecord
+}

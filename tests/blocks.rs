@@ -18,20 +18,22 @@ const DEPTH: usize = 6;
 fn record_recomputed(sizes: [usize; DEPTH]) -> MemoryTimeline {
     let device = Device::flex().autodiff();
     let model = linears(DEPTH, WIDTH, &device);
-    let mut fused = FusedOptimizer::new_ok(model, AdamConfig::new().init());
+    let mut fused = FusedOptimizer::new(model, AdamConfig::new().init()).unwrap();
     let x = Tensor::<2>::random([64, WIDTH], Distribution::Default, &device);
     let mut step = || {
-        fused.step_ok(1e-3, |model| {
-            let mut x = x.clone();
-            for (linear, size) in model.iter().zip(sizes) {
-                // Several activations of the same size.
-                let run = move |linear: &Linear, x| {
-                    (0..size).fold(linear.forward(x), |x, _| Gelu::new().forward(x))
-                };
-                x = gradient_checkpointing(linear, x, run);
-            }
-            x.powi_scalar(2).mean()
-        });
+        fused
+            .step(1e-3, |model| {
+                let mut x = x.clone();
+                for (linear, size) in model.iter().zip(sizes) {
+                    // Several activations of the same size.
+                    let run = move |linear: &Linear, x| {
+                        (0..size).fold(linear.forward(x), |x, _| Gelu::new().forward(x))
+                    };
+                    x = gradient_checkpointing(linear, x, run);
+                }
+                x.powi_scalar(2).mean()
+            })
+            .unwrap();
     };
     step();
     let recorder = MemoryRecorder::start().unwrap();

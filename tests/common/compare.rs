@@ -52,16 +52,22 @@ pub fn is_exact(device: &Device) -> bool {
     }
 }
 
+/// The path of each parameter with its value in both models. Panics unless they have the same paths, one at least.
+#[track_caller]
+fn pairs<M: Module>(a: &M, b: &M) -> impl Iterator<Item = (String, TensorData, TensorData)> {
+    let (a, b) = (weights(a), weights(b));
+    let [of_a, of_b] = [&a, &b].map(|all| all.iter().map(|it| &it.0).collect::<Vec<_>>());
+    assert_eq!(of_a, of_b);
+    assert!(!a.is_empty());
+    a.into_iter().zip(b).map(|((path, a), (_, b))| (path, a, b))
+}
+
 /// Panics with the path of the first parameter that differs: on CPU backends in a bit, on others by
 /// more than a thousandth of its size or a ten-thousandth of one.
 #[track_caller]
 pub fn assert_equal_weights<M: Module>(stock: &M, fused: &M) {
     let exact = stock.devices().iter().all(is_exact);
-    let (stock, fused) = (weights(stock), weights(fused));
-    assert_eq!(stock.len(), fused.len());
-    assert!(!stock.is_empty());
-    for ((path, stock), (fused_path, fused)) in stock.iter().zip(&fused) {
-        assert_eq!(path, fused_path);
+    for (path, stock, fused) in pairs(stock, fused) {
         assert_eq!(stock.dtype(), fused.dtype(), "dtype of `{path}`");
         assert_eq!(stock.shape(), fused.shape(), "shape of `{path}`");
         let equal = match exact {
@@ -78,9 +84,7 @@ pub fn assert_equal_weights<M: Module>(stock: &M, fused: &M) {
 /// Panics with the path of the first parameter that differs by more than `absolute` and this part of its size.
 #[track_caller]
 pub fn assert_near_weights<M: Module>(expected: &M, found: &M, absolute: f64, relative: f64) {
-    let (expected, found) = (weights(expected), weights(found));
-    assert_eq!(expected.len(), found.len());
-    for ((path, expected), (_, found)) in expected.iter().zip(&found) {
+    for (path, expected, found) in pairs(expected, found) {
         let near = |(a, b): (f64, f64)| (a - b).abs() <= absolute + relative * a.abs();
         let near = expected.iter::<f64>().zip(found.iter::<f64>()).all(near);
         assert!(near, "`{path}` differs: {found} for {expected}");
@@ -90,18 +94,18 @@ pub fn assert_near_weights<M: Module>(expected: &M, found: &M, absolute: f64, re
 /// Panics unless training changed exactly the parameters for which `trained` returns `true`.
 #[track_caller]
 pub fn assert_changed<M: Module>(before: &M, after: &M, trained: impl Fn(&str) -> bool) {
-    for ((path, before), (_, after)) in weights(before).iter().zip(&weights(after)) {
+    for (path, before, after) in pairs(before, after) {
         let changed = before.as_bytes() != after.as_bytes();
-        assert_eq!(changed, trained(path), "`{path}` changed: {changed}");
+        assert_eq!(changed, trained(&path), "`{path}` changed: {changed}");
     }
 }
 
 /// Panics if training changed a parameter for which `kept` returns `true`. Running statistics may have changed.
 #[track_caller]
 pub fn assert_kept<M: Module>(before: &M, after: &M, kept: impl Fn(&str) -> bool) {
-    for ((path, before), (_, after)) in weights(before).iter().zip(&weights(after)) {
+    for (path, before, after) in pairs(before, after) {
         let same = before.as_bytes() == after.as_bytes();
-        let may_change = path.contains("running") || !kept(path);
+        let may_change = path.contains("running") || !kept(&path);
         assert!(same || may_change, "`{path}` changed");
     }
 }

@@ -6,7 +6,7 @@ use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::optim::{GradientsAccumulator, GradientsParams, ModuleOptimizer, OptimizerRecord};
 use burn::tensor::{Device, Distribution, Tensor};
 
-use super::{FusedOk, TrainerOk, copy, train_fused, train_stock, weights};
+use super::{copy, train_fused, train_stock, weights};
 
 pub fn flex() -> Device {
     Device::flex().autodiff()
@@ -35,7 +35,7 @@ pub fn train_both<M: Module>(
     let initial = init();
     let stock = copy(&initial, &init);
     let stock = train_stock(stock, &mut optimizer.clone(), steps, learning_rate, &loss);
-    let mut fused = FusedOptimizer::new_ok(copy(&initial, &init), optimizer.clone());
+    let mut fused = FusedOptimizer::new(copy(&initial, &init), optimizer.clone()).unwrap();
     train_fused(&mut fused, steps, learning_rate, &loss);
     [initial, stock, fused.model()]
 }
@@ -76,9 +76,11 @@ pub fn step_group<M: Module, B>(
 ) {
     let (last, first) = group.split_last().expect("a group has micro-batches");
     for batch in first {
-        fused.accumulate_ok(|model| loss(model, batch));
+        fused.accumulate(|model| loss(model, batch)).unwrap();
     }
-    fused.step_repeatable_ok(learning_rate, |model| loss(model, last));
+    fused
+        .step_repeatable(learning_rate, |model| loss(model, last))
+        .unwrap();
 }
 
 /// Panics unless the training has accumulated nothing.
@@ -105,8 +107,8 @@ pub fn resumed<M: Module>(
     optimizer: ModuleOptimizer,
     init: impl FnOnce() -> M,
 ) -> FusedOptimizer<M> {
-    let mut resumed = FusedOptimizer::new_ok(copy(&fused.model(), init), optimizer);
-    resumed.load_record_ok(reread(fused.to_record()));
+    let mut resumed = FusedOptimizer::new(copy(&fused.model(), init), optimizer).unwrap();
+    resumed.load_record(reread(fused.to_record())).unwrap();
     resumed
 }
 

@@ -2,6 +2,7 @@
 
 #![allow(dead_code, unused_imports)] // Each program uses a part.
 
+pub mod backends;
 pub mod block;
 pub mod compare;
 pub mod config;
@@ -13,19 +14,22 @@ pub mod intercepted;
 pub mod layers;
 pub mod learn;
 pub mod loops;
+pub mod mlp;
+pub mod normed;
 pub mod noting;
-pub mod ok;
 pub mod own_process;
 pub mod panics;
 pub mod product;
+pub mod residual;
 pub mod says;
 
+pub(crate) use backends::{on_backend, on_every_backend, on_every_cpu_backend};
 pub(crate) use learn::{impl_inference_step, impl_train_step};
 pub(crate) use says::assert_matches;
 pub use {
     block::*, compare::*, config::*, contents::*, hooks::*, in_time::*, in_types_of::*,
-    intercepted::*, layers::*, loops::*, noting::*, ok::*, own_process::*, panics::*, product::*,
-    says::*,
+    intercepted::*, layers::*, loops::*, noting::*, own_process::*, panics::*, product::*,
+    residual::*, says::*,
 };
 
 // The names that most tests use. Optimizers without a path are Burn's.

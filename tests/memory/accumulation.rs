@@ -11,9 +11,9 @@ fn peak_of_groups(
     let x = x(WIDTH);
     let mut group = || {
         for _ in 1..batches {
-            fused.accumulate_ok(|model| loss(model, x.clone()));
+            fused.accumulate(|model| loss(model, x.clone())).unwrap();
         }
-        fused.step_ok(1e-3, |model| loss(model, x.clone()));
+        fused.step(1e-3, |model| loss(model, x.clone())).unwrap();
     };
     group();
     multiple(peak(|| (0..2).for_each(|_| group())))
@@ -23,8 +23,8 @@ fn peak_of_groups(
 fn accumulation_takes_one_buffer_and_none_in_optimizer_state() {
     let _alone = alone();
     let adam = backburn::optim::AdamConfig::new();
-    let fused = || FusedOptimizer::new_ok(mlp(), adam.init());
-    let in_state = FusedOptimizer::accumulating_in_state_ok(mlp(), adam.build());
+    let fused = || FusedOptimizer::new(mlp(), adam.init()).unwrap();
+    let in_state = FusedOptimizer::accumulating_in_state(mlp(), adam.build()).unwrap();
     let plain = peak_of_groups(fused(), Mlp::loss, 1);
     let in_state = peak_of_groups(in_state, Mlp::loss, 4);
     assert!(plain < 0.25, "{plain} P");

@@ -36,15 +36,17 @@ fn recurrent_layer_in_block_takes_less_than_stock() {
         let model = step(recurrent());
         peak(|| drop(step(model)))
     };
-    let mut fused = FusedOptimizer::new_ok(recurrent(), AdamConfig::new().init());
+    let mut fused = FusedOptimizer::new(recurrent(), AdamConfig::new().init()).unwrap();
     let mut first_runs = 0;
     let mut step = || {
         let before = BYTES.current_usage();
-        fused.step_ok(1e-3, |model| {
-            let loss = loss(model, x.clone(), true);
-            first_runs = BYTES.current_usage() - before;
-            loss
-        });
+        fused
+            .step(1e-3, |model| {
+                let loss = loss(model, x.clone(), true);
+                first_runs = BYTES.current_usage() - before;
+                loss
+            })
+            .unwrap();
     };
     step();
     let blocks = peak(step);
@@ -61,14 +63,16 @@ fn tiled_block_holds_activations_of_one_tile() {
     let least = |tile: usize| {
         let linear = |from, to| LinearConfig::new(from, to).init(&device());
         let mlp: (Linear, Linear) = (linear(8, WIDE), linear(WIDE, 8));
-        let mut fused = FusedOptimizer::new_ok(mlp, SgdConfig::new().init());
+        let mut fused = FusedOptimizer::new(mlp, SgdConfig::new().init()).unwrap();
         let x = Tensor::<3>::ones([1, TOKENS, 8], &device());
         let run =
             |(expand, contract): &(Linear, Linear), x| contract.forward(expand.forward(x).tanh());
         let mut step = || {
-            fused.step_ok(0.1, |mlp| {
-                gradient_checkpointing_tiled(mlp, x.clone(), 1, tile, run).mean()
-            });
+            fused
+                .step(0.1, |mlp| {
+                    gradient_checkpointing_tiled(mlp, x.clone(), 1, tile, run).mean()
+                })
+                .unwrap();
         };
         (0..4).map(|_| peak(&mut step)).min().unwrap()
     };

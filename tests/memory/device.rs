@@ -21,19 +21,23 @@ fn in_use(device: &Device) -> usize {
 /// bytes in use at the end of its forward pass, above those before it, and the recording.
 fn train(config: GradientCheckpointingConfig) -> (usize, MemoryTimeline) {
     let device = Device::wgpu(Default::default()).autodiff();
-    let mut fused = FusedOptimizer::new_ok(linears(DEPTH, WIDTH, &device), SgdConfig::new().init())
-        .with_config_ok(FusedConfig::new().with_gradient_checkpointing(config));
+    let mut fused = FusedOptimizer::new(linears(DEPTH, WIDTH, &device), SgdConfig::new().init())
+        .unwrap()
+        .with_config(FusedConfig::new().with_gradient_checkpointing(config))
+        .unwrap();
     let x = Tensor::<2>::random([1024, WIDTH], Distribution::Default, &device);
     let mut step = || {
         let before = in_use(&device);
-        let (_, after) = fused.step_ok(1e-3, |model| {
-            let run = |linear: &Linear, x: Tensor<2>| linear.forward(x).tanh().tanh();
-            let blocks = model.iter();
-            let x = blocks.fold(x.clone(), |x, linear| {
-                gradient_checkpointing(linear, x, run)
-            });
-            (x.mean(), in_use(&device))
-        });
+        let (_, after) = fused
+            .step(1e-3, |model| {
+                let run = |linear: &Linear, x: Tensor<2>| linear.forward(x).tanh().tanh();
+                let blocks = model.iter();
+                let x = blocks.fold(x.clone(), |x, linear| {
+                    gradient_checkpointing(linear, x, run)
+                });
+                (x.mean(), in_use(&device))
+            })
+            .unwrap();
         after.saturating_sub(before)
     };
     step();
@@ -64,10 +68,10 @@ fn at_rest(states: StateFormat) -> f64 {
     let before = in_use(&device);
     let layer = LinearConfig::new(WIDTH, WIDTH).with_bias(false);
     let optimizer = AdamWConfig::new().with_state_format(states).init();
-    let mut fused = FusedOptimizer::<Linear>::new_ok(layer.init(&device), optimizer);
+    let mut fused = FusedOptimizer::<Linear>::new(layer.init(&device), optimizer).unwrap();
     for _ in 0..2 {
         let x = Tensor::<2>::ones([2, WIDTH], &device);
-        fused.step_ok(1e-3, |model| model.forward(x).mean());
+        fused.step(1e-3, |model| model.forward(x).mean()).unwrap();
         device.sync().unwrap();
     }
     let parameter = (4 * WIDTH * WIDTH) as f64;
@@ -107,15 +111,19 @@ fn device_holds_no_weights_that_another_owns() {
     let layer = LinearConfig::new(WIDTH, WIDTH).with_bias(false);
     let model: Vec<Linear> = (0..8).map(|_| layer.init(&devices[0])).collect();
     let optimizer = AdamWConfig::new().init();
-    let mut fused = FusedReplicas::new_ok(model, optimizer, devices.to_vec())
-        .with_config_ok(FusedConfig::sharded(Sharding::Full).with_ownership(Ownership::BySize));
+    let mut fused = FusedReplicas::new(model, optimizer, devices.to_vec())
+        .unwrap()
+        .with_config(FusedConfig::sharded(Sharding::Full).with_ownership(Ownership::BySize))
+        .unwrap();
     for (rank, held) in held().enumerate() {
         assert!((0.5..0.55).contains(&held), "rank {rank} holds {held} P");
     }
     let batch = |device: &Device| Tensor::<2>::ones([2, WIDTH], device);
-    fused.step_ok(1e-3, devices.iter().map(batch), |model: &Vec<Linear>, x| {
-        loss_of_layers(model, true, x)
-    });
+    fused
+        .step(1e-3, devices.iter().map(batch), |model: &Vec<Linear>, x| {
+            loss_of_layers(model, true, x)
+        })
+        .unwrap();
     // Weights and two states.
     for (rank, held) in held().enumerate() {
         assert!((1.5..1.55).contains(&held), "rank {rank} holds {held} P");

@@ -12,14 +12,14 @@ type Exchange = fn(Fused) -> Fused;
 const EXCHANGES: [(&str, Exchange); 3] = [
     ("into_parts, new", |fused| {
         let (model, optimizer) = fused.into_parts();
-        Fused::new_ok(model, optimizer)
+        Fused::new(model, optimizer).unwrap()
     }),
     ("with_config", |fused| {
-        fused.with_config_ok(FusedConfig::new())
+        fused.with_config(FusedConfig::new()).unwrap()
     }),
     ("change_model", |mut fused| {
-        fused.change_model_ok(Module::freeze);
-        fused.change_model_ok(Module::unfreeze);
+        fused.change_model(Module::freeze).unwrap();
+        fused.change_model(Module::unfreeze).unwrap();
         fused
     }),
 ];
@@ -32,9 +32,9 @@ fn exchange_copies_no_tensors_and_next_step_writes_in_place() {
     let model = Mlp::init(DEPTH, WIDTH, &device());
     let parameters = 4.0 * model.num_params() as f64;
     let multiple = |bytes: usize| bytes as f64 / parameters;
-    let mut fused = Fused::new_ok(model, backburn::optim::AdamWConfig::new().init());
+    let mut fused = Fused::new(model, backburn::optim::AdamWConfig::new().init()).unwrap();
     let step = |fused: &mut Fused| {
-        let needed = peak(|| drop(fused.step_ok(1e-3, |model| model.loss(x.clone()))));
+        let needed = peak(|| drop(fused.step(1e-3, |model| model.loss(x.clone())).unwrap()));
         assert_eq!(fused.last_step().copied, Some(0));
         multiple(needed)
     };

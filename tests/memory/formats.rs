@@ -79,9 +79,9 @@ fn full_precision_model_is_made_one_parameter_at_a_time() {
         burn::optim::AdamWConfig::new().init(),
     ];
     for (index, optimizer) in optimizers.into_iter().enumerate() {
-        let mut fused = FusedOptimizer::new_ok(in_bf16(), optimizer);
+        let mut fused = FusedOptimizer::new(in_bf16(), optimizer).unwrap();
         let x = x(WIDTH).cast(FloatDType::BF16);
-        fused.step_ok(1e-3, |model| model.loss(x.clone()));
+        fused.step(1e-3, |model| model.loss(x.clone())).unwrap();
         let mut full = None;
         let needed = peak(|| full = Some(fused.full_precision_model()));
         let in_f32 = 4 * full.unwrap().num_params();

@@ -25,7 +25,8 @@ const MOST: usize = 16 * 500;
 #[test]
 fn steps_leave_no_bytes() {
     let _alone = alone();
-    let fused = || FusedOptimizer::new_ok(Mlp::init(3, 4, &device()), AdamConfig::new().init());
+    let fused =
+        || FusedOptimizer::new(Mlp::init(3, 4, &device()), AdamConfig::new().init()).unwrap();
     let reads_more = |model: &Mlp, x: Tensor<2>| {
         for layer in &model.layers {
             // Read, alone and in an operation, but not part of the loss.
@@ -39,15 +40,15 @@ fn steps_leave_no_bytes() {
         ("read and not used", reads_more),
     ] {
         let mut fused = fused();
-        let step = || drop(fused.step_ok(1e-3, |model| loss(model, x(4))));
+        let step = || drop(fused.step(1e-3, |model| loss(model, x(4))).unwrap());
         assert_no_growth(name, 20, 500, MOST, step);
     }
     for offload in offload::MODES {
         let config = FusedConfig::offload(OffloadConfig::new(offload).with_min_elements(5));
-        let mut fused = fused().with_config_on_ok(config, &other());
+        let mut fused = fused().with_config_on(config, &other()).unwrap();
         let step = || {
             let x = Tensor::random([4, 4], Distribution::Default, &other());
-            fused.step_ok(1e-3, |model| model.recomputed_loss(x));
+            fused.step(1e-3, |model| model.recomputed_loss(x)).unwrap();
         };
         assert_no_growth(&format!("{offload:?}"), 20, 500, MOST, step);
     }
@@ -55,7 +56,7 @@ fn steps_leave_no_bytes() {
         let mut fused = replicas::replicas(3, 2, 4, sharding);
         let step = || {
             let loss = |model: &Mlp, x| model.recomputed_loss(x);
-            fused.step_ok(1e-3, vec![x(4); 3], loss);
+            fused.step(1e-3, vec![x(4); 3], loss).unwrap();
         };
         // Tables of Rust's own library sometimes grow.
         assert_no_growth(&format!("{sharding:?}"), 50, 500, 20_000, step);
@@ -70,15 +71,19 @@ fn trainings_on_rayon_thread_leave_no_bytes() {
     let pool = pool.unwrap();
     let step_of_replicas = || {
         let mut fused = replicas::replicas(2, 1, 4, Sharding::State);
-        fused.step_ok(1e-3, vec![x(4); 2], |model: &Mlp, x| model.loss(x));
+        fused
+            .step(1e-3, vec![x(4); 2], |model: &Mlp, x| model.loss(x))
+            .unwrap();
     };
     let step_with_offload = || {
         let offload = OffloadConfig::new(Offload::Updates).with_min_elements(1);
         let model = Mlp::init(1, 4, &device());
-        let fused = FusedOptimizer::new_ok(model, AdamConfig::new().init());
-        let mut fused = fused.with_config_on_ok(FusedConfig::offload(offload), &other());
+        let fused = FusedOptimizer::new(model, AdamConfig::new().init()).unwrap();
+        let mut fused = fused
+            .with_config_on(FusedConfig::offload(offload), &other())
+            .unwrap();
         let x = Tensor::ones([4, 4], &other());
-        fused.step_ok(1e-3, |model: &Mlp| model.loss(x));
+        fused.step(1e-3, |model: &Mlp| model.loss(x)).unwrap();
     };
     for (name, train) in [
         ("replicas", &step_of_replicas as &(dyn Fn() + Sync)),
@@ -96,7 +101,7 @@ fn trainings_on_rayon_thread_leave_no_bytes() {
 
 /// Every 33rd change drops the groups of removed parameters.
 #[test]
-fn changes_that_replace_a_layer_leave_no_bytes() {
+fn replaced_layer_leaves_no_bytes() {
     let _alone = alone();
     type Net = Vec<Linear>;
     let layer = |device: &Device| -> Linear { LinearConfig::new(4, 4).init(device) };
@@ -121,17 +126,21 @@ fn changes_that_replace_a_layer_leave_no_bytes() {
         let x = Tensor::<2>::ones([2, 4], &device);
         let first = change(vec![layer(&device)]);
         let model = [first, vec![layer(&device)]].concat();
-        let fused = FusedOptimizer::new_ok(model, AdamWConfig::new().init());
-        let mut fused = fused.with_config_on_ok(config.clone(), &device);
+        let fused = FusedOptimizer::new(model, AdamWConfig::new().init()).unwrap();
+        let mut fused = fused.with_config_on(config.clone(), &device).unwrap();
         let replace = || {
-            fused.step_ok(1e-3, |model: &Net| {
-                let run = |x, layer: &Linear| layer.forward(x);
-                model.iter().fold(x.clone(), run).mean()
-            });
-            fused.change_model_ok(|model| {
-                let first = change(vec![layer(&device)]);
-                [first, model[1..].to_vec()].concat()
-            });
+            fused
+                .step(1e-3, |model: &Net| {
+                    let run = |x, layer: &Linear| layer.forward(x);
+                    model.iter().fold(x.clone(), run).mean()
+                })
+                .unwrap();
+            fused
+                .change_model(|model| {
+                    let first = change(vec![layer(&device)]);
+                    [first, model[1..].to_vec()].concat()
+                })
+                .unwrap();
         };
         assert_no_growth(name, 3 * 33, 12 * 33, MOST, replace);
     }
@@ -143,7 +152,7 @@ fn changes_of_config_leave_no_bytes() {
     let _alone = alone();
     let x = x(4);
     let loss = |model: &Mlp| model.loss(x.clone());
-    let step = |fused: &mut FusedOptimizer<Mlp>| drop(fused.step_repeatable_ok(1e-3, loss));
+    let step = |fused: &mut FusedOptimizer<Mlp>| drop(fused.step_repeatable(1e-3, loss).unwrap());
     let averaging = FusedConfig::new().with_averaging(Some(WeightAveragingConfig::new()));
     let scaling = FusedConfig::new().with_loss_scaling(Some(LossScalingConfig::new()));
     let both = FusedConfig::lagged(1.0).with_averaging(Some(WeightAveragingConfig::new()));
@@ -157,16 +166,16 @@ fn changes_of_config_leave_no_bytes() {
     ] {
         for through_parts in [false, true] {
             let fused =
-                FusedOptimizer::new_ok(Mlp::init(2, 4, &device()), AdamConfig::new().init());
+                FusedOptimizer::new(Mlp::init(2, 4, &device()), AdamConfig::new().init()).unwrap();
             let mut held = Some(fused);
             let change = || {
                 for config in &configs {
                     let mut fused = held.take().unwrap();
                     if through_parts {
                         let (model, optimizer) = fused.into_parts();
-                        fused = FusedOptimizer::new_ok(model, optimizer);
+                        fused = FusedOptimizer::new(model, optimizer).unwrap();
                     }
-                    let mut fused = fused.with_config_ok(config.clone());
+                    let mut fused = fused.with_config(config.clone()).unwrap();
                     step(&mut fused);
                     held = Some(fused);
                 }
@@ -187,25 +196,29 @@ fn failed_steps_leave_no_bytes() {
     type Fail<'a> = &'a dyn Fn(&mut FusedOptimizer<Mlp>) -> bool;
     let in_second_run: Fail<'_> = &|fused| {
         let step = || {
-            fused.step_ok(1e-3, |model| {
-                type HasRun = Constant<Arc<AtomicBool>>;
-                let once = |model: &Mlp, (x, Constant(has_run)): (_, HasRun)| {
-                    assert!(!has_run.swap(true, Ordering::Relaxed), "once");
-                    model.loss(x)
-                };
-                let input = (x.clone(), Constant(Arc::default()));
-                gradient_checkpointing(model, input, once) + model.loss(x.clone())
-            })
+            fused
+                .step(1e-3, |model| {
+                    type HasRun = Constant<Arc<AtomicBool>>;
+                    let once = |model: &Mlp, (x, Constant(has_run)): (_, HasRun)| {
+                        assert!(!has_run.swap(true, Ordering::Relaxed), "once");
+                        model.loss(x)
+                    };
+                    let input = (x.clone(), Constant(Arc::default()));
+                    gradient_checkpointing(model, input, once) + model.loss(x.clone())
+                })
+                .unwrap()
         };
         catch_unwind(AssertUnwindSafe(step)).is_err()
     };
     let after_backward: Fail<'_> = &|fused| {
         let step = || {
-            fused.step_with_backward_ok(1e-3, |model| {
-                let gradients = model.loss(x.clone()).backward();
-                assert!(x.dims()[0] == 0, "after the backward pass");
-                ((), GradientsParams::from_grads(gradients, model))
-            });
+            fused
+                .step_with_backward(1e-3, |model| {
+                    let gradients = model.loss(x.clone()).backward();
+                    assert!(x.dims()[0] == 0, "after the backward pass");
+                    ((), GradientsParams::from_grads(gradients, model))
+                })
+                .unwrap();
         };
         catch_unwind(AssertUnwindSafe(step)).is_err()
     };
@@ -215,11 +228,13 @@ fn failed_steps_leave_no_bytes() {
     };
     let backward_within: Fail<'_> = &|fused| {
         let step = || {
-            fused.step_ok(1e-3, |model| {
-                let loss = model.loss(x.clone());
-                drop(loss.backward());
-                loss
-            })
+            fused
+                .step(1e-3, |model| {
+                    let loss = model.loss(x.clone());
+                    drop(loss.backward());
+                    loss
+                })
+                .unwrap()
         };
         catch_unwind(AssertUnwindSafe(step)).is_err()
     };
@@ -230,11 +245,11 @@ fn failed_steps_leave_no_bytes() {
         ("not tracked", not_tracked),
     ] {
         let model = Mlp::init(4, 64, &device());
-        let mut fused = FusedOptimizer::new_ok(model, AdamConfig::new().init());
+        let mut fused = FusedOptimizer::new(model, AdamConfig::new().init()).unwrap();
         let failures = || {
             assert!((0..10).all(|_| fail(&mut fused)));
             for _ in 0..2 {
-                fused.step_ok(1e-3, |model| model.loss(x.clone()));
+                fused.step(1e-3, |model| model.loss(x.clone())).unwrap();
             }
         };
         assert_no_growth(name, 1, 2, 4096, failures);
@@ -270,9 +285,9 @@ fn exports_and_loads_without_step_leave_no_bytes() {
     ];
     for config in [FusedConfig::new(), config] {
         let model = Mlp::init(25, 2, &device());
-        let fused = FusedOptimizer::new_ok(model, backburn::optim::AdamWConfig::new().init());
-        let mut fused = fused.with_config_ok(config);
-        fused.step_ok(1e-3, |model| model.loss(x.clone()));
+        let fused = FusedOptimizer::new(model, backburn::optim::AdamWConfig::new().init()).unwrap();
+        let mut fused = fused.with_config(config).unwrap();
+        fused.step(1e-3, |model| model.loss(x.clone())).unwrap();
         for (name, export, most) in exports {
             assert_no_growth(name, 2, 40, most, || export(&mut fused));
         }
@@ -283,7 +298,7 @@ fn exports_and_loads_without_step_leave_no_bytes() {
 fn held(fused: &mut FusedOptimizer<Mlp>, before: usize) -> f64 {
     let x = x(WIDTH);
     for _ in 0..3 {
-        fused.step_ok(1e-3, |model| model.loss(x.clone()));
+        fused.step(1e-3, |model| model.loss(x.clone())).unwrap();
     }
     multiple(BYTES.current_usage() - before)
 }
@@ -297,8 +312,12 @@ fn loaded_training_holds_what_saved_one_holds() {
     let codes = ours.clone().with_state_format(StateFormat::Bits8).init();
     type Load<'a> = &'a dyn Fn(&mut FusedOptimizer<Mlp>);
     let loads: [Load<'_>; 3] = [
-        &|fused| fused.load_record_ok(fused.to_record()),
-        &|fused| fused.load_record_ok(compact_records(|| fused.to_record())),
+        &|fused| fused.load_record(fused.to_record()).unwrap(),
+        &|fused| {
+            fused
+                .load_record(compact_records(|| fused.to_record()))
+                .unwrap()
+        },
         &|fused| {
             checkpoint.save(fused, &Progress::new(1)).unwrap();
             checkpoint.load::<()>(fused).unwrap();
@@ -306,10 +325,13 @@ fn loaded_training_holds_what_saved_one_holds() {
     ];
     for optimizer in [ours.init(), codes, AdamWConfig::new().init()] {
         // Threads of the backend have their own buffers.
-        held(&mut FusedOptimizer::new_ok(mlp(), optimizer.clone()), 0);
+        held(
+            &mut FusedOptimizer::new(mlp(), optimizer.clone()).unwrap(),
+            0,
+        );
         for (index, load) in loads.into_iter().enumerate() {
             let before = BYTES.current_usage();
-            let mut fused = FusedOptimizer::new_ok(mlp(), optimizer.clone());
+            let mut fused = FusedOptimizer::new(mlp(), optimizer.clone()).unwrap();
             let first = held(&mut fused, before);
             load(&mut fused);
             let then = held(&mut fused, before);

@@ -17,18 +17,20 @@ fn chunked_loss_holds_logits_of_one_chunk() {
     let head = LinearConfig::new(DIM, CLASSES).init(&device());
     let hidden = Tensor::<2>::random([TOKENS, DIM], Distribution::Default, &device());
     let targets = Tensor::<1, Int>::arange(0..TOKENS as i64, &device());
-    let mut fused = FusedOptimizer::new_ok(head, SgdConfig::new().init());
+    let mut fused = FusedOptimizer::new(head, SgdConfig::new().init()).unwrap();
     let loss = LinearCrossEntropyLossConfig::new()
         .with_chunk_size(CHUNK)
         .init();
     let mut step = |whole: bool| {
         peak(|| {
-            fused.step_ok(0.1, |head| match whole {
-                true => CrossEntropyLossConfig::new()
-                    .init(&device())
-                    .forward(head.forward(hidden.clone()), targets.clone()),
-                false => loss.forward(head, hidden.clone(), targets.clone()),
-            });
+            fused
+                .step(0.1, |head| match whole {
+                    true => CrossEntropyLossConfig::new()
+                        .init(&device())
+                        .forward(head.forward(hidden.clone()), targets.clone()),
+                    false => loss.forward(head, hidden.clone(), targets.clone()),
+                })
+                .unwrap();
         })
     };
     // The maximum of some runs: bytes that other threads release during a run reduce its count.

@@ -122,15 +122,18 @@ fn gradients_held_at_once_do_not_grow_with_depth() {
     let largest_gradient = 4 * 4 * WIDTH * WIDTH;
     for depth in [3, 24, 96] {
         let model = Mlp::init(depth, WIDTH, &device());
-        let mut fused = FusedOptimizer::new_ok(model, backburn::optim::SgdConfig::new().init());
+        let mut fused =
+            FusedOptimizer::new(model, backburn::optim::SgdConfig::new().init()).unwrap();
         let mut activations = 0;
         let mut step = || {
             let before = BYTES.current_usage();
-            fused.step_ok(0.1, |model| {
-                let loss = model.loss(x.clone());
-                activations = BYTES.current_usage() - before;
-                loss
-            });
+            fused
+                .step(0.1, |model| {
+                    let loss = model.loss(x.clone());
+                    activations = BYTES.current_usage() - before;
+                    loss
+                })
+                .unwrap();
         };
         step();
         let peak = peak(step);
@@ -157,7 +160,7 @@ fn fused_holds_parameters_states_activations_and_one_gradient() {
         let before = BYTES.current_usage();
         let mut at_rest = 0;
         let fused = peak(|| {
-            let mut fused = FusedOptimizer::new_ok(init(), adam());
+            let mut fused = FusedOptimizer::new(init(), adam()).unwrap();
             train_fused(&mut fused, 3, 1e-3, loss);
             at_rest = BYTES.current_usage() - before;
         });
@@ -178,11 +181,13 @@ fn average_takes_four_bytes_and_is_updated_in_place() {
     let of = |averaging: Option<WeightAveragingConfig>| {
         let model = mlp();
         let before = BYTES.current_usage();
-        let mut fused = FusedOptimizer::new_ok(model, backburn::optim::AdamConfig::new().init())
-            .with_config_ok(FusedConfig::new().with_averaging(averaging));
-        fused.step_ok(1e-3, |model| model.loss(x.clone()));
+        let mut fused = FusedOptimizer::new(model, backburn::optim::AdamConfig::new().init())
+            .unwrap()
+            .with_config(FusedConfig::new().with_averaging(averaging))
+            .unwrap();
+        fused.step(1e-3, |model| model.loss(x.clone())).unwrap();
         let at_rest = BYTES.current_usage() - before;
-        let peak = peak(|| drop(fused.step_ok(1e-3, |model| model.loss(x.clone()))));
+        let peak = peak(|| drop(fused.step(1e-3, |model| model.loss(x.clone())).unwrap()));
         [at_rest, peak].map(multiple)
     };
     // The first one starts the threads of the backend.
@@ -198,9 +203,15 @@ fn measuring_passes_release_their_gradients() {
     let _alone = alone();
     let x = x(WIDTH);
     let peak_of_step = |config: FusedConfig| {
-        let fused = FusedOptimizer::new_ok(mlp(), AdamConfig::new().init());
-        let mut fused = fused.with_config_ok(config);
-        let mut step = || drop(fused.step_repeatable_ok(1e-3, |model| model.loss(x.clone())));
+        let fused = FusedOptimizer::new(mlp(), AdamConfig::new().init()).unwrap();
+        let mut fused = fused.with_config(config).unwrap();
+        let mut step = || {
+            drop(
+                fused
+                    .step_repeatable(1e-3, |model| model.loss(x.clone()))
+                    .unwrap(),
+            )
+        };
         step();
         multiple(peak(step))
     };
@@ -218,8 +229,8 @@ fn recomputed_blocks_keep_inputs_and_release_gradients() {
     let _alone = alone();
     let peak_of_step = |batch: usize, loss: fn(&Mlp, Tensor<2>) -> Tensor<1>| {
         let x = Tensor::random([batch, WIDTH], Distribution::Default, &device());
-        let mut fused = FusedOptimizer::new_ok(mlp(), SgdConfig::new().init());
-        let mut step = || drop(fused.step_ok(1e-3, |model| loss(model, x.clone())));
+        let mut fused = FusedOptimizer::new(mlp(), SgdConfig::new().init()).unwrap();
+        let mut step = || drop(fused.step(1e-3, |model| loss(model, x.clone())).unwrap());
         step();
         multiple(peak(step))
     };

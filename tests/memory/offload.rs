@@ -27,7 +27,7 @@ fn host_without_bytes_of_states_and_gradients_is_refused() {
         let mut model = LinearConfig::new(2, 2).with_bias(false).init(&device);
         let long = Tensor::<2>::ones([1, 1], &device).expand([elements as i64, 1]);
         model.weight = Param::initialized(model.weight.id, long.require_grad());
-        let fused = FusedOptimizer::new_ok(model, AdamConfig::new().init());
+        let fused = FusedOptimizer::new(model, AdamConfig::new().init()).unwrap();
         let config = FusedConfig::offload(offload_from_flex(offload));
         let error = fused.with_config_on(config, &device).unwrap_err();
         let text = error.to_string();
@@ -118,19 +118,21 @@ fn few_states_are_on_device_and_none_between_steps() {
         let config = FusedConfig::offload(offload_from(&device, Offload::States));
         let config = config.with_max_bytes_in_flight(limit);
         let model = linears(4, 4, &self::device());
-        let mut fused = FusedOptimizer::new_ok(model, CountedSgd.into());
-        fused = fused.with_config_on_ok(config, &device);
+        let mut fused = FusedOptimizer::new(model, CountedSgd.into()).unwrap();
+        fused = fused.with_config_on(config, &device).unwrap();
         MOST.store(0, Ordering::SeqCst);
         for step in 0..60 {
             let fails = step % 10 == 9;
             PANICS.store(fails, Ordering::SeqCst);
             let ended = catch_unwind(AssertUnwindSafe(|| {
-                fused.step_ok(1e-3, |model| {
-                    let mut model = model.clone();
-                    model.rotate_left(step % 3);
-                    model.truncate(4 - step % 2);
-                    loss_of_layers(&model, true, x.clone())
-                });
+                fused
+                    .step(1e-3, |model| {
+                        let mut model = model.clone();
+                        model.rotate_left(step % 3);
+                        model.truncate(4 - step % 2);
+                        loss_of_layers(&model, true, x.clone())
+                    })
+                    .unwrap();
             }));
             assert_eq!(ended.is_err(), fails);
             assert_eq!(STATES.load(Ordering::SeqCst), 0, "after step {step}");
@@ -169,11 +171,15 @@ fn weights_on_host_are_not_on_device_together() {
             measured.fetch_max(usage.bytes_in_use as usize, Ordering::Relaxed);
             Answer::Use
         });
-        let mut fused = FusedOptimizer::new_ok(model, optimizer)
+        let mut fused = FusedOptimizer::new(model, optimizer)
+            .unwrap()
             .with_hook(ParamGroup::all(), measures)
-            .with_config_on_ok(config, &device);
+            .with_config_on(config, &device)
+            .unwrap();
         for _ in 0..4 {
-            fused.step_ok(1e-3, |model| loss_of_layers(model, true, x.clone()));
+            fused
+                .step(1e-3, |model| loss_of_layers(model, true, x.clone()))
+                .unwrap();
         }
         let most = most.load(Ordering::Relaxed);
         assert!(

@@ -39,7 +39,7 @@ fn parameter_takes_two_kilobytes_more_than_in_stock() {
     drop((stock, optimizer));
 
     let before = BYTES.current_usage();
-    let mut fused = FusedOptimizer::new_ok(model(), AdamConfig::new().init());
+    let mut fused = FusedOptimizer::new(model(), AdamConfig::new().init()).unwrap();
     let attached = each(before);
     train_fused(&mut fused, 2, 1e-3, |model, _| loss(model, x(4)));
     let fused_bytes = [attached, each(before)];

@@ -31,10 +31,12 @@ fn quantized_base_is_dense_for_one_layer_at_a_time() {
     let train = || {
         let before = BYTES.current_usage();
         let model = Mlp::init(DEPTH, WIDTH, &device()).apply_reparameterization(lora());
-        let mut fused = FusedOptimizer::new_ok(model, SgdConfig::new().init());
+        let mut fused = FusedOptimizer::new(model, SgdConfig::new().init()).unwrap();
         let mut step = || {
             BYTES.reset_peak_usage();
-            fused.step_ok(1e-3, |model| model.recomputed_loss(x.clone()));
+            fused
+                .step(1e-3, |model| model.recomputed_loss(x.clone()))
+                .unwrap();
             BYTES.current_usage()
         };
         step();

@@ -35,11 +35,11 @@ fn record_fused(device: &Device) -> (MemoryTimeline, usize, usize) {
     let model = init(device);
     let parameters = bytes(&model);
     let x = x(device);
-    let mut fused = FusedOptimizer::new_ok(model, AdamConfig::new().init());
+    let mut fused = FusedOptimizer::new(model, AdamConfig::new().init()).unwrap();
     let recorder = MemoryRecorder::start().unwrap();
     BYTES.reset_peak_usage();
     for _ in 0..STEPS {
-        fused.step_ok(1e-3, |model| loss(model, x.clone()));
+        fused.step(1e-3, |model| loss(model, x.clone())).unwrap();
     }
     let peak = BYTES.peak_usage();
     (recorder.finish().unwrap(), parameters, peak)
@@ -175,10 +175,14 @@ fn phases_name_parameters_and_summary_names_peak() {
 fn recording_with_panic_in_step_is_complete() {
     let _alone = alone();
     let device = device();
-    let mut fused = FusedOptimizer::new_ok(init(&device), AdamConfig::new().init());
+    let mut fused = FusedOptimizer::new(init(&device), AdamConfig::new().init()).unwrap();
     let recorder = MemoryRecorder::start().unwrap();
-    fused.step_ok(1e-3, |model| loss(model, x(&device)));
-    panic_of(|| fused.step_ok(1e-3, |_| -> Tensor<1> { panic!("the data ran out") }));
+    fused.step(1e-3, |model| loss(model, x(&device))).unwrap();
+    panic_of(|| {
+        fused
+            .step(1e-3, |_| -> Tensor<1> { panic!("the data ran out") })
+            .unwrap()
+    });
     let timeline = recorder.finish().unwrap();
     let phases: Vec<_> = timeline.marks.iter().map(|mark| &mark.phase).collect();
     assert_eq!(phases.iter().filter(|p| ***p == Phase::Forward).count(), 2);
@@ -193,14 +197,16 @@ fn recording_holds_passes_of_long_recurrent_network() {
     let device = device();
     let layer = |_| LstmConfig::new(8, 8, true).init(&device);
     let model: Vec<Lstm> = (0..2).map(layer).collect();
-    let mut fused = FusedOptimizer::new_ok(model, AdamConfig::new().init());
+    let mut fused = FusedOptimizer::new(model, AdamConfig::new().init()).unwrap();
     let x = Tensor::<3>::random([1, 300, 8], Distribution::Default, &device);
     let mut pass = || {
         let layers = |model: &Vec<Lstm>| {
             let layers = model.iter();
             layers.fold(x.clone(), |x, layer| layer.forward(x, None).0)
         };
-        fused.dry_run_ok(|model| layers(model).powi_scalar(2).mean());
+        fused
+            .dry_run(|model| layers(model).powi_scalar(2).mean())
+            .unwrap();
     };
     pass();
     let recorder = MemoryRecorder::start().unwrap();
@@ -217,8 +223,8 @@ fn log_is_not_counted_and_freed_with_recording() {
     let device = device();
     let model = init(&device);
     let x = x(&device);
-    let mut fused = FusedOptimizer::new_ok(model, AdamConfig::new().init());
-    let mut step = || drop(fused.step_ok(1e-3, |model| loss(model, x.clone())));
+    let mut fused = FusedOptimizer::new(model, AdamConfig::new().init()).unwrap();
+    let mut step = || drop(fused.step(1e-3, |model| loss(model, x.clone())).unwrap());
     step();
     let before = BYTES.current_usage();
     BYTES.reset_peak_usage();
@@ -359,10 +365,10 @@ fn weights_and_states_in_formats_are_recorded_as_stored() {
         .with_state_format(StateFormat::Bits8)
         .with_weight_format(WeightFormat::Split24);
     let x = Tensor::from_inner(x(&device).inner().cast(FloatDType::BF16));
-    let mut fused = FusedOptimizer::new_ok(model, optimizer.init());
+    let mut fused = FusedOptimizer::new(model, optimizer.init()).unwrap();
     let recorder = MemoryRecorder::start().unwrap();
     for _ in 0..STEPS {
-        fused.step_ok(1e-3, |model| loss(model, x.clone()));
+        fused.step(1e-3, |model| loss(model, x.clone())).unwrap();
     }
     let timeline = recorder.finish().unwrap();
     let last = timeline.samples.last().unwrap().bytes;

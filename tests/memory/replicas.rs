@@ -9,8 +9,10 @@ pub fn replicas(
     sharding: Sharding,
 ) -> FusedReplicas<Mlp> {
     let model = Mlp::init(depth, width, &device());
-    FusedReplicas::new_ok(model, AdamConfig::new().init(), vec![device(); ranks])
-        .with_config_ok(FusedConfig::sharded(sharding).with_ownership(Ownership::BySize))
+    FusedReplicas::new(model, AdamConfig::new().init(), vec![device(); ranks])
+        .unwrap()
+        .with_config(FusedConfig::sharded(sharding).with_ownership(Ownership::BySize))
+        .unwrap()
 }
 
 #[test]
@@ -25,7 +27,9 @@ fn replicas_hold_few_gradients_at_once() {
         let input = x(width);
         for _ in 0..3 {
             let batches = vec![input.clone(); ranks];
-            fused.step_ok(1e-3, batches, |model: &Mlp, x| model.recomputed_loss(x));
+            fused
+                .step(1e-3, batches, |model: &Mlp, x| model.recomputed_loss(x))
+                .unwrap();
         }
         let peak = (BYTES.peak_usage() - before) as f64 / parameters as f64;
         // Weights and two moments; stock also holds four gradients.

@@ -102,9 +102,9 @@ impl ByHand {
                 // It reads all parameters.
                 let all = Batch::of_rows(2);
                 if is_last {
-                    fused.step_ok(RATE, |model| model.loss(&all, false));
+                    fused.step(RATE, |model| model.loss(&all, false)).unwrap();
                 } else {
-                    fused.accumulate_ok(|model| model.loss(&all, false));
+                    fused.accumulate(|model| model.loss(&all, false)).unwrap();
                 }
                 let statistics = self.model.statistics();
                 let record = fused.model().into_record();
@@ -144,7 +144,7 @@ impl ByHand {
     pub fn change_model(&mut self, change: impl Fn(Model) -> Model) {
         self.model = change(self.model.clone());
         if let Update::InState(fused, ..) = &mut self.update {
-            fused.change_model_ok(change);
+            fused.change_model(change).unwrap();
         }
         self.drop_sum();
     }

@@ -70,6 +70,7 @@ fn run(trainings: impl Iterator<Item = Vec<usize>>) {
     println!("{well} ended as by hand, {refused} were refused as they must");
     let count = wrong.len();
     assert!(count == 0, "{count} went wrong:\n{}", wrong.join("\n\n"));
+    assert!(well > 0, "all were refused");
 }
 
 #[test]

@@ -16,10 +16,10 @@ pub enum Training {
 
 /// Calls a method of either front end.
 macro_rules! either {
-    ($training:expr, $door:ident => $work:expr) => {
+    ($training:expr, $trainer:ident => $work:expr) => {
         match $training {
-            Training::One($door) => $work,
-            Training::Several($door) => $work,
+            Training::One($trainer) => $work,
+            Training::Several($trainer) => $work,
         }
     };
 }
@@ -116,7 +116,9 @@ impl Training {
         let panics = |batch: &Batch| -> Tensor<1> { panic!("in the closure, with {batch:?}") };
         let ended = match self {
             Self::One(fused) => catch_unwind(AssertUnwindSafe(|| {
-                fused.step_repeatable_ok(RATE, |_| panics(&batches[0]));
+                fused
+                    .step_repeatable(RATE, |_| panics(&batches[0]))
+                    .unwrap();
             }))
             .is_err(),
             Self::Several(fused) => {
@@ -133,7 +135,7 @@ impl Training {
         let model = copy(&self.model(), || Model::init(options));
         let mut next = Self::new(options, model).unwrap();
         let record = either!(&self, fused => fused.to_record());
-        either!(&mut next, fused => fused.load_record_ok(record));
+        either!(&mut next, fused => fused.load_record(record).unwrap());
         next
     }
 
@@ -156,18 +158,19 @@ impl Training {
         match self {
             Self::One(fused) => {
                 let (model, optimizer) = fused.into_parts();
-                let fused = FusedOptimizer::new_ok(model, optimizer);
+                let fused = FusedOptimizer::new(model, optimizer).unwrap();
                 Self::One(Box::new(
                     fused
                         .with_hook(hook.0, hook.1)
-                        .with_config_on_ok(config, &device()),
+                        .with_config_on(config, &device())
+                        .unwrap(),
                 ))
             }
             Self::Several(fused) => {
                 let (model, optimizer) = fused.into_parts();
                 let devices = vec![device(); options.devices.ranks()];
-                let fused = FusedReplicas::new_ok(model, optimizer, devices);
-                let fused = fused.with_hook(hook.0, hook.1).with_config_ok(config);
+                let fused = FusedReplicas::new(model, optimizer, devices).unwrap();
+                let fused = fused.with_hook(hook.0, hook.1).with_config(config).unwrap();
                 Self::Several(Box::new(fused))
             }
         }
@@ -175,7 +178,9 @@ impl Training {
 
     pub fn dry_run(&mut self, batches: &[Batch], in_blocks: bool) {
         if let Self::One(fused) = self {
-            fused.dry_run_ok(|model| model.loss(&batches[0], in_blocks));
+            fused
+                .dry_run(|model| model.loss(&batches[0], in_blocks))
+                .unwrap();
         }
     }
 

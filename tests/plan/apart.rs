@@ -23,9 +23,13 @@ fn trained(plan: &Plan<AdamWConfig>) -> usize {
     let parts = plan.accumulation as f32;
     for _ in 0..2 {
         for _ in 1..plan.accumulation {
-            fused.accumulate_ok(|model| model.loss(plan.batch) / parts);
+            fused
+                .accumulate(|model| model.loss(plan.batch) / parts)
+                .unwrap();
         }
-        let loss = fused.step_ok(1e-3, |model| model.loss(plan.batch) / parts);
+        let loss = fused
+            .step(1e-3, |model| model.loss(plan.batch) / parts)
+            .unwrap();
         assert!(loss.into_scalar::<f32>().is_finite());
     }
     let usage = device().inner().memory_pool_usage().unwrap();
@@ -105,7 +109,7 @@ fn update_next_to_states_in_flight_is_counted() {
     let train = || {
         let mut fused = plan.fuse(init).unwrap();
         for _ in 0..8 {
-            let loss = fused.step_ok(1e-3, |model| loss(model, plan.batch));
+            let loss = fused.step(1e-3, |model| loss(model, plan.batch)).unwrap();
             assert!(loss.into_scalar::<f32>().is_finite());
         }
     };

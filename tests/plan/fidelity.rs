@@ -49,8 +49,8 @@ fn equals_stock<K: Kind>(candidate: usize) {
         _ => model.loss(plan.batch) / parts,
     };
     for _ in 0..3 {
-        (1..plan.accumulation).for_each(|_| drop(fused.accumulate_ok(loss)));
-        fused.step_ok(1e-3, loss);
+        (1..plan.accumulation).for_each(|_| drop(fused.accumulate(loss).unwrap()));
+        fused.step(1e-3, loss).unwrap();
     }
     // Burn merges the running statistics of the last pass when `valid` is called.
     assert_equal_weights(&expected.valid(), &fused.valid());

@@ -109,9 +109,13 @@ fn trained<K: Kind, O: PlannedOptimizer>(plan: &Plan<O>) -> usize {
         let parts = plan.accumulation as f32;
         for _ in 0..2 {
             for _ in 1..plan.accumulation {
-                fused.accumulate_ok(|model| model.loss(plan.batch) / parts);
+                fused
+                    .accumulate(|model| model.loss(plan.batch) / parts)
+                    .unwrap();
             }
-            fused.step_ok(1e-3, |model| model.loss(plan.batch) / parts);
+            fused
+                .step(1e-3, |model| model.loss(plan.batch) / parts)
+                .unwrap();
         }
     };
     peak(train).1

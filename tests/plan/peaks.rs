@@ -145,10 +145,10 @@ fn weights_that_maker_holds_are_counted_twice() {
         let train = || {
             let mut fused = plan.fuse(init).unwrap();
             for _ in 1..plan.accumulation {
-                fused.accumulate_ok(|model| model.loss(plan.batch));
+                fused.accumulate(|model| model.loss(plan.batch)).unwrap();
             }
-            fused.step_ok(1e-3, |model| model.loss(plan.batch));
-            fused.step_ok(1e-3, |model| model.loss(plan.batch));
+            fused.step(1e-3, |model| model.loss(plan.batch)).unwrap();
+            fused.step(1e-3, |model| model.loss(plan.batch)).unwrap();
         };
         let bytes = peak(train).1;
         assert!(bytes <= budget, "{bytes} of {budget}\n{plan}");

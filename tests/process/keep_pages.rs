@@ -31,9 +31,9 @@ fn assert_kept(size: usize, part: f64) {
 fn train() {
     let device = Device::flex().autodiff();
     let model = LinearConfig::new(8, 8).init(&device);
-    let mut fused = FusedOptimizer::new_ok(model, AdamConfig::new().init());
+    let mut fused = FusedOptimizer::new(model, AdamConfig::new().init()).unwrap();
     let x = Tensor::<2>::ones([4, 8], &device);
-    fused.step_ok(1e-3, |model| model.forward(x).mean());
+    fused.step(1e-3, |model| model.forward(x).mean()).unwrap();
 }
 
 #[test]

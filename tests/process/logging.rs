@@ -53,7 +53,7 @@ fn attaching_copies_and_missing_gradients_are_logged_once() {
     let model = linears(3, 2, &device).freeze_group(ParamGroup::from_predicate("2."));
     let x = Tensor::<2>::ones([3, 2], &device);
 
-    let mut fused = FusedOptimizer::new_ok(model, SgdConfig::new().init());
+    let mut fused = FusedOptimizer::new(model, SgdConfig::new().init()).unwrap();
     let attached = told();
     assert_eq!(attached.len(), 1);
     assert_eq!(attached[0].0, Level::Info);
@@ -66,7 +66,9 @@ fn attaching_copies_and_missing_gradients_are_logged_once() {
     }
 
     let mut step = || {
-        let loss = fused.step_ok(0.1, |model| model[0].forward(x.clone()).mean());
+        let loss = fused
+            .step(0.1, |model| model[0].forward(x.clone()).mean())
+            .unwrap();
         (loss, fused.model(), told())
     };
     let (_, _, mut missing) = step();
@@ -94,15 +96,17 @@ fn unused_input_of_block_is_logged_once() {
     let _alone = ALONE.lock();
     listen();
     let device = Device::flex().autodiff();
-    let mut fused = FusedOptimizer::new_ok(linears(2, 2, &device), SgdConfig::new().init());
+    let mut fused = FusedOptimizer::new(linears(2, 2, &device), SgdConfig::new().init()).unwrap();
     told();
     let x = Tensor::<2>::ones([3, 2], &device);
     for _ in 0..3 {
-        fused.step_ok(0.1, |model| {
-            let unused = model[0].forward(x.clone());
-            let ignoring = |layer: &Linear, (x, _): (Tensor<2>, Tensor<2>)| layer.forward(x);
-            gradient_checkpointing(&model[1], (x.clone(), unused), ignoring).mean()
-        });
+        fused
+            .step(0.1, |model| {
+                let unused = model[0].forward(x.clone());
+                let ignoring = |layer: &Linear, (x, _): (Tensor<2>, Tensor<2>)| layer.forward(x);
+                gradient_checkpointing(&model[1], (x.clone(), unused), ignoring).mean()
+            })
+            .unwrap();
     }
     let told = told();
     let [(Level::Warn, text)] = &told[..] else {

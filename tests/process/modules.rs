@@ -168,7 +168,7 @@ fn cycle(imports: &HashMap<String, Vec<String>>) -> Option<&String> {
 }
 
 #[test]
-fn files_of_a_folder_import_in_no_cycle() {
+fn files_of_folder_import_without_cycle() {
     let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut folders = vec![src];
     let mut read = 0;

@@ -1,40 +1,21 @@
-//! The promises whose tests can share a process, one file each.
+//! The promises whose tests can share a process, one folder for each feature.
 
-mod averages;
-mod backends;
-mod backward;
 mod checkpoints;
 #[path = "../common/mod.rs"]
 mod common;
-mod compute_dtype;
 mod config;
 mod device;
-mod estimate;
-mod exchange;
+mod examples;
 mod faults;
 mod fidelity;
-mod fine_tuning;
 mod formats;
-mod gallery;
 mod gradient_checkpointing;
-mod language_model;
 mod learner;
-mod linear_cross_entropy;
-mod misuse;
-mod mlp;
-mod muon;
+mod memory;
+mod nn;
 mod offload;
 mod optim;
-mod own_backward;
-mod own_rule;
-mod pictures;
 mod policies;
-mod pools;
-mod pruned;
 mod quantized;
 mod records;
-mod residual;
-mod statistics;
-mod threads;
-mod trace;
-mod vit;
+mod step;

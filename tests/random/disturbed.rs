@@ -5,7 +5,6 @@ use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use crate::backends::on_every_cpu_backend;
 use crate::common::*;
 use crate::{ALONE, Dropping, Last, Model, dropping, keep};
 
@@ -36,7 +35,8 @@ fn disturbed<R>(device: &Device, pause: Duration, work: impl FnOnce() -> R) -> R
 /// and zero where the mask is. Returns the number of successful steps.
 fn steps_with_the_mask_of_their_loss(device: &Device, steps: usize) -> usize {
     let seen = Last::default();
-    let mut fused = FusedOptimizer::new_ok(dropping(device), SgdConfig::new().init())
+    let mut fused = FusedOptimizer::new(dropping(device), SgdConfig::new().init())
+        .unwrap()
         .with_hook(ParamGroup::all(), keep(&seen));
     let ended = (0..steps).map(|_| {
         let drop = |(weight, dropout): &Dropping, x: Tensor<1>| {
@@ -98,10 +98,11 @@ fn draws_outside_of_blocks_wait_for_blocks(device: &Device) {
             steps_with_the_mask_of_their_loss(device, 50)
         });
         scope.spawn(|| {
-            let mut fused = FusedOptimizer::new_ok(Model::init(device), SgdConfig::new().init());
+            let mut fused =
+                FusedOptimizer::new(Model::init(device), SgdConfig::new().init()).unwrap();
             start.wait();
             for _ in 0..25 {
-                fused.step_ok(1e-2, |model| model.loss(x.clone()));
+                fused.step(1e-2, |model| model.loss(x.clone())).unwrap();
             }
         });
         assert_eq!(blocks.join().unwrap(), 50);
@@ -112,27 +113,43 @@ fn draws_outside_of_blocks_wait_for_blocks(device: &Device) {
 fn concurrent_trainings_of_two_kinds_wait(device: &Device) {
     let _alone = ALONE.lock();
     let start = Barrier::new(2);
+    let init = || vec![LinearConfig::new(8, 8).init(device)];
+    let initial = init();
+    let ones = Tensor::<2>::ones([4, 8], device);
+    let stock = train_stock(
+        copy(&initial, init),
+        &mut SgdConfig::new().init(),
+        50,
+        1e-2,
+        |model: &Vec<Linear>, _| model[0].forward(ones.clone()).mean(),
+    );
     let x = Tensor::<3>::random([4, 5, 3], Distribution::Default, device);
     thread::scope(|scope| {
         scope.spawn(|| {
-            let model = LinearConfig::new(8, 8).init(device);
-            let mut fused = FusedOptimizer::new_ok(model, SgdConfig::new().init());
-            let x = Tensor::<2>::ones([4, 8], device);
+            let model = copy(&initial, init);
+            let mut fused = FusedOptimizer::new(model, SgdConfig::new().init()).unwrap();
             start.wait();
             for _ in 0..50 {
                 let run = |linear: &Linear, x| linear.forward(x);
-                fused.step_ok(1e-2, |model| {
-                    gradient_checkpointing(model, x.clone(), run).mean()
-                });
+                fused
+                    .step(1e-2, |model| {
+                        gradient_checkpointing(&model[0], ones.clone(), run).mean()
+                    })
+                    .unwrap();
             }
+            assert_equal_weights(&stock, &fused.model());
         });
         scope.spawn(|| {
             let config = FusedConfig::exact(1e-3);
-            let mut fused = FusedOptimizer::new_ok(Model::init(device), SgdConfig::new().init())
-                .with_config_ok(config);
+            let mut fused = FusedOptimizer::new(Model::init(device), SgdConfig::new().init())
+                .unwrap()
+                .with_config(config)
+                .unwrap();
             start.wait();
             for _ in 0..25 {
-                fused.step_repeatable_ok(1e-2, |model| model.loss(x.clone()));
+                fused
+                    .step_repeatable(1e-2, |model| model.loss(x.clone()))
+                    .unwrap();
             }
         });
     });
@@ -140,7 +157,7 @@ fn concurrent_trainings_of_two_kinds_wait(device: &Device) {
 
 /// Runs `work` while the forward pass of another training that draws holds the lock of the generators.
 fn while_locked<R>(device: &Device, work: impl FnOnce() -> R) -> R {
-    let mut other = FusedOptimizer::new_ok(dropping(device), SgdConfig::new().init());
+    let mut other = FusedOptimizer::new(dropping(device), SgdConfig::new().init()).unwrap();
     let block = |(weight, dropout): &Dropping, x: Tensor<1>| dropout.forward(weight.val() * x);
     let [locked, done] = [(); 2].map(|()| Barrier::new(2));
     thread::scope(|scope| {
@@ -164,26 +181,29 @@ fn lazy_model_waits_for_block_of_another_training(device: &Device) {
     static OTHERS: Mutex<Vec<thread::JoinHandle<()>>> = Mutex::new(Vec::new());
     static RUNS: AtomicUsize = AtomicUsize::new(0);
     let _alone = ALONE.lock();
-    let mut fused = FusedOptimizer::new_ok(dropping(device), SgdConfig::new().init());
+    let mut fused = FusedOptimizer::new(dropping(device), SgdConfig::new().init()).unwrap();
     let block = |(weight, dropout): &Dropping, x: Tensor<1>| {
         if RUNS.fetch_add(1, Ordering::Relaxed).is_multiple_of(2) {
             let device = x.device().inner().autodiff();
             let other = thread::spawn(move || {
                 let lazy = LinearConfig::new(64, 64).init(&device);
-                FusedOptimizer::new_ok(lazy, SgdConfig::new().init());
+                FusedOptimizer::new(lazy, SgdConfig::new().init()).unwrap();
             });
             OTHERS.lock().unwrap().push(other);
             thread::sleep(Duration::from_millis(20));
-            eprintln!("RUN");
         }
         dropout.forward(weight.val() * x)
     };
     for _ in 0..3 {
-        fused.step_ok(0.1, |model| {
-            gradient_checkpointing(model, Tensor::ones([64], device), block).sum()
-        });
+        fused
+            .step(0.1, |model| {
+                gradient_checkpointing(model, Tensor::ones([64], device), block).sum()
+            })
+            .unwrap();
     }
-    for other in OTHERS.lock().unwrap().drain(..) {
+    let others = std::mem::take(&mut *OTHERS.lock().unwrap());
+    assert_eq!(others.len(), 3);
+    for other in others {
         other.join().unwrap();
     }
 }
@@ -191,8 +211,10 @@ fn lazy_model_waits_for_block_of_another_training(device: &Device) {
 /// Steps a model that drew nothing in its first step and now draws in `loss`, first without the lock and then with it.
 fn begins_to_draw(device: &Device, loss: impl Fn(&Dropping, bool) -> Tensor<1>) {
     // A step in two passes begins with a seed, so it is observed to draw nothing.
-    let mut fused = FusedOptimizer::new_ok(dropping(device), SgdConfig::new().init())
-        .with_config_ok(FusedConfig::exact(1e-3));
+    let mut fused = FusedOptimizer::new(dropping(device), SgdConfig::new().init())
+        .unwrap()
+        .with_config(FusedConfig::exact(1e-3))
+        .unwrap();
     let mut step = |draws| fused.step_repeatable(0.1, |model| loss(model, draws));
     step(false).unwrap();
     let error = while_locked(device, || step(true)).unwrap_err();
@@ -224,10 +246,14 @@ fn model_that_draws_nothing_is_not_disturbed(device: &Device) {
     let x = Tensor::<2>::random([16, 8], Distribution::Default, device);
     let train = |recompute: bool| {
         let model = copy(&initial, init);
-        let mut fused = FusedOptimizer::new_ok(model, AdamWConfig::new().init())
-            .with_config_ok(FusedConfig::exact(1e-2));
+        let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init())
+            .unwrap()
+            .with_config(FusedConfig::exact(1e-2))
+            .unwrap();
         for _ in 0..20 {
-            fused.step_repeatable_ok(1e-2, |model| loss_of_layers(model, recompute, x.clone()));
+            fused
+                .step_repeatable(1e-2, |model| loss_of_layers(model, recompute, x.clone()))
+                .unwrap();
         }
         fused.model()
     };
@@ -243,8 +269,10 @@ fn disturbed_exact_clipping_repeats_mask_or_ends_step(device: &Device) {
     for pause in [0, 20, 1000] {
         for _ in 0..10 {
             let before = Model::init(device);
-            let mut fused = FusedOptimizer::new_ok(before.clone(), SgdConfig::new().init())
-                .with_config_ok(FusedConfig::exact(max_norm));
+            let mut fused = FusedOptimizer::new(before.clone(), SgdConfig::new().init())
+                .unwrap()
+                .with_config(FusedConfig::exact(max_norm))
+                .unwrap();
             let step = disturbed(device, Duration::from_micros(pause), || {
                 fused.step_repeatable(1.0, |model| model.loss(x.clone()))
             });
@@ -267,8 +295,10 @@ fn disturbed_step_updates_once(device: &Device) {
         updated.lock().unwrap().push(it.path.to_string());
         Answer::Use
     });
-    let mut fused = FusedOptimizer::new_ok(linears(3, 8, device), SgdConfig::new().init())
-        .with_config_ok(FusedConfig::exact(1e-3))
+    let mut fused = FusedOptimizer::new(linears(3, 8, device), SgdConfig::new().init())
+        .unwrap()
+        .with_config(FusedConfig::exact(1e-3))
+        .unwrap()
         .with_hook(ParamGroup::all(), notes);
     let x = Tensor::<2>::random([4, 8], Distribution::Default, device);
     let inner = device.clone().inner();

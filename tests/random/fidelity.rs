@@ -4,7 +4,6 @@ use std::sync::{Arc, Mutex};
 
 use burn::nn::transformer::TransformerEncoderInput;
 
-use crate::backends::on_every_backend;
 use crate::common::*;
 use crate::{ALONE, Model};
 
@@ -23,7 +22,10 @@ fn dropout_draws_numbers_of_stock(device: &Device) {
     let [mut fused, _] = [FusedConfig::new(), in_buffer].map(|config| {
         let model = copy(&initial, || Model::init(device));
         device.seed(7);
-        let mut fused = FusedOptimizer::new_ok(model, adamw()).with_config_ok(config);
+        let mut fused = FusedOptimizer::new(model, adamw())
+            .unwrap()
+            .with_config(config)
+            .unwrap();
         train_fused(&mut fused, 5, 1e-2, loss);
         assert_equal_weights(&stock, &fused.model());
         fused
@@ -33,7 +35,7 @@ fn dropout_draws_numbers_of_stock(device: &Device) {
     device.seed(8);
     train_fused(&mut fused, 1, 1e-2, loss);
     let after_one_seed = fused.model();
-    let mut again = FusedOptimizer::new_ok(stock, adamw());
+    let mut again = FusedOptimizer::new(stock, adamw()).unwrap();
     device.seed(9);
     train_fused(&mut again, 1, 1e-2, loss);
     let differ = weights(&after_one_seed) != weights(&again.model());
@@ -46,10 +48,14 @@ fn passes_of_exact_clipping_drop_same_elements(device: &Device) {
     let _alone = ALONE.lock();
     let before = Model::init(device);
     let max_norm = 1e-3;
-    let mut fused = FusedOptimizer::new_ok(before.clone(), SgdConfig::new().init())
-        .with_config_ok(FusedConfig::exact(max_norm));
+    let mut fused = FusedOptimizer::new(before.clone(), SgdConfig::new().init())
+        .unwrap()
+        .with_config(FusedConfig::exact(max_norm))
+        .unwrap();
     let x = Tensor::random([4, 5, 3], Distribution::Default, device);
-    fused.step_repeatable_ok(1.0, |model| model.loss(x.clone()));
+    fused
+        .step_repeatable(1.0, |model| model.loss(x.clone()))
+        .unwrap();
     let report = fused.last_step();
     assert!(report.gradient_norm.unwrap() > max_norm, "nothing to clip");
 
@@ -60,30 +66,32 @@ fn passes_of_exact_clipping_drop_same_elements(device: &Device) {
 /// The numbers that a block draws in its runs, and those drawn after the block and after the step.
 fn drawn(device: &Device, numbers: usize) -> (Vec<Vec<f32>>, [Vec<f32>; 2]) {
     let model = LinearConfig::new(3, 3).init(device);
-    let mut fused = FusedOptimizer::new_ok(model, SgdConfig::new().init());
+    let mut fused = FusedOptimizer::new(model, SgdConfig::new().init()).unwrap();
     let found = Arc::new(Mutex::new(Vec::new()));
     let rest = || {
         let rest = Tensor::<1>::random([4], Distribution::Default, &device.clone().inner());
         rest.into_data().iter().collect::<Vec<f32>>()
     };
     device.seed(7);
-    let (_, after_block) = fused.step_ok(0.1, |model| {
-        let x = Tensor::<2>::ones([2, 3], device);
-        type Noting = Constant<Arc<Mutex<Vec<Vec<f32>>>>>;
-        let inner = move |model: &Linear, (x, Constant(noting)): (Tensor<2>, Noting)| {
-            let noise =
-                Tensor::<2>::random([2, numbers], Distribution::Default, &x.device().inner());
-            let noise: Vec<f32> = noise.into_data().iter().collect();
-            noting.lock().unwrap().push(noise);
-            model.forward(x)
-        };
-        let outer = move |model: &Linear, (x, noting): (Tensor<2>, Noting)| {
-            let x = gradient_checkpointing(model, (x, noting.clone()), inner);
-            inner(model, (x, noting))
-        };
-        let x = gradient_checkpointing(model, (x, Constant(found.clone())), outer);
-        (x.mean(), rest())
-    });
+    let (_, after_block) = fused
+        .step(0.1, |model| {
+            let x = Tensor::<2>::ones([2, 3], device);
+            type Noting = Constant<Arc<Mutex<Vec<Vec<f32>>>>>;
+            let inner = move |model: &Linear, (x, Constant(noting)): (Tensor<2>, Noting)| {
+                let noise =
+                    Tensor::<2>::random([2, numbers], Distribution::Default, &x.device().inner());
+                let noise: Vec<f32> = noise.into_data().iter().collect();
+                noting.lock().unwrap().push(noise);
+                model.forward(x)
+            };
+            let outer = move |model: &Linear, (x, noting): (Tensor<2>, Noting)| {
+                let x = gradient_checkpointing(model, (x, noting.clone()), inner);
+                inner(model, (x, noting))
+            };
+            let x = gradient_checkpointing(model, (x, Constant(found.clone())), outer);
+            (x.mean(), rest())
+        })
+        .unwrap();
     let found = found.lock().unwrap().clone();
     (found, [after_block, rest()])
 }
@@ -126,11 +134,13 @@ fn dropout_in_recomputed_blocks_trains_same(device: &Device) {
         let config = FusedConfig::new()
             .with_gradient_checkpointing(config)
             .with_clipping(clipping);
-        let mut fused =
-            FusedOptimizer::new_ok(model, AdamWConfig::new().init()).with_config_ok(config);
+        let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init())
+            .unwrap()
+            .with_config(config)
+            .unwrap();
         device.seed(7);
         for _ in 0..4 {
-            fused.step_repeatable_ok(1e-2, loss);
+            fused.step_repeatable(1e-2, loss).unwrap();
         }
         let rest = Tensor::<1>::random([4], Distribution::Default, &device.clone().inner());
         (fused.model(), rest.into_data())
@@ -175,7 +185,7 @@ fn model_drawn_in_order_starts_as_stock(device: &Device) {
         };
         let mut optimizer = SgdConfig::new().init();
         let stock = train_stock(start(), &mut optimizer, 2, 1e-2, loss);
-        let mut fused = FusedOptimizer::new_ok(start(), SgdConfig::new().init());
+        let mut fused = FusedOptimizer::new(start(), SgdConfig::new().init()).unwrap();
         train_fused(&mut fused, 2, 1e-2, loss);
         (stock, fused.model())
     };

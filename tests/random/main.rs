@@ -1,7 +1,5 @@
 //! Tests of random numbers in their own process, one at a time, because all threads share the generator of a backend.
 
-#[path = "../promises/backends.rs"]
-mod backends;
 #[path = "../common/mod.rs"]
 mod common;
 mod disturbed;

@@ -10,7 +10,6 @@ use rayon::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use crate::ALONE;
-use crate::backends::on_backend;
 use crate::common::*;
 
 type Layer = (Linear, Dropout);
@@ -134,8 +133,8 @@ fn blocks_on_pool_of_trainings_on_pool_end(device: &Device) {
         let (mut model, x) = (layers(0.0, device), Tensor::ones([WIDTH, WIDTH], device));
         let mut optimizer = AdamWConfig::new().init();
         if fused {
-            let mut fused = FusedOptimizer::new_ok(model, optimizer);
-            (0..STEPS).for_each(|_| drop(fused.step_ok(1e-3, |model| blocks(model, &x))));
+            let mut fused = FusedOptimizer::new(model, optimizer).unwrap();
+            (0..STEPS).for_each(|_| drop(fused.step(1e-3, |model| blocks(model, &x)).unwrap()));
             return weights(&fused.model());
         }
         for _ in 0..STEPS {
@@ -220,7 +219,7 @@ fn training_within_waiting_training_is_its_own(device: &Device) {
 fn drawing_block_without_lock_is_refused_by_name(device: &Device) {
     let _alone = ALONE.lock();
     let (model, x) = small(device);
-    let mut fused = FusedOptimizer::new_ok(model, SgdConfig::new().init());
+    let mut fused = FusedOptimizer::new(model, SgdConfig::new().init()).unwrap();
     let mut step = || {
         let step = fused.step(1e-3, |model| {
             gradient_checkpointing(model, x.clone(), forward).mean()
@@ -233,12 +232,14 @@ fn drawing_block_without_lock_is_refused_by_name(device: &Device) {
     thread::scope(|scope| {
         scope.spawn(|| {
             let (model, x) = small(device);
-            let mut other = FusedOptimizer::new_ok(model, SgdConfig::new().init());
-            other.step_ok(1e-3, |model| {
-                locked.wait();
-                ended.wait();
-                forward(model, x).mean()
-            });
+            let mut other = FusedOptimizer::new(model, SgdConfig::new().init()).unwrap();
+            other
+                .step(1e-3, |model| {
+                    locked.wait();
+                    ended.wait();
+                    forward(model, x).mean()
+                })
+                .unwrap();
         });
         locked.wait();
         let (refused, after) = pool(1).install(&mut step);
@@ -279,8 +280,8 @@ fn blocks_on_threads_of_ranks_draw_in_turn(device: &Device) {
 fn step_awaited_in_closure_of_another_is_an_error(device: &Device) {
     let _alone = ALONE.lock();
     let training = || {
-        let fused = FusedOptimizer::new_ok(small(device).0, SgdConfig::new().init());
-        fused.with_config_ok(FusedConfig::exact(1e-3))
+        let fused = FusedOptimizer::new(small(device).0, SgdConfig::new().init()).unwrap();
+        fused.with_config(FusedConfig::exact(1e-3)).unwrap()
     };
     let x = small(device).1;
     let step = |fused: &mut FusedOptimizer<Layer>, within: &dyn Fn()| {

@@ -2,7 +2,6 @@
 
 use std::thread;
 
-use crate::backends::on_every_cpu_backend;
 use crate::common::*;
 use crate::{ALONE, Dropping, Last, dropping, keep};
 

@@ -56,8 +56,10 @@ fn launched_training_with_killed_server_ends_with_error() {
             let training = SupervisedTraining::new(folder.path(), loader(server), loader(unharmed));
             let strategy = ExecutionStrategy::multi(devices, MultiDeviceOptim::OptimSharded);
             let learner = FusedLearner::new(Net::init(&flex()), adamw(), RATE)
-                .with_training_strategy_ok(strategy)
-                .with_config_ok(FusedConfig::sharded(sharding));
+                .with_training_strategy(strategy)
+                .unwrap()
+                .with_config(FusedConfig::sharded(sharding))
+                .unwrap();
             let training = training.with_application_logger(None).num_epochs(2);
             let result = training.launch_fused(learner);
             let error = result.error.expect("the server is gone").to_string();

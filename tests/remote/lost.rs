@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use super::resumed::{TIMEOUT, with_timeout};
 use super::*;
+use crate::common::normed::Normed;
 
 #[test]
 fn server_killed_while_replicas_train_ends_step() {
@@ -21,9 +22,11 @@ fn server_killed_while_replicas_train_ends_step() {
                 let batches = devices.iter();
                 batches.map(|device| Tensor::ones([5, 6], device)).collect()
             };
-            let mut fused = FusedReplicas::new_ok(Net::init(&flex()), adamw(), devices.clone())
-                .with_config_ok(FusedConfig::sharded(sharding));
-            fused.step_ok(RATE, batches(&devices), Net::loss);
+            let mut fused = FusedReplicas::new(Net::init(&flex()), adamw(), devices.clone())
+                .unwrap()
+                .with_config(FusedConfig::sharded(sharding))
+                .unwrap();
+            fused.step(RATE, batches(&devices), Net::loss).unwrap();
             servers.swap(killed, 2);
             let [first, second, mut doomed] = servers;
             let killer = std::thread::spawn(move || {
@@ -45,8 +48,8 @@ fn server_killed_while_replicas_train_ends_step() {
             // The remaining servers continue to train, with others.
             let devices = &[first.connected_again(), second.connected_again()];
             let model = Net::init(&flex());
-            let mut fused = FusedReplicas::new_ok(model, adamw(), devices.to_vec());
-            fused.step_ok(RATE, batches(devices), Net::loss);
+            let mut fused = FusedReplicas::new(model, adamw(), devices.to_vec()).unwrap();
+            fused.step(RATE, batches(devices), Net::loss).unwrap();
         });
     }
 }
@@ -81,7 +84,10 @@ fn lost_server_is_an_error_with_every_policy() {
         ] {
             let mut server = Server::start();
             let model = Net::init(&server.device);
-            let mut fused = FusedOptimizer::new_ok(model, adamw()).with_config_ok(config);
+            let mut fused = FusedOptimizer::new(model, adamw())
+                .unwrap()
+                .with_config(config)
+                .unwrap();
             let x = Tensor::<2>::ones([5, 6], &server.device);
             let mut step = || fused.step_repeatable(RATE, |model| model.loss(x.clone()));
             step().unwrap();
@@ -105,9 +111,11 @@ fn stopped_server_of_rank_ends_step_on_all() {
             let server = Server::start();
             let devices = [flex(), server.device.clone()];
             let batches = ones(&devices);
-            let mut fused = FusedReplicas::new_ok(Net::init(&flex()), adamw(), devices)
-                .with_config_ok(FusedConfig::sharded(sharding));
-            fused.step_ok(RATE, batches.clone(), Net::loss);
+            let mut fused = FusedReplicas::new(Net::init(&flex()), adamw(), devices)
+                .unwrap()
+                .with_config(FusedConfig::sharded(sharding))
+                .unwrap();
+            fused.step(RATE, batches.clone(), Net::loss).unwrap();
             server.stop();
             let start = Instant::now();
             let error = fused.step(RATE, batches, Net::loss).unwrap_err();
@@ -137,10 +145,12 @@ fn lost_server_takes_states_and_no_weights() {
             }
             Answer::Use
         });
-        let mut fused = FusedReplicas::new_ok(initial, adamw(), devices)
-            .with_config_ok(FusedConfig::new().with_ownership(Ownership::BySize))
+        let mut fused = FusedReplicas::new(initial, adamw(), devices)
+            .unwrap()
+            .with_config(FusedConfig::new().with_ownership(Ownership::BySize))
+            .unwrap()
             .with_hook(ParamGroup::all(), kills);
-        fused.step_ok(RATE, batches.clone(), Net::loss);
+        fused.step(RATE, batches.clone(), Net::loss).unwrap();
         let before = fused.model().output.weight.val().into_data();
         *doomed.lock().unwrap() = Some(server);
         assert_clean(&fused.step(RATE, batches, Net::loss).unwrap_err());
@@ -153,28 +163,16 @@ fn lost_server_takes_states_and_no_weights() {
     });
 }
 
-#[derive(Module, Debug)]
-struct Normed {
-    linear: Linear,
-    norm: BatchNorm,
-}
-
 #[test]
 fn lost_server_with_running_statistics_is_an_error() {
     in_time(|| {
         let mut server = Server::start();
         let devices = [flex(), server.device.clone()];
-        let model = Normed {
-            linear: LinearConfig::new(6, 3).init(&flex()),
-            norm: BatchNormConfig::new(3).init(&flex()),
-        };
-        let loss = |model: &Normed, x: Tensor<2>| {
-            let x = model.norm.forward(model.linear.forward(x));
-            x.powi_scalar(3).mean()
-        };
+        let model = Normed::init(6, 3, &flex());
+        let loss = |model: &Normed, x: Tensor<2>| model.forward(x).powi_scalar(3).mean();
         let batches = ones(&devices);
-        let mut fused = FusedReplicas::new_ok(model, adamw(), devices);
-        fused.step_ok(RATE, batches.clone(), loss);
+        let mut fused = FusedReplicas::new(model, adamw(), devices).unwrap();
+        fused.step(RATE, batches.clone(), loss).unwrap();
         server.kill();
         assert_clean(&fused.step(RATE, batches, loss).unwrap_err());
         assert_eq!(weights(&fused.model()).len(), 6);

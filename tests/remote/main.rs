@@ -2,12 +2,12 @@
 
 #[path = "../common/mod.rs"]
 mod common;
-mod door;
 mod formats;
 mod hosts;
 mod learner;
 mod lost;
 mod moves;
+mod proxy;
 mod resumed;
 mod server;
 
@@ -18,7 +18,7 @@ use std::time::Duration;
 use burn::server::{RemoteServer, TokenAuthorizer, WebSocketTransport};
 
 use crate::common::*;
-use door::Door;
+use proxy::Proxy;
 use server::{Server, connect};
 
 const TOKEN: &str = "secret";
@@ -78,10 +78,6 @@ fn assert_clean(error: &FusedError) {
     assert!(is_clean, "{error}");
 }
 
-fn flex() -> Device {
-    Device::flex().autodiff()
-}
-
 fn adamw() -> ModuleOptimizer {
     AdamWConfig::new().init()
 }
@@ -121,10 +117,10 @@ fn remote_device_trains_as_device_of_this_process() {
             let loss = |model: &Net, step: usize| model.loss(batches[step].clone());
             let stock = train_stock(stock, &mut optimizer, batches.len(), RATE, loss);
             let model = copy(&initial, || Net::init(&server.device));
-            let mut fused = FusedOptimizer::new_ok(model, optimizers().remove(index));
+            let mut fused = FusedOptimizer::new(model, optimizers().remove(index)).unwrap();
             for x in &batches {
                 let x = x.clone().to_device(&server.device);
-                fused.step_ok(RATE, |model| model.loss(x));
+                fused.step(RATE, |model| model.loss(x)).unwrap();
             }
             assert_equal_weights(&stock, &fused.model().fork(&flex()));
         }
@@ -140,12 +136,14 @@ fn replicas_train_on_two_servers() {
         let steps: Vec<_> = (0..4).map(|_| [batch(), batch()]).collect();
         let train = |devices: &[Device], sharding| {
             let model = copy(&initial, || Net::init(&flex()));
-            let mut fused = FusedReplicas::new_ok(model, adamw(), devices.to_vec())
-                .with_config_ok(FusedConfig::sharded(sharding));
+            let mut fused = FusedReplicas::new(model, adamw(), devices.to_vec())
+                .unwrap()
+                .with_config(FusedConfig::sharded(sharding))
+                .unwrap();
             for batches in &steps {
                 let batches = batches.clone().into_iter().zip(devices);
                 let batches: Vec<_> = batches.map(|(x, device)| x.to_device(device)).collect();
-                fused.step_ok(RATE, batches, Net::loss);
+                fused.step(RATE, batches, Net::loss).unwrap();
             }
             fused.model().fork(&flex())
         };

@@ -1,4 +1,4 @@
-//! All transfers go through this process: a server requests nothing from another (`door`).
+//! All transfers go through this process: a server requests nothing from another (`proxy`).
 
 use backburn::optim::AdamWConfig;
 
@@ -50,18 +50,20 @@ fn replicas_on_servers_with_changing_owners_train_as_local() {
         let trained = |devices: [Device; 2]| {
             let model = copy(&initial, || Mixed::init(&flex())).fork(&devices[1]);
             let optimizer = AdamWConfig::new().init();
-            let mut fused = FusedReplicas::new_ok(model, optimizer, devices.clone());
+            let mut fused = FusedReplicas::new(model, optimizer, devices.clone()).unwrap();
             for (index, batches) in steps.iter().enumerate() {
                 let config = fused.config().clone();
-                fused = fused.with_config_ok(match index {
-                    2 => config.with_ownership(Ownership::MainDevice),
-                    4 => config.with_sharding(Sharding::Full),
-                    6 => config.with_ownership(Ownership::BySize),
-                    _ => config,
-                });
+                fused = fused
+                    .with_config(match index {
+                        2 => config.with_ownership(Ownership::MainDevice),
+                        4 => config.with_sharding(Sharding::Full),
+                        6 => config.with_ownership(Ownership::BySize),
+                        _ => config,
+                    })
+                    .unwrap();
                 let batches = batches.clone().into_iter().zip(&devices);
                 let batches: Vec<_> = batches.map(|(x, device)| x.to_device(device)).collect();
-                fused.step_ok(RATE, batches, Mixed::loss);
+                fused.step(RATE, batches, Mixed::loss).unwrap();
             }
             fused.model().fork(&flex())
         };
@@ -82,14 +84,14 @@ fn model_moved_to_another_server_keeps_states() {
             let trained = |devices: [Device; 2]| {
                 let model = copy(&initial, || Mixed::init(&flex())).fork(&devices[0]);
                 let optimizer = ours().nth(index).unwrap();
-                let mut fused = FusedOptimizer::new_ok(model, optimizer);
+                let mut fused = FusedOptimizer::new(model, optimizer).unwrap();
                 for (step, [x, _]) in steps.iter().enumerate() {
                     let device = &devices[step / 2];
                     if step == 2 {
-                        fused = fused.with_config_on_ok(FusedConfig::new(), device);
+                        fused = fused.with_config_on(FusedConfig::new(), device).unwrap();
                     }
                     let x = x.clone().to_device(device);
-                    fused.step_ok(RATE, |model| model.loss(x));
+                    fused.step(RATE, |model| model.loss(x)).unwrap();
                 }
                 fused.into_parts().0.fork(&flex())
             };

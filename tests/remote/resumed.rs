@@ -22,7 +22,7 @@ pub fn assert_resumed(
     let training = |device: &Device| {
         let model = copy(&initial, || Net::init(device));
         let optimizer = backburn::optim::AdamWConfig::new().init();
-        FusedOptimizer::new_ok(model, optimizer)
+        FusedOptimizer::new(model, optimizer).unwrap()
     };
     let step = |fused: &mut FusedOptimizer<Net>, batch: &Tensor<2>, device: &Device| {
         let x = batch.clone().to_device(device);
@@ -125,7 +125,7 @@ fn silent_link_in_step_resumes_from_checkpoint() {
             let server = Arc::new(Server::start());
             let (device, silent) = (server.device.clone(), server.clone());
             // The same server, by another address.
-            let again = || connect(Door::to(server.address).address);
+            let again = || connect(Proxy::to(server.address).address);
             assert_resumed(
                 "silent",
                 device,

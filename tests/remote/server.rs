@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 
 use burn::remote::RemoteHost;
 
-use super::door::Door;
+use super::proxy::Proxy;
 use super::{SERVES, SERVES_AT, TOKEN};
 
 use crate::common::*;
@@ -14,7 +14,7 @@ use crate::common::*;
 /// One of Burn's servers, unmodified.
 pub struct Server {
     process: Child,
-    door: Door,
+    proxy: Proxy,
     pub address: SocketAddr,
     pub device: Device,
 }
@@ -27,11 +27,11 @@ impl Server {
     /// A server of the backend of this name.
     pub fn start_as(backend: &str) -> Self {
         let (process, address) = start(&[], backend, "127.0.0.1:0");
-        let door = Door::to(address);
-        let device = connect(door.address);
+        let proxy = Proxy::to(address);
+        let device = connect(proxy.address);
         Self {
             process,
-            door,
+            proxy,
             address,
             device,
         }
@@ -51,12 +51,12 @@ impl Server {
 
     /// Cuts the link to the server without closing it.
     pub fn fall_silent(&self) {
-        self.door.fall_silent();
+        self.proxy.fall_silent();
     }
 
     /// Returns its device over another connection.
     pub fn connected_again(&self) -> Device {
-        connect(self.door.address)
+        connect(self.proxy.address)
     }
 }
 

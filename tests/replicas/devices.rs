@@ -69,7 +69,7 @@ fn replicas_on_devices_of_several_kinds_equal_stock() {
             println!("{devices:?}, {config}");
             let mut fused = replicas(&initial, &devices, config);
             for batches in &steps {
-                fused.step_repeatable_ok(RATE, batches.clone(), loss);
+                fused.step_repeatable(RATE, batches.clone(), loss).unwrap();
                 let norm = fused.last_step().gradient_norm.map(f64::is_finite);
                 assert_eq!(norm, fused.config().clipping.map(|_| true));
             }
@@ -85,16 +85,20 @@ fn model_moves_to_devices_of_its_ranks() {
     for devices in mixtures() {
         let model = Network::init(&flex(1)[0]);
         let steps = dealt(&devices, 2);
-        let mut fused = FusedReplicas::new_ok(model, adamw(), devices.clone())
-            .with_config_ok(FusedConfig::sharded(Sharding::Full));
+        let mut fused = FusedReplicas::new(model, adamw(), devices.clone())
+            .unwrap()
+            .with_config(FusedConfig::sharded(Sharding::Full))
+            .unwrap();
         for batches in &steps {
-            fused.step_ok(RATE, batches.clone(), Network::loss_in_blocks);
+            fused
+                .step(RATE, batches.clone(), Network::loss_in_blocks)
+                .unwrap();
         }
         let (model, optimizer) = fused.into_parts();
         let found: Vec<_> = model.devices().into_iter().map(Device::inner).collect();
         assert_eq!(found, [devices[0].clone().inner()]);
-        let mut again = FusedReplicas::new_ok(model, optimizer, devices);
-        again.step_ok(RATE, steps[0].clone(), Network::loss);
+        let mut again = FusedReplicas::new(model, optimizer, devices).unwrap();
+        again.step(RATE, steps[0].clone(), Network::loss).unwrap();
     }
 }
 
@@ -139,25 +143,29 @@ fn ranks_take_checkpointing_strategy_of_model() {
         // The strategies of the passed devices have no effect.
         let checkpointing = Device::flex().autodiff().gradient_checkpointing();
         let ranks = [Device::flex(), checkpointing];
-        let mut fused = FusedReplicas::new_ok(model, SgdConfig::new().init(), ranks)
-            .with_config_ok(FusedConfig::sharded(sharding));
+        let mut fused = FusedReplicas::new(model, SgdConfig::new().init(), ranks)
+            .unwrap()
+            .with_config(FusedConfig::sharded(sharding))
+            .unwrap();
         for batches in &steps {
             let batches = batches.iter().cloned().zip(fused.devices());
             let there = batches.map(|(x, place)| Tensor::from_data(x.into_data(), place));
             let there: Vec<_> = there.collect();
             let strategy = device.gradient_checkpointing_strategy();
-            fused.step_ok(RATE, there, move |model: &Assorted, x: Tensor<2>| {
-                for layer in [&model.adapted, &model.frozen, &model.layer] {
-                    let weight = layer.weight.val();
-                    assert_eq!(weight.gradient_checkpointing_strategy(), strategy);
-                }
-                let mean = model.norm.running_mean.value();
-                assert_eq!(mean.gradient_checkpointing_strategy(), strategy);
-                model.loss(x)
-            });
+            fused
+                .step(RATE, there, move |model: &Assorted, x: Tensor<2>| {
+                    for layer in [&model.adapted, &model.frozen, &model.layer] {
+                        let weight = layer.weight.val();
+                        assert_eq!(weight.gradient_checkpointing_strategy(), strategy);
+                    }
+                    let mean = model.norm.running_mean.value();
+                    assert_eq!(mean.gradient_checkpointing_strategy(), strategy);
+                    model.loss(x)
+                })
+                .unwrap();
         }
         // This also holds between steps.
-        fused.change_model_ok(|model| model);
+        fused.change_model(|model| model).unwrap();
         fused.model()
     };
     let checkpointing = device.clone().gradient_checkpointing();

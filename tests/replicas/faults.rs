@@ -48,7 +48,7 @@ fn failed_micro_batch_leaves_sum_of_those_before() {
     let batches = tokens(device, &[2, 4]);
     let train = |fails: bool| {
         let mut fused = replicas(&initial, &flex(2), FusedConfig::new());
-        fused.accumulate_ok(batches.clone(), Network::loss);
+        fused.accumulate(batches.clone(), Network::loss).unwrap();
         if fails {
             let failing = batches.clone().into_iter().zip([true, false]);
             let error = fused.accumulate(failing, |model: &Network, (tokens, fails)| {
@@ -57,7 +57,7 @@ fn failed_micro_batch_leaves_sum_of_those_before() {
             });
             assert_matches!(error, Err(FusedError::RankPanicked { rank: 0, .. }));
         }
-        fused.step_ok(RATE, batches.clone(), Network::loss);
+        fused.step(RATE, batches.clone(), Network::loss).unwrap();
         fused.model()
     };
     assert_equal_weights(&train(false), &train(true));
@@ -100,19 +100,22 @@ fn sum_not_finite_is_dropped_with_step_that_hook_stops() {
     let (_alone, device, initial) = begin();
     let adapted = initial.clone().apply_lora(Lora::new(2, 4.0)).unfreeze();
     for model in [initial, adapted] {
-        let mut fused = FusedReplicas::new_ok(model, adamw(), flex(2))
+        let mut fused = FusedReplicas::new(model, adamw(), flex(2))
+            .unwrap()
             .with_hook(ParamGroup::all(), AnomalyCheck);
         let batches = tokens(device, &[2, 4]);
         let poisoned = batches.clone().into_iter().zip([1.0, f32::NAN]);
-        fused.accumulate_ok(poisoned, |model: &Network, (tokens, factor)| {
-            model.loss(tokens) * factor
-        });
+        fused
+            .accumulate(poisoned, |model: &Network, (tokens, factor)| {
+                model.loss(tokens) * factor
+            })
+            .unwrap();
         let stopped = fused.step(RATE, batches.clone(), Network::loss);
         let named = |error: &FusedError| matches!(error, FusedError::GradientNotFinite { .. });
         assert_matches!(stopped, Err(FusedError::Rank { error, .. }) if named(error));
         let error = fused.step_accumulated(RATE);
         assert_eq!(error, Err(FusedError::NothingAccumulated));
-        fused.step_ok(RATE, batches, Network::loss);
+        fused.step(RATE, batches, Network::loss).unwrap();
     }
 }
 
@@ -152,7 +155,7 @@ fn panic_that_panics_when_dropped_ends_step_on_all_ranks() {
             };
             let error = fused.step(RATE, batches.clone(), fails);
             assert_matches!(error, Err(FusedError::RankPanicked { .. }));
-            fused.step_ok(RATE, batches.clone(), Network::loss);
+            fused.step(RATE, batches.clone(), Network::loss).unwrap();
         }
     });
 }

@@ -14,7 +14,8 @@ fn tracked_tensor_shared_by_ranks_does_not_block() {
     in_time(|| {
         let device = &flex(1)[0];
         let mut fused = two_replicas(device)
-            .with_config_ok(FusedConfig::new().with_max_bytes_in_flight(Some(0)));
+            .with_config(FusedConfig::new().with_max_bytes_in_flight(Some(0)))
+            .unwrap();
         let shared = Tensor::<1>::ones([1], device).require_grad();
         // Burn joins the graphs of both and locks them. The result depends on timing.
         let ended = fused.step(
@@ -25,32 +26,45 @@ fn tracked_tensor_shared_by_ranks_does_not_block() {
         if let Err(error) = ended {
             assert_says(&error, "Detach the tensors that the closure");
         }
-        fused.step_ok(RATE, tokens(device, &[2, 2]), Network::loss);
+        fused
+            .step(RATE, tokens(device, &[2, 2]), Network::loss)
+            .unwrap();
     });
 }
 
 #[test]
-fn steps_in_closure_of_another_train() {
+fn steps_in_closure_of_another_equal_stock() {
     let _alone = alone();
     in_time(|| {
         let device = &flex(1)[0];
-        let mut outer = two_replicas(device);
-        let inner = Arc::new(Mutex::new((two_replicas(device), tokens(device, &[2, 2]))));
+        let initial = Network::init(device);
+        let batches = tokens(device, &[2, 2]);
+        let expected = |steps| {
+            let start = copy(&initial, || Network::init(device));
+            train_stock(start, &flex(2), &vec![batches.clone(); steps], Stock::Main)
+        };
+        let start = || replicas(&initial, &flex(2), FusedConfig::new());
+        let mut outer = start();
+        let inner = Arc::new(Mutex::new((start(), batches.clone())));
         let step = |inner: &Mutex<(FusedReplicas<Network>, Batches)>| {
             let (fused, batches) = &mut *inner.lock().unwrap();
             fused.step(RATE, batches.clone(), Network::loss).map(drop)
         };
-        let other = inner.clone();
-        outer.step_ok(RATE, tokens(device, &[2, 2]), move |model, batch| {
-            // The ranks of the inner step draw with the lock of the outer one.
-            step(&other).unwrap();
-            model.loss(batch)
-        });
+        let mut step_outer = || {
+            let inner = inner.clone();
+            let ended = outer.step(RATE, batches.clone(), move |model, batch| {
+                // The ranks of the inner step draw with the lock of the outer one.
+                step(&inner).unwrap();
+                model.loss(batch)
+            });
+            ended.unwrap();
+        };
+        step_outer();
         step(&inner).unwrap();
-        outer.step_ok(RATE, tokens(device, &[2, 2]), move |model, batch| {
-            step(&inner).unwrap();
-            model.loss(batch)
-        });
+        step_outer();
+        assert_equal_weights(&expected(2), &outer.model());
+        // One step by each rank of two outer steps, and one in between.
+        assert_equal_weights(&expected(5), &inner.lock().unwrap().0.model());
     });
 }
 
@@ -145,7 +159,7 @@ fn panic_in_update_after_backward_leaves_ranks_alike() {
     let model = initial.apply_lora(Lora::new(2, 4.0)).unfreeze();
     let panics = |shape: &[usize]| assert!(shape != [6, 6], "at the bases");
     let optimizer = intercepted(SgdConfig::new().build(), panics);
-    let mut fused = FusedReplicas::new_ok(model, optimizer.into(), flex(2));
+    let mut fused = FusedReplicas::new(model, optimizer.into(), flex(2)).unwrap();
     let error = fused.step(RATE, tokens(device, &[2, 2]), Network::loss);
     assert_matches!(error, Err(FusedError::RankPanicked { .. }));
     assert_ranks_agree(&mut fused);
@@ -156,22 +170,24 @@ fn panic_in_update_after_backward_leaves_ranks_alike() {
 fn zeros_of_one_rank_keep_gradient_of_another() {
     let (_alone, device, initial) = begin();
     let model = copy(&initial, || Network::init(device));
-    let mut fused = FusedReplicas::new_ok(model, SgdConfig::new().init(), flex(2));
+    let mut fused = FusedReplicas::new(model, SgdConfig::new().init(), flex(2)).unwrap();
     let x = Tensor::<2>::random([4, 6], Distribution::Default, device);
     let batches = vec![(x.clone(), false), (x, true)];
-    fused.step_ok(RATE, batches, |model: &Network, (x, uses)| {
-        let unused = model.layers[0].forward(x.clone());
-        let ignoring = |layer: &Linear, (x, _): (Tensor<2>, Tensor<2>)| layer.forward(x);
-        let out = gradient_checkpointing(&model.layers[1], (x.clone(), unused), ignoring);
-        let run = |layer: &Linear, x: Tensor<2>| layer.forward(x);
-        let aside = gradient_checkpointing(&model.layers[0], x, run);
-        let y = match uses {
-            true => out + aside.clone(),
-            false => out,
-        };
-        // Unchanged, because its block may still deliver a gradient.
-        (y.powi_scalar(2).mean(), aside)
-    });
+    fused
+        .step(RATE, batches, |model: &Network, (x, uses)| {
+            let unused = model.layers[0].forward(x.clone());
+            let ignoring = |layer: &Linear, (x, _): (Tensor<2>, Tensor<2>)| layer.forward(x);
+            let out = gradient_checkpointing(&model.layers[1], (x.clone(), unused), ignoring);
+            let run = |layer: &Linear, x: Tensor<2>| layer.forward(x);
+            let aside = gradient_checkpointing(&model.layers[0], x, run);
+            let y = match uses {
+                true => out + aside.clone(),
+                false => out,
+            };
+            // Unchanged, because its block may still deliver a gradient.
+            (y.powi_scalar(2).mean(), aside)
+        })
+        .unwrap();
     assert_changed(&initial, &fused.model(), |path| {
         path.starts_with("layers.0") || path.starts_with("layers.1")
     });
@@ -190,9 +206,11 @@ fn weight_read_as_constant_in_block_is_not_stepped_before() {
     };
     let one = |in_blocks: bool| {
         let model = copy(&initial, || Network::init(device));
-        let mut fused = FusedOptimizer::new_ok(model, adamw());
+        let mut fused = FusedOptimizer::new(model, adamw()).unwrap();
         for _ in 0..3 {
-            fused.step_ok(RATE, |model| loss(model, batch.clone(), in_blocks));
+            fused
+                .step(RATE, |model| loss(model, batch.clone(), in_blocks))
+                .unwrap();
         }
         fused.model()
     };
@@ -200,7 +218,7 @@ fn weight_read_as_constant_in_block_is_not_stepped_before() {
         let mut fused = replicas(&initial, &flex(2), FusedConfig::sharded(sharding));
         for _ in 0..3 {
             let loss = move |model: &Network, tokens| loss(model, tokens, in_blocks);
-            fused.step_ok(RATE, vec![batch.clone(); 2], loss);
+            fused.step(RATE, vec![batch.clone(); 2], loss).unwrap();
         }
         fused.model()
     };

@@ -106,7 +106,10 @@ fn begin() -> (MutexGuard<'static, ()>, &'static Device, Network) {
 
 fn replicas(initial: &Network, devices: &[Device], config: FusedConfig) -> FusedReplicas<Network> {
     let model = copy(initial, || Network::init(&devices[0]));
-    FusedReplicas::new_ok(model, adamw(), devices.to_vec()).with_config_ok(config)
+    FusedReplicas::new(model, adamw(), devices.to_vec())
+        .unwrap()
+        .with_config(config)
+        .unwrap()
 }
 
 fn flex(ranks: usize) -> Vec<Device> {
@@ -123,7 +126,9 @@ fn tokens(device: &Device, rows: &[usize]) -> Batches {
 #[track_caller]
 fn assert_ranks_agree(fused: &mut FusedReplicas<Network>) {
     let same = tokens(&flex(1)[0], &[2]).remove(0);
-    let losses = fused.accumulate_ok(vec![same; fused.devices().len()], Network::loss);
+    let losses = fused
+        .accumulate(vec![same; fused.devices().len()], Network::loss)
+        .unwrap();
     let losses: Vec<_> = losses.into_iter().map(Tensor::into_data).collect();
     assert!(losses.iter().all(|loss| *loss == losses[0]), "{losses:?}");
     fused.drop_accumulated();

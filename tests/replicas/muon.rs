@@ -66,10 +66,12 @@ fn muon_on_several_devices_equals_stock_with_any_owner() {
                 let config = config.clone().with_sharding(sharding);
                 println!("{ranks}: {config}");
                 let model = copy(&initial, || Network::init(&devices[0]));
-                let fused = FusedReplicas::new_ok(model, recipe().init(), devices.clone());
-                let mut fused = fused.with_config_ok(config);
+                let fused = FusedReplicas::new(model, recipe().init(), devices.clone()).unwrap();
+                let mut fused = fused.with_config(config).unwrap();
                 for batches in &all_batches {
-                    fused.step_ok(RATE, batches.clone(), Network::loss_in_blocks);
+                    fused
+                        .step(RATE, batches.clone(), Network::loss_in_blocks)
+                        .unwrap();
                 }
                 assert_equal_weights(expected, &fused.model());
             }
@@ -94,15 +96,17 @@ fn muon_in_formats_is_same_on_any_number_of_devices() {
     let train = |ranks, sharding| {
         let config = FusedConfig::sharded(sharding).with_ownership(Ownership::BySize);
         let model = copy(&initial, init);
-        let fused = FusedReplicas::new_ok(model, optimizer(), flex(ranks));
-        let mut fused = fused.with_config_ok(config);
+        let fused = FusedReplicas::new(model, optimizer(), flex(ranks)).unwrap();
+        let mut fused = fused.with_config(config).unwrap();
         for batches in &all_batches {
             // The other ranks have no batch, because sums in bf16 would be rounded.
-            fused.step_ok(RATE, batches.clone(), Network::loss_in_blocks);
+            fused
+                .step(RATE, batches.clone(), Network::loss_in_blocks)
+                .unwrap();
         }
         // With the low bits from its record.
-        let mut one = FusedOptimizer::new_ok(fused.model(), optimizer());
-        one.load_record_ok(fused.to_record());
+        let mut one = FusedOptimizer::new(fused.model(), optimizer()).unwrap();
+        one.load_record(fused.to_record()).unwrap();
         one.full_precision_model()
     };
     let expected = train(1, Sharding::State);

@@ -49,11 +49,11 @@ fn trained(initial: &Dropping, draws: Draws) -> (Dropping, Vec<Vec<f32>>) {
     device.seed(7);
     let model = copy(initial, Dropping::init);
     device.seed(11);
-    let mut fused = FusedReplicas::new_ok(model, SgdConfig::new().init(), flex(3));
+    let mut fused = FusedReplicas::new(model, SgdConfig::new().init(), flex(3)).unwrap();
     let step = |step| {
         let batches = vec![Tensor::ones([64, 16], device); 3];
         let loss = move |model: &Dropping, x| model.loss(x, draws, step);
-        let losses = fused.step_ok(RATE, batches, loss).into_iter();
+        let losses = fused.step(RATE, batches, loss).unwrap().into_iter();
         losses.map(|loss| loss.into_scalar::<f32>()).collect()
     };
     let losses = (0..20).map(step).collect();

@@ -24,9 +24,11 @@ fn optimizer_moves_between_stock_and_any_number_of_devices() {
             (model, optimizer) = match ranks {
                 0 => by_stock(model, optimizer, batch),
                 _ => {
-                    let mut fused = FusedReplicas::new_ok(model, optimizer, flex(ranks))
-                        .with_config_ok(FusedConfig::sharded(SHARDINGS[ranks % 2]));
-                    fused.step_ok(RATE, vec![batch.clone(); 2], half);
+                    let mut fused = FusedReplicas::new(model, optimizer, flex(ranks))
+                        .unwrap()
+                        .with_config(FusedConfig::sharded(SHARDINGS[ranks % 2]))
+                        .unwrap();
+                    fused.step(RATE, vec![batch.clone(); 2], half).unwrap();
                     fused.into_parts()
                 }
             };
@@ -48,14 +50,21 @@ fn checkpoint_resumes_with_any_number_of_devices() {
     let batches = tokens(device, &[2, 4, 3, 2, 4, 2]);
     let mut expected = replicas(&initial, &flex(2), config());
     for batch in &batches {
-        expected.step_ok(RATE, vec![batch.clone(); 2], half);
+        expected.step(RATE, vec![batch.clone(); 2], half).unwrap();
     }
 
     let folder = tempfile::tempdir().unwrap();
     let checkpoint = Checkpoint::at(folder.path());
-    let one = || FusedOptimizer::new_ok(Network::init(device), adamw()).with_config_ok(config());
+    let one = || {
+        FusedOptimizer::new(Network::init(device), adamw())
+            .unwrap()
+            .with_config(config())
+            .unwrap()
+    };
     let mut first = one();
-    first.change_model_ok(|_| copy(&initial, || Network::init(device)));
+    first
+        .change_model(|_| copy(&initial, || Network::init(device)))
+        .unwrap();
     checkpoint.save(&first, &Progress::new(0)).unwrap();
     let in_full = config().with_sharding(Sharding::Full);
     let ways = [
@@ -75,15 +84,19 @@ fn checkpoint_resumes_with_any_number_of_devices() {
             1 => {
                 let mut fused = one();
                 let step = checkpoint.load::<()>(&mut fused).unwrap().step;
-                fused.accumulate_ok(|model| half(model, batch.clone()));
-                fused.step_ok(RATE, |model| half(model, batch.clone()));
+                fused
+                    .accumulate(|model| half(model, batch.clone()))
+                    .unwrap();
+                fused
+                    .step(RATE, |model| half(model, batch.clone()))
+                    .unwrap();
                 checkpoint.save(&fused, &progress).unwrap();
                 step
             }
             _ => {
                 let mut fused = replicas(&Network::init(device), &flex(ranks), config);
                 let step = checkpoint.load::<()>(&mut fused).unwrap().step;
-                fused.step_ok(RATE, vec![batch.clone(); 2], half);
+                fused.step(RATE, vec![batch.clone(); 2], half).unwrap();
                 checkpoint.save(&fused, &progress).unwrap();
                 step
             }
@@ -117,9 +130,9 @@ fn replicas_made_again_with_other_config_equal_stock() {
         &|config| config.with_offload(None),
     ];
     for (batches, change) in steps.into_iter().zip(changes) {
-        fused.step_ok(RATE, batches, Network::loss);
+        fused.step(RATE, batches, Network::loss).unwrap();
         let config = change(fused.config().clone());
-        fused = fused.with_config_ok(config);
+        fused = fused.with_config(config).unwrap();
     }
     assert_equal_weights(&expected, &fused.model());
 }
@@ -160,7 +173,7 @@ fn bad_input_of_replicas_is_an_error_with_reason() {
         let says = format!("{} batches for 2 ranks", rows.len());
         assert_says(&error.unwrap_err(), &says);
     }
-    let mut clipping = fused.with_config_ok(FusedConfig::exact(1.0));
+    let mut clipping = fused.with_config(FusedConfig::exact(1.0)).unwrap();
     let error = clipping.step(RATE, tokens(device, &[2, 2]), Network::loss);
     assert_matches!(error, Err(FusedError::RunsTwice));
     let muon = backburn::optim::MuonConfig::new().init();
@@ -169,18 +182,37 @@ fn bad_input_of_replicas_is_an_error_with_reason() {
 }
 
 #[test]
-fn states_of_removed_layer_leave_record_of_replicas() {
+fn removed_layer_leaves_record_of_replicas_and_equals_stock() {
     let (_alone, device, initial) = begin();
     let batches = tokens(device, &[2, 4]);
+    let mut optimizer = adamw();
+    let mut step = |model| {
+        let batches = batches.clone();
+        stock_step(None, model, &mut optimizer, &flex(2), batches, Stock::Main)
+    };
+    let without_last = |mut model: Network| {
+        model.layers.pop();
+        model
+    };
+    let whole = step(copy(&initial, || Network::init(device)));
+    let expected = [step(without_last(whole.clone())), {
+        // Without a state.
+        let mut whole = whole;
+        let last = whole.layers.last_mut().unwrap();
+        last.weight = Param::initialized(ParamId::new(), last.weight.val());
+        let bias = last.bias.take().unwrap().val();
+        last.bias = Some(Param::initialized(ParamId::new(), bias));
+        step(whole)
+    }];
     for sharding in SHARDINGS {
         let mut fused = replicas(&initial, &flex(2), FusedConfig::sharded(sharding));
-        fused.step_ok(RATE, batches.clone(), Network::loss);
+        fused.step(RATE, batches.clone(), Network::loss).unwrap();
         let whole = fused.model();
-        let mut shorter = whole.clone();
-        shorter.layers.pop();
-        for model in [shorter, whole] {
-            fused.change_model_ok(|_| model);
-            fused.step_ok(RATE, batches.clone(), Network::loss);
+        let models = [without_last(whole.clone()), whole];
+        for (model, expected) in models.into_iter().zip(&expected) {
+            fused.change_model(|_| model).unwrap();
+            fused.step(RATE, batches.clone(), Network::loss).unwrap();
+            assert_equal_weights(expected, &fused.model());
             assert_eq!(fused.load_record(fused.to_record()), Ok(()));
         }
     }
@@ -191,7 +223,7 @@ fn replicas_that_refuse_checkpoint_train_on() {
     let (_alone, device, initial) = begin();
     let folder = tempfile::tempdir().unwrap();
     let checkpoint = Checkpoint::at(folder.path());
-    let wide = FusedReplicas::new_ok(Network::of_width(8, device), adamw(), flex(2));
+    let wide = FusedReplicas::new(Network::of_width(8, device), adamw(), flex(2)).unwrap();
     checkpoint.save(&wide, &Progress::new(1)).unwrap();
     let batches = tokens(device, &[2, 4]);
     let [expected, refused] = [false, true].map(|tries| {
@@ -201,7 +233,7 @@ fn replicas_that_refuse_checkpoint_train_on() {
                 let error = checkpoint.load::<()>(&mut fused).unwrap_err();
                 assert_says(&error, "embedding.weight");
             }
-            fused.step_ok(RATE, batches.clone(), Network::loss);
+            fused.step(RATE, batches.clone(), Network::loss).unwrap();
         }
         fused.model()
     });

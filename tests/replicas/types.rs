@@ -30,8 +30,21 @@ fn lacks_the_type(error: &FusedError) -> bool {
     )
 }
 
+/// Steps as in mixed precision by hand: `other` computes with a copy in f32, and the host updates.
+fn step_by_hand(model: Network, optimizer: &mut ModuleOptimizer, batches: &Batches) -> Network {
+    let computed = cast(model.clone(), FloatDType::F32).unwrap().fork(&other());
+    let mut sum = GradientsAccumulator::new();
+    for batch in batches {
+        let gradients = computed.loss(batch.clone()).backward();
+        let gradients = GradientsParams::from_grads(gradients, &computed);
+        let gradients = gradients.to_device(&device(), &model);
+        sum.accumulate(&model, in_types_of(&model, gradients));
+    }
+    optimizer.step(RATE, model, sum.grads())
+}
+
 #[test]
-fn device_without_type_at_rest_computes_in_another() {
+fn device_without_type_at_rest_matches_mixed_precision() {
     let _alone = alone();
     let optimizer = || {
         let config = backburn::optim::AdamWConfig::new();
@@ -39,13 +52,35 @@ fn device_without_type_at_rest_computes_in_another() {
     };
     let offload = Some(offload_from(&other(), Offload::Updates));
     let config = computed_in(FloatDType::F32).with_offload(offload);
-    let batch = || tokens(&other(), &[2]).remove(0);
-    let mut fused =
-        FusedOptimizer::new_ok(half(), optimizer()).with_config_on_ok(config.clone(), &other());
-    fused.step_ok(RATE, |model| model.loss(batch()));
-    let devices = vec![other(), other()];
-    let mut fused = FusedReplicas::new_with_config(half(), optimizer(), devices, config).unwrap();
-    fused.step_ok(RATE, [batch(), batch()], Network::loss);
+    let initial = half();
+    for ranks in [1, 2] {
+        let steps: Vec<_> = (0..3).map(|_| tokens(&other(), &vec![2; ranks])).collect();
+        let mut by_hand = optimizer();
+        let expected = steps.iter().fold(copy(&initial, half), |model, batches| {
+            step_by_hand(model, &mut by_hand, batches)
+        });
+        let (model, config) = (copy(&initial, half), config.clone());
+        let found = if ranks == 1 {
+            let fused = FusedOptimizer::new(model, optimizer()).unwrap();
+            let mut fused = fused.with_config_on(config, &other()).unwrap();
+            for batches in steps {
+                fused
+                    .step(RATE, |model| model.loss(batches[0].clone()))
+                    .unwrap();
+            }
+            fused.model()
+        } else {
+            let devices = vec![other(); ranks];
+            let mut fused =
+                FusedReplicas::new_with_config(model, optimizer(), devices, config).unwrap();
+            for batches in steps {
+                fused.step(RATE, batches, Network::loss).unwrap();
+            }
+            fused.model()
+        };
+        assert_equal_weights(&expected, &found);
+        assert_changed(&initial, &found, |_| true);
+    }
 }
 
 #[test]
@@ -53,27 +88,29 @@ fn type_at_rest_missing_on_device_is_refused() {
     let _alone = alone();
     let batch = || tokens(&device(), &[2]).remove(0);
     for config in [FusedConfig::new(), computed_in(FloatDType::F32)] {
-        let fused = FusedOptimizer::new_ok(half(), adamw());
+        let fused = FusedOptimizer::new(half(), adamw()).unwrap();
         let error = fused.with_config_on(config, &other()).unwrap_err();
         assert!(lacks_the_type(&error), "{error:?}");
     }
     let devices = vec![device(), other()];
-    let mut ranks = FusedReplicas::new_ok(Network::init(&device()), adamw(), devices)
-        .with_config_ok(computed_in(FloatDType::F32));
+    let mut ranks = FusedReplicas::new(Network::init(&device()), adamw(), devices)
+        .unwrap()
+        .with_config(computed_in(FloatDType::F32))
+        .unwrap();
     let change = |model| cast(model, FloatDType::BF16).unwrap();
     let error = ranks.change_model(change).unwrap_err();
     assert!(lacks_the_type(&error), "{error:?}");
-    ranks.step_ok(RATE, [batch()], Network::loss);
+    ranks.step(RATE, [batch()], Network::loss).unwrap();
 
     // The whole ordinary model is on the host.
     let frozen = half().freeze_group(ParamGroup::from_predicate("layers"));
-    let fused = FusedOptimizer::new_ok(frozen, adamw());
+    let fused = FusedOptimizer::new(frozen, adamw()).unwrap();
     let offload = offload_from_flex(Offload::Updates).with_min_elements(1_000_000);
     let config = FusedConfig::offload(offload);
     let error = fused.with_config_on(config, &device()).unwrap_err();
     assert!(lacks_the_type(&error), "{error:?}");
 
-    let fused = FusedOptimizer::new_ok(Network::init(&other()), adamw());
+    let fused = FusedOptimizer::new(Network::init(&other()), adamw()).unwrap();
     let error = fused
         .with_config(computed_in(FloatDType::Flex32))
         .unwrap_err();
@@ -92,10 +129,14 @@ fn small_parameters_stay_unless_computed_in_other_type() {
             }
             Answer::Use
         });
-        let mut fused = FusedOptimizer::new_ok(Network::init(&device()), adamw())
-            .with_config_on_ok(config, &device())
+        let mut fused = FusedOptimizer::new(Network::init(&device()), adamw())
+            .unwrap()
+            .with_config_on(config, &device())
+            .unwrap()
             .with_hook(ParamGroup::all(), notes);
-        fused.step_ok(RATE, |model| model.loss(tokens(&device(), &[2]).remove(0)));
+        fused
+            .step(RATE, |model| model.loss(tokens(&device(), &[2]).remove(0)))
+            .unwrap();
         let place = place.lock().unwrap().take();
         place == Some(other().inner())
     };
@@ -131,13 +172,13 @@ fn full_precision_accumulation_keeps_wider_sums_and_plain_steps() {
             let config = config
                 .clone()
                 .with_full_precision_accumulation(in_full_precision);
-            let fused = FusedReplicas::new_ok(copy(&initial, init), adamw(), flex(3));
-            let mut fused = fused.with_config_ok(config);
+            let fused = FusedReplicas::new(copy(&initial, init), adamw(), flex(3)).unwrap();
+            let mut fused = fused.with_config(config).unwrap();
             for _ in 0..3 {
                 if accumulates {
-                    fused.accumulate_ok(batches.clone(), Network::loss);
+                    fused.accumulate(batches.clone(), Network::loss).unwrap();
                 }
-                fused.step_ok(RATE, batches.clone(), Network::loss);
+                fused.step(RATE, batches.clone(), Network::loss).unwrap();
             }
             fused.model()
         };
@@ -163,17 +204,23 @@ fn copies_for_inference_are_freed_after_read() {
         offloaded(Offload::Weights(OffloadedBlocks::All)),
     ] {
         let stay = slope(|width| {
-            let mut fused = FusedOptimizer::new_ok(Network::of_width(width, &device()), adamw())
-                .with_config_on_ok(config.clone(), &device());
+            let mut fused = FusedOptimizer::new(Network::of_width(width, &device()), adamw())
+                .unwrap()
+                .with_config_on(config.clone(), &device())
+                .unwrap();
             let batch = tokens(&device(), &[2]).remove(0);
-            fused.step_ok(RATE, |model| model.loss_in_blocks(batch.clone()));
+            fused
+                .step(RATE, |model| model.loss_in_blocks(batch.clone()))
+                .unwrap();
             let mut stay = 0;
-            fused.step_ok(RATE, |model| {
-                let before = settled();
-                drop(model.valid().loss_in_blocks(batch.clone()));
-                stay = settled().saturating_sub(before);
-                model.loss_in_blocks(batch.clone())
-            });
+            fused
+                .step(RATE, |model| {
+                    let before = settled();
+                    drop(model.valid().loss_in_blocks(batch.clone()));
+                    stay = settled().saturating_sub(before);
+                    model.loss_in_blocks(batch.clone())
+                })
+                .unwrap();
             stay
         });
         assert!(stay < 0.1, "{config:?}: {stay} of the layers");
@@ -194,7 +241,7 @@ fn frozen_weights_are_on_host_once_for_all_ranks() {
                 FusedReplicas::new_with_config(model, optimizer, flex(ranks), config.clone());
             let mut fused = fused.unwrap();
             let batches = tokens(&device(), &vec![2; ranks]);
-            fused.step_ok(RATE, batches, Network::loss_in_blocks);
+            fused.step(RATE, batches, Network::loss_in_blocks).unwrap();
             settled().saturating_sub(before)
         })
     });

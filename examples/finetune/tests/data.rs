@@ -145,7 +145,7 @@ fn files_are_read_or_refused_by_extension() {
 }
 
 #[test]
-fn several_files_are_read_one_after_the_other() {
+fn several_files_are_read_in_order() {
     let folder = tempfile::tempdir().unwrap();
     let model = reference("qwen2");
     let files = [

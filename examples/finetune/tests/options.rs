@@ -110,7 +110,7 @@ fn config_out_of_range_is_refused_by_field() {
 }
 
 #[test]
-fn index_without_a_tensor_is_refused() {
+fn index_without_tensor_is_refused() {
     let index = "model.safetensors.index.json";
     for (removed, words) in [
         ("", "`weight_map` in"),

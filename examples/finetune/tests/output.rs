@@ -89,7 +89,7 @@ fn weight_that_is_not_finite_is_never_written() {
 }
 
 #[test]
-fn printed_loss_is_that_of_the_written_file() {
+fn printed_loss_is_that_of_written_file() {
     let folder = tempfile::tempdir().unwrap();
     let data = text(folder.path());
     let model = in_bf16("llama", folder.path());
@@ -124,7 +124,7 @@ fn printed_loss_is_that_of_the_written_file() {
 }
 
 #[test]
-fn rounding_that_loses_the_gain_is_reported() {
+fn rounding_that_loses_gain_is_reported() {
     let folder = tempfile::tempdir().unwrap();
     let (model, data) = (in_bf16("llama", folder.path()), text(folder.path()));
     for (name, options, is_reported) in [
@@ -200,7 +200,7 @@ fn result_of_another_method_is_removed() {
 }
 
 #[test]
-fn second_run_in_the_same_output_is_refused() {
+fn second_run_in_same_output_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let (data, model) = (text(folder.path()), reference("llama"));
     let out = folder.path().join("out");
@@ -214,7 +214,7 @@ fn second_run_in_the_same_output_is_refused() {
 }
 
 #[test]
-fn log_has_a_line_for_each_step() {
+fn log_has_line_for_each_step() {
     let folder = tempfile::tempdir().unwrap();
     let (data, model) = (text(folder.path()), reference("llama"));
     let out = folder.path().join("out");

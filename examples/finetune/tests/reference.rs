@@ -236,7 +236,7 @@ fn ten_steps_equal_those_of_pytorch() {
 }
 
 #[test]
-fn merged_adapters_compute_the_same() {
+fn merged_adapters_keep_logits() {
     for model in MODELS {
         let (_, decoder, out, _temporary) = train(model, "lora");
         let all = tensors(&folder(model).join("expected.safetensors"));

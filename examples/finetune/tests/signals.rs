@@ -84,7 +84,7 @@ fn wait_for_steps(out: &Path) {
 }
 
 #[test]
-fn signal_ends_the_training_with_a_checkpoint() {
+fn signal_ends_training_with_checkpoint() {
     let signals = [("-INT", 130), ("-TERM", 143), ("-HUP", 129)];
     // A test under `nohup` can't send SIGHUP.
     let is_sent = |(_, code): &(&str, i32)| *code != 129 || !is_ignored(1);
@@ -105,7 +105,7 @@ fn signal_ends_the_training_with_a_checkpoint() {
 }
 
 #[test]
-fn closed_output_ends_the_training_with_a_checkpoint() {
+fn closed_output_ends_training_with_checkpoint() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("out");
     let mut child = start(&text(folder.path()), &out, &[]);
@@ -117,7 +117,7 @@ fn closed_output_ends_the_training_with_a_checkpoint() {
 }
 
 #[test]
-fn signal_before_the_first_step_ends_at_once() {
+fn signal_before_first_step_ends_at_once() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("out");
     let mut child = start(&text(folder.path()), &out, &["--fit", "1GB"]);
@@ -131,7 +131,7 @@ fn signal_before_the_first_step_ends_at_once() {
 }
 
 #[test]
-fn full_disk_of_the_output_is_an_error() {
+fn full_disk_of_output_is_an_error() {
     let full = Path::new("/dev/full");
     if !full.exists() {
         return;

@@ -160,7 +160,7 @@ fn user_data_of_another_type_is_an_error() {
 #[test]
 fn checkpoint_of_another_model_is_refused() {
     let folder = tempfile::tempdir().unwrap();
-    let mut wide = FusedOptimizer::new_ok(Small::of([8, 10]), sgd());
+    let mut wide = FusedOptimizer::new(Small::of([8, 10]), sgd()).unwrap();
     step(&mut wide);
     let progress = Progress::new(1).with_user_data(0.0);
     Checkpoint::at(folder.path())
@@ -181,14 +181,14 @@ fn advice_for_checkpoint_of_another_model_works() {
     let checkpoint = Checkpoint::at(folder.path());
     let saved = layers(10);
     let first = weights(&saved[..1].to_vec());
-    let training = FusedOptimizer::new_ok(saved, sgd());
+    let training = FusedOptimizer::new(saved, sgd()).unwrap();
     checkpoint.save(&training, &Progress::new(1)).unwrap();
     for (model, is_partial) in [
         (layers(3), false),
         (layers(10)[..1].to_vec(), true),
         ([layers(10), layers(3)].concat(), true),
     ] {
-        let mut fused = FusedOptimizer::new_ok(copy(&model, || model.clone()), sgd());
+        let mut fused = FusedOptimizer::new(copy(&model, || model.clone()), sgd()).unwrap();
         let refused = checkpoint.load::<()>(&mut fused).unwrap_err();
         assert_matches!(refused, CheckpointError::Model { .. });
         let mut record = checkpoint.model().unwrap().validate(false);
@@ -209,7 +209,7 @@ fn advice_for_checkpoint_of_another_model_works() {
         if loaded.len() == 2 {
             assert_eq!(weights(&loaded).pop(), classes, "of another shape");
         }
-        FusedOptimizer::new_ok(loaded, sgd());
+        FusedOptimizer::new(loaded, sgd()).unwrap();
     }
 }
 

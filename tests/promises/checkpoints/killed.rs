@@ -130,7 +130,7 @@ fn first_save_killed_leaves_none_and_can_be_repeated() {
 const FOLDER: &str = "BACKBURN_CHECKPOINT_OF_A_CHILD";
 
 fn large() -> Training {
-    FusedOptimizer::new_ok(Small::of([300, 300]), sgd())
+    FusedOptimizer::new(Small::of([300, 300]), sgd()).unwrap()
 }
 
 /// Not a test by itself: a process that saves until it is killed.

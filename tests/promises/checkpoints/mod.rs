@@ -41,11 +41,13 @@ fn sgd() -> burn::optim::ModuleOptimizer {
 }
 
 fn small() -> Training {
-    FusedOptimizer::new_ok(Small::init(), sgd())
+    FusedOptimizer::new(Small::init(), sgd()).unwrap()
 }
 
 fn step(training: &mut Training) {
-    training.step_ok(0.1, |model| model.weight.val().powi_scalar(2).sum());
+    training
+        .step(0.1, |model| model.weight.val().powi_scalar(2).sum())
+        .unwrap();
 }
 
 fn after(steps: u64) -> Training {

@@ -31,18 +31,20 @@ impl Network {
 type Fused = FusedOptimizer<Network>;
 
 fn fused(model: Network) -> Fused {
-    FusedOptimizer::new_ok(model, AdamWConfig::new().init())
+    FusedOptimizer::new(model, AdamWConfig::new().init()).unwrap()
 }
 
 fn step(fused: &mut Fused, value: f32) {
     let x = Tensor::<2>::ones([3, 32], &Device::flex().autodiff()) * value;
-    fused.step_ok(0.1, |model| {
-        let x = model
-            .layers
-            .iter()
-            .fold(x, |x, layer| layer.forward(x).tanh());
-        model.norm.forward(x).powi_scalar(3).sum()
-    });
+    fused
+        .step(0.1, |model| {
+            let x = model
+                .layers
+                .iter()
+                .fold(x, |x, layer| layer.forward(x).tanh());
+            model.norm.forward(x).powi_scalar(3).sum()
+        })
+        .unwrap();
 }
 
 /// A base model, and adapters of it that were trained for two steps and saved.
@@ -74,7 +76,7 @@ fn adapters_resume_on_base_from_elsewhere() {
         let model = copy(&through.model(), || Network::init(2).adapted());
         let record = through.to_record();
         let mut through = fused(model);
-        through.load_record_ok(record);
+        through.load_record(record).unwrap();
         for value in [3.0, 4.0] {
             step(&mut through, value);
             step(&mut resumed, value);
@@ -152,7 +154,8 @@ fn checkpoint_files_load_into_stock_and_back() {
 
     let model = Network::init(2).load_record(ModuleRecord::load(stock_model).unwrap());
     let mut back = fused(model);
-    back.load_record_ok(OptimizerRecord::load(stock_optimizer).unwrap());
+    back.load_record(OptimizerRecord::load(stock_optimizer).unwrap())
+        .unwrap();
     for training in [&mut through, &mut back] {
         step(training, 2.0);
     }

@@ -6,7 +6,7 @@ use crate::common::*;
 fn failed_operation_on_wgpu_ends_step_before_update() {
     let device = Device::wgpu(Default::default()).autodiff();
     let model = LinearConfig::new(4, 4).init(&device);
-    let mut fused = FusedOptimizer::new_ok(model, AdamConfig::new().init());
+    let mut fused = FusedOptimizer::new(model, AdamConfig::new().init()).unwrap();
     let x = Tensor::<2>::ones([2, 4], &device);
     for _ in 0..2 {
         let before = weights(&fused.model());
@@ -19,7 +19,9 @@ fn failed_operation_on_wgpu_ends_step_before_update() {
         assert_matches!(error, Err(FusedError::LossNotComputed { .. }));
         // No value was computed from it.
         assert_eq!(weights(&fused.model()), before);
-        fused.step_ok(0.1, |model| model.forward(x.clone()).mean());
+        fused
+            .step(0.1, |model| model.forward(x.clone()).mean())
+            .unwrap();
         assert_ne!(weights(&fused.model()), before);
     }
 }
@@ -42,10 +44,12 @@ fn failed_gradient_on_wgpu_leaves_offloaded_weights() {
         let model = linears(2, 8, &flex());
         // The weights are offloaded, the biases are not.
         let config = OffloadConfig::new(offload).with_min_elements(10);
-        let mut fused = FusedOptimizer::new_ok(model, AdamConfig::new().init())
-            .with_config_on_ok(FusedConfig::offload(config), &device);
+        let mut fused = FusedOptimizer::new(model, AdamConfig::new().init())
+            .unwrap()
+            .with_config_on(FusedConfig::offload(config), &device)
+            .unwrap();
         let x = Tensor::<2>::ones([2, 8], &device);
-        fused.step_ok(0.1, |model| loss(model, x.clone(), 3));
+        fused.step(0.1, |model| loss(model, x.clone(), 3)).unwrap();
         let before = weights(&fused.model());
         let states = fused.to_record().len();
 
@@ -59,7 +63,7 @@ fn failed_gradient_on_wgpu_leaves_offloaded_weights() {
             assert!(after.iter::<f32>().all(f32::is_finite), "{path}");
         }
         assert_eq!(fused.to_record().len(), states);
-        fused.step_ok(0.1, |model| loss(model, x.clone(), 3));
+        fused.step(0.1, |model| loss(model, x.clone(), 3)).unwrap();
         let last = weights(&fused.model());
         assert!(last.iter().zip(&after).all(|(a, b)| a != b));
     }

@@ -8,8 +8,6 @@ mod failing;
 #[cfg(feature = "cpu")]
 mod wrong;
 
-use crate::backends::on_every_backend;
-
 use crate::common::*;
 
 on_every_backend!(
@@ -67,13 +65,16 @@ fn training_in_type_that_device_lacks_is_refused(device: &Device) {
             FusedReplicas::new(half(), sgd(), [device.clone(), device.clone()]).map(drop),
             FusedReplicas::new(half(), sgd(), [host.clone(), device.clone()]).map(drop),
             FusedReplicas::new(frozen(), sgd(), [device.clone(), device.clone()]).map(drop),
-            FusedOptimizer::new_ok(half(), sgd())
+            FusedOptimizer::new(half(), sgd())
+                .unwrap()
                 .with_config_on(offload(), device)
                 .map(drop),
-            FusedOptimizer::new_ok(frozen(), sgd())
+            FusedOptimizer::new(frozen(), sgd())
+                .unwrap()
                 .with_config_on(offload(), device)
                 .map(drop),
-            FusedOptimizer::new_ok(on_host(), sgd())
+            FusedOptimizer::new(on_host(), sgd())
+                .unwrap()
                 .with_config_on(computed, device)
                 .map(drop),
         ];

@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::*;
-use crate::backends::on_every_backend;
 
 fn panic_in_closure_leaves_accumulated_gradients(device: &Device) {
     let initial = Mlp::init(device);
@@ -12,12 +11,12 @@ fn panic_in_closure_leaves_accumulated_gradients(device: &Device) {
     let train = |fails: bool| {
         let mut fused = adamw(copied(&initial));
         for x in &xs[..2] {
-            fused.accumulate_ok(|model| loss(model, x));
+            fused.accumulate(|model| loss(model, x)).unwrap();
             if fails {
-                panic_of(|| fused.accumulate_ok(|model| panics(model, x)));
+                panic_of(|| fused.accumulate(|model| panics(model, x)).unwrap());
             }
         }
-        fused.step_ok(RATE, |model| loss(model, &xs[2]));
+        fused.step(RATE, |model| loss(model, &xs[2])).unwrap();
         assert_eq!(fused.last_step().updated, 4);
         fused.model()
     };
@@ -45,7 +44,7 @@ fn panic_in_second_run_after_overwritten_sum_ends_group(device: &Device) {
     let initial = Mlp::init(device);
     let xs = xs(device, 3);
     let mut fused = adamw(copied(&initial));
-    fused.accumulate_ok(|model| loss(model, &xs[0]));
+    fused.accumulate(|model| loss(model, &xs[0])).unwrap();
     let error = fail_in_second_run(&mut fused, &xs[1]).unwrap_err();
     assert_matches!(error, FusedError::AccumulatedLost { path, .. } if path == "output.bias");
     assert_says(&error, "once is enough");
@@ -65,12 +64,14 @@ fn panic_in_second_run_before_overwritten_sum_leaves_sums(device: &Device) {
     let train = |fails: bool| {
         let mut fused = adamw(copied(&initial));
         // Only the first layer has gradients, and only the second receives one in the failed micro-batch.
-        fused.accumulate_ok(|model| model.input.forward(xs[0].clone()).mean());
+        fused
+            .accumulate(|model| model.input.forward(xs[0].clone()).mean())
+            .unwrap();
         if fails {
             let message = panic_of(|| drop(fail_in_second_run(&mut fused, &xs[1])));
             assert_says(&message, "once is enough");
         }
-        fused.step_ok(RATE, |model| loss(model, &xs[2]));
+        fused.step(RATE, |model| loss(model, &xs[2])).unwrap();
         fused.model()
     };
     assert_equal_weights(&train(false), &train(true));
@@ -91,7 +92,7 @@ fn hook_that_stops_leaves_accumulated_gradients() {
     let mut fused = sgd(copied(&initial)).with_hook(last, stop);
     let mut plain = sgd(copied(&initial));
     for training in [&mut fused, &mut plain] {
-        training.accumulate_ok(|model| loss(model, &xs[0]));
+        training.accumulate(|model| loss(model, &xs[0])).unwrap();
     }
     // With a learning rate of zero the weights are unchanged.
     let stopped = fused.step(0.0, |model| loss(model, &xs[1])).unwrap_err();
@@ -99,7 +100,7 @@ fn hook_that_stops_leaves_accumulated_gradients() {
     assert_says(&stopped, "`input.weight`: once");
     assert_eq!(fused.last_step().updated, 0);
     for training in [&mut fused, &mut plain] {
-        training.step_accumulated_ok(RATE);
+        training.step_accumulated(RATE).unwrap();
     }
     assert_equal_weights(&plain.model(), &fused.model());
     assert_changed(&initial, &fused.model(), |_| true);
@@ -107,9 +108,11 @@ fn hook_that_stops_leaves_accumulated_gradients() {
 
 fn nan_micro_batch_does_not_end_training(device: &Device) {
     let xs = xs(device, 3);
-    let mut fused = adamw(Mlp::init(device)).with_config_ok(FusedConfig::exact(1.0));
+    let mut fused = adamw(Mlp::init(device))
+        .with_config(FusedConfig::exact(1.0))
+        .unwrap();
     let nan = xs[0].clone() * f32::NAN;
-    fused.accumulate_ok(|model| loss(model, &nan));
+    fused.accumulate(|model| loss(model, &nan)).unwrap();
     let before = weights(&fused.model());
     let stopped = fused.step_repeatable(RATE, |model| loss(model, &xs[1]));
     assert_matches!(stopped, Err(FusedError::NormNotFinite { .. }));
@@ -117,15 +120,15 @@ fn nan_micro_batch_does_not_end_training(device: &Device) {
     // Sums that no step can apply are dropped.
     assert_nothing_accumulated(&mut fused);
     for x in &xs {
-        fused.step_repeatable_ok(RATE, |model| loss(model, x));
+        fused.step_repeatable(RATE, |model| loss(model, x)).unwrap();
         assert!(fused.last_step().gradient_norm.unwrap().is_finite());
     }
     // A NaN in the last micro-batch leaves the good ones before it.
-    fused.accumulate_ok(|model| loss(model, &xs[0]));
+    fused.accumulate(|model| loss(model, &xs[0])).unwrap();
     let stopped = fused.step_repeatable(RATE, |model| loss(model, &nan));
     assert_matches!(stopped, Err(FusedError::NormNotFinite { .. }));
-    fused.step_accumulated_ok(RATE);
-    fused.accumulate_ok(|model| loss(model, &xs[0]));
+    fused.step_accumulated(RATE).unwrap();
+    fused.accumulate(|model| loss(model, &xs[0])).unwrap();
     fused.drop_accumulated();
     assert_nothing_accumulated(&mut fused);
 }
@@ -142,8 +145,8 @@ fn nan_in_sum_found_by_hook_stops_one_step(device: &Device) {
     let asserted = adamw(Mlp::init(device)).with_hook(ParamGroup::all(), asserts);
     for (mut fused, panics) in [(checked, false), (asserted, true)] {
         for alone in [false, true] {
-            fused.accumulate_ok(|model| loss(model, &xs[0]));
-            fused.accumulate_ok(|model| loss(model, &nan));
+            fused.accumulate(|model| loss(model, &xs[0])).unwrap();
+            fused.accumulate(|model| loss(model, &nan)).unwrap();
             let mut step = || match alone {
                 true => fused.step_accumulated(RATE),
                 false => fused.step(RATE, |model| loss(model, &xs[1])).map(drop),
@@ -153,7 +156,7 @@ fn nan_in_sum_found_by_hook_stops_one_step(device: &Device) {
                 false => assert_matches!(step(), Err(FusedError::GradientNotFinite { .. })),
             }
             assert_nothing_accumulated(&mut fused);
-            fused.step_ok(RATE, |model| loss(model, &xs[1]));
+            fused.step(RATE, |model| loss(model, &xs[1])).unwrap();
             assert_eq!(fused.last_step().updated, 4);
         }
     }
@@ -165,13 +168,14 @@ fn nan_on_way_into_state_stops_one_micro_batch() {
     let xs = xs(&flex(), 2);
     let nan = xs[0].clone() * f32::NAN;
     let optimizer = optim::AdamWConfig::new().build();
-    let mut fused = FusedOptimizer::accumulating_in_state_ok(Mlp::init(&flex()), optimizer)
+    let mut fused = FusedOptimizer::accumulating_in_state(Mlp::init(&flex()), optimizer)
+        .unwrap()
         .with_hook(ParamGroup::all(), AnomalyCheck);
     for _ in 0..2 {
-        fused.accumulate_ok(|model| loss(model, &xs[0]));
+        fused.accumulate(|model| loss(model, &xs[0])).unwrap();
         let stopped = fused.accumulate(|model| loss(model, &nan));
         assert_matches!(stopped, Err(FusedError::GradientNotFinite { .. }));
-        fused.step_ok(RATE, |model| loss(model, &xs[1]));
+        fused.step(RATE, |model| loss(model, &xs[1])).unwrap();
         assert_eq!(fused.last_step().updated, 4);
         assert!(elements(&fused.model()).into_iter().all(f64::is_finite));
     }
@@ -182,22 +186,24 @@ fn nan_on_way_into_state_stops_one_micro_batch() {
 fn finite_part_of_sum_stays_when_step_fails() {
     let x = &xs(&flex(), 1)[0];
     let scaling = LossScalingConfig::new().with_overflow(Overflow::SkipParameter);
-    let mut fused = adamw(Mlp::init(&flex())).with_config_ok(FusedConfig::scaling(scaling));
+    let mut fused = adamw(Mlp::init(&flex()))
+        .with_config(FusedConfig::scaling(scaling))
+        .unwrap();
     let infinite = x.clone().slice_fill([0..5, 0..1], f32::INFINITY);
-    fused.accumulate_ok(|model| model.loss(infinite));
+    fused.accumulate(|model| model.loss(infinite)).unwrap();
     let failed = fused.step(RATE, |model| loss(model, x).detach());
     assert_matches!(failed, Err(FusedError::LossNotTracked));
-    fused.step_accumulated_ok(RATE);
+    fused.step_accumulated(RATE).unwrap();
     assert!(fused.last_step().updated > 0 && fused.last_step().vetoed > 0);
 }
 
 fn record_load_drops_accumulated_gradients(device: &Device) {
     let xs = xs(device, 2);
     let mut fused = adamw(Mlp::init(device));
-    fused.step_ok(RATE, |model| loss(model, &xs[0]));
+    fused.step(RATE, |model| loss(model, &xs[0])).unwrap();
     let record = fused.to_record();
-    fused.accumulate_ok(|model| loss(model, &xs[1]));
-    fused.load_record_ok(record);
+    fused.accumulate(|model| loss(model, &xs[1])).unwrap();
+    fused.load_record(record).unwrap();
     assert_nothing_accumulated(&mut fused);
 }
 

@@ -1,12 +1,13 @@
 //! No fault loses a parameter, an optimizer state or an accumulated gradient, and every fault is reported.
 
 mod accumulated;
+mod misuse;
 mod model;
 mod optimizer;
 mod reads;
 
+use crate::common::mlp::Mlp;
 use crate::common::*;
-use crate::mlp::Mlp;
 
 const RATE: f64 = 1e-2;
 
@@ -19,11 +20,11 @@ fn copied(initial: &Mlp) -> Mlp {
 }
 
 fn adamw(model: Mlp) -> FusedOptimizer<Mlp> {
-    FusedOptimizer::new_ok(model, AdamWConfig::new().init())
+    FusedOptimizer::new(model, AdamWConfig::new().init()).unwrap()
 }
 
 fn sgd(model: Mlp) -> FusedOptimizer<Mlp> {
-    FusedOptimizer::new_ok(model, SgdConfig::new().init())
+    FusedOptimizer::new(model, SgdConfig::new().init()).unwrap()
 }
 
 fn loss(model: &Mlp, x: &Tensor<2>) -> Tensor<1> {

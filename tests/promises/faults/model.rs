@@ -1,7 +1,6 @@
 //! A fused optimizer that is changed or taken apart between steps.
 
 use super::*;
-use crate::backends::on_every_backend;
 
 #[test]
 fn fused_optimizer_is_send_and_sync() {
@@ -17,9 +16,9 @@ fn weights_clamped_after_every_step_match_stock(device: &Device) {
     for x in xs(device, 4) {
         let stepped = train_stock(stock, &mut optimizer, 1, RATE, |model, _| loss(model, &x));
         stock = clamped(stepped);
-        fused.step_ok(RATE, |model| loss(model, &x));
+        fused.step(RATE, |model| loss(model, &x)).unwrap();
         assert_eq!(fused.last_step().copied.unwrap_or(0), 0);
-        fused.change_model_ok(clamped);
+        fused.change_model(clamped).unwrap();
         // It still reports the step.
         assert_eq!(fused.last_step().updated, 4);
         assert_equal_weights(&stock, &fused.model());
@@ -45,10 +44,12 @@ fn value_that_is_no_leaf_is_refused_by_name(device: &Device) {
 
     // Running statistics are also unchanged.
     let norm = BatchNormConfig::new(3).init(device);
-    let mut fused = FusedOptimizer::new_ok(norm, SgdConfig::new().init());
-    fused.step_ok(RATE, |norm: &BatchNorm| {
-        norm.forward(xs(device, 1).remove(0)).powi_scalar(3).mean()
-    });
+    let mut fused = FusedOptimizer::new(norm, SgdConfig::new().init()).unwrap();
+    fused
+        .step(RATE, |norm: &BatchNorm| {
+            norm.forward(xs(device, 1).remove(0)).powi_scalar(3).mean()
+        })
+        .unwrap();
     let before = weights(&fused.valid());
     let refused = fused.change_model(|norm| norm.map(&mut Halve));
     assert_matches!(refused, Err(FusedError::NotALeaf { .. }));
@@ -57,13 +58,19 @@ fn value_that_is_no_leaf_is_refused_by_name(device: &Device) {
 
 fn changed_model_must_fit_constructor(device: &Device) {
     let optimizer = optim::AdamWConfig::new().build();
-    let mut fused = FusedOptimizer::accumulating_in_state_ok(Mlp::init(device), optimizer);
+    let mut fused = FusedOptimizer::accumulating_in_state(Mlp::init(device), optimizer).unwrap();
     let refused = fused.change_model(|model| model.valid());
     assert_matches!(refused, Err(FusedError::NotAutodiff { .. }));
-    fused.step_ok(RATE, |model| loss(model, &xs(device, 1)[0]));
-    fused.change_model_ok(|model| model.apply_lora(Lora::new(2, 4.0)).unfreeze());
+    fused
+        .step(RATE, |model| loss(model, &xs(device, 1)[0]))
+        .unwrap();
+    fused
+        .change_model(|model| model.apply_lora(Lora::new(2, 4.0)).unfreeze())
+        .unwrap();
     assert_eq!(parts(&fused), (6, 2, 0));
-    fused.step_ok(RATE, |model| loss(model, &xs(device, 1)[0]));
+    fused
+        .step(RATE, |model| loss(model, &xs(device, 1)[0]))
+        .unwrap();
     assert_eq!(fused.last_step().updated, 8);
 }
 
@@ -76,7 +83,7 @@ fn optimizer_that_accumulated_in_state_works_in_stock(device: &Device) {
     };
     let start = || {
         let optimizer = optim::AdamWConfig::new().build();
-        FusedOptimizer::accumulating_in_state_ok(copied(&initial), optimizer)
+        FusedOptimizer::accumulating_in_state(copied(&initial), optimizer).unwrap()
     };
     let mut expected = optim::AdamWConfig::new().init();
     let expected = step(copied(&initial), &mut expected, 0);
@@ -84,7 +91,7 @@ fn optimizer_that_accumulated_in_state_works_in_stock(device: &Device) {
     assert_equal_weights(&expected, &step(model, &mut optimizer, 0));
 
     let mut fused = start();
-    fused.accumulate_ok(|model| loss(model, &xs[0]));
+    fused.accumulate(|model| loss(model, &xs[0])).unwrap();
     let (model, mut optimizer) = fused.into_parts();
     assert_equal_weights(&initial, &model);
     let model = step(model, &mut optimizer, 1);
@@ -98,13 +105,13 @@ fn optimizer_that_accumulated_in_state_works_in_stock(device: &Device) {
 fn report_is_of_last_pass_or_of_none(device: &Device) {
     let x = &xs(device, 1)[0];
     let mut fused = sgd(Mlp::init(device));
-    fused.step_ok(RATE, |model| loss(model, x));
+    fused.step(RATE, |model| loss(model, x)).unwrap();
     assert_eq!(fused.last_step().updated, 4);
     let detached = fused.step(RATE, |model| loss(model, x).detach());
     assert_eq!(detached.unwrap_err(), FusedError::LossNotTracked);
     assert_eq!(fused.last_step().updated, 0);
-    fused.step_ok(RATE, |model| loss(model, x));
-    panic_of(|| fused.step_ok(RATE, |model| panics(model, x)));
+    fused.step(RATE, |model| loss(model, x)).unwrap();
+    panic_of(|| fused.step(RATE, |model| panics(model, x)).unwrap());
     assert_eq!(fused.last_step().updated, 0);
 }
 

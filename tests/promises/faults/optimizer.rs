@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use burn::optim::{AdamW, Sgd};
 
 use super::*;
-use crate::backends::on_every_backend;
 
 /// An optimizer that panics once, in update number `update`.
 fn panicking<O: Optimizer>(inner: O, update: usize) -> ModuleOptimizer {
@@ -23,7 +22,7 @@ fn panicking<O: Optimizer>(inner: O, update: usize) -> ModuleOptimizer {
 fn survives<O: Optimizer>(device: &Device, update: usize, inner: impl Fn() -> O) {
     let mut stock = Mlp::init(device);
     let mut stock_optimizer = ModuleOptimizer::from(inner());
-    let mut fused = FusedOptimizer::new_ok(copied(&stock), panicking(inner(), update));
+    let mut fused = FusedOptimizer::new(copied(&stock), panicking(inner(), update)).unwrap();
     let ids: HashMap<String, ParamId> = [("input", &stock.input), ("output", &stock.output)]
         .into_iter()
         .flat_map(|(name, layer)| {
@@ -37,7 +36,7 @@ fn survives<O: Optimizer>(device: &Device, update: usize, inner: impl Fn() -> O)
         let mut gradients = summed(&stock, std::slice::from_ref(x), loss);
         if update / 4 == step {
             let before = weights(&fused.model());
-            let message = panic_of(|| fused.step_ok(RATE, |model| loss(model, x)));
+            let message = panic_of(|| fused.step(RATE, |model| loss(model, x)).unwrap());
             assert_says(&message, "no further");
             // The last parameters are updated first.
             let after = weights(&fused.model());
@@ -54,7 +53,7 @@ fn survives<O: Optimizer>(device: &Device, update: usize, inner: impl Fn() -> O)
             let group = ParamGroup::from_ids(vec![*lost]);
             stock_optimizer = stock_optimizer.with_group(group, inner(), None);
         } else {
-            fused.step_ok(RATE, |model| loss(model, x));
+            fused.step(RATE, |model| loss(model, x)).unwrap();
             assert_eq!(fused.last_step().updated, 4);
         }
         stock = stock_optimizer.step(RATE, stock, gradients);
@@ -97,9 +96,9 @@ fn state_lost_in_panic_starts_again_in_f64_and_if_retained() {
     for (model, x, updates) in [(wide, &wide_x, 4), (lora, x, 8)] {
         for failing in [updates, updates + 2, 2 * updates - 1] {
             let optimizer = panicking(AdamWConfig::new().build(), failing);
-            let mut fused = FusedOptimizer::new_ok(model.clone(), optimizer);
+            let mut fused = FusedOptimizer::new(model.clone(), optimizer).unwrap();
             let step = |fused: &mut FusedOptimizer<Mlp>| {
-                drop(fused.step_ok(RATE, |model| loss(model, x)));
+                drop(fused.step(RATE, |model| loss(model, x)).unwrap());
             };
             step(&mut fused);
             assert_eq!(fused.last_step().updated, updates);

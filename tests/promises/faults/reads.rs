@@ -3,18 +3,21 @@
 use std::sync::{Arc, Mutex};
 
 use super::*;
-use crate::backends::on_every_backend;
 
 fn model_cloned_out_of_step_saves_its_values(device: &Device) {
     let mut fused = adamw(Mlp::init(device));
     let x = &xs(device, 1)[0];
-    let (_, cloned) = fused.step_ok(RATE, |model| (loss(model, x), model.clone()));
+    let (_, cloned) = fused
+        .step(RATE, |model| (loss(model, x), model.clone()))
+        .unwrap();
     let saved = Mlp::init(device).load_record(cloned.into_record());
     assert_equal_weights(&fused.model(), &saved);
 
     // In the closure it saves the values from before the step.
     let before = fused.model();
-    let (_, record) = fused.step_ok(RATE, |model| (loss(model, x), model.clone().into_record()));
+    let (_, record) = fused
+        .step(RATE, |model| (loss(model, x), model.clone().into_record()))
+        .unwrap();
     let saved = Mlp::init(device).load_record(record);
     assert_equal_weights(&before, &saved);
 }
@@ -35,7 +38,7 @@ fn assert_panics(words: &[&str], forward: impl Fn(&Mlp, &Tensor<2>) -> Tensor<1>
     let mut fused = sgd(Mlp::init(&flex()));
     let x = &xs(&flex(), 1)[0];
     let before = weights(&fused.model());
-    let message = panic_of(|| fused.step_ok(RATE, |model| forward(model, x)));
+    let message = panic_of(|| fused.step(RATE, |model| forward(model, x)).unwrap());
     for word in words {
         assert_says(&message, word);
     }
@@ -72,10 +75,12 @@ fn read_around_val_is_an_error_by_name() {
         model.output.forward(x).mean()
     });
     // Inference may read it.
-    let (_, norm) = sgd(Mlp::init(&flex())).step_ok(RATE, |model| {
-        let norm = model.valid().output.weight.val().powi_scalar(2).sum();
-        (loss(model, &xs(&flex(), 1)[0]), norm)
-    });
+    let (_, norm) = sgd(Mlp::init(&flex()))
+        .step(RATE, |model| {
+            let norm = model.valid().output.weight.val().powi_scalar(2).sum();
+            (loss(model, &xs(&flex(), 1)[0]), norm)
+        })
+        .unwrap();
     assert!(norm.into_scalar::<f32>().is_finite());
 }
 
@@ -112,7 +117,11 @@ fn clone_mapped_or_loaded_in_closure_is_refused() {
         for change in changes {
             let mut fused = sgd(Mlp::init(&device));
             let before = weights(&fused.model());
-            let message = panic_of(|| fused.step_ok(RATE, |model| loss(&change(model.clone()), x)));
+            let message = panic_of(|| {
+                fused
+                    .step(RATE, |model| loss(&change(model.clone()), x))
+                    .unwrap()
+            });
             assert_says(&message, "put.weight`");
             // On flex, a flip reads the placeholder.
             let ways = ["change_model", "around `Param::val()`"];
@@ -127,11 +136,13 @@ fn read_after_backward_names_what_to_read() {
     let x = &xs(&flex(), 1)[0];
     let mut fused = sgd(Mlp::init(&flex()));
     let mut step = |read: fn(&Mlp) -> Tensor<2>| {
-        fused.step_with_backward_ok(RATE, |model| {
-            let gradients = loss(model, x).backward();
-            let norm = read(model).powi_scalar(2).sum();
-            (norm, GradientsParams::from_grads(gradients, model))
-        })
+        fused
+            .step_with_backward(RATE, |model| {
+                let gradients = loss(model, x).backward();
+                let norm = read(model).powi_scalar(2).sum();
+                (norm, GradientsParams::from_grads(gradients, model))
+            })
+            .unwrap()
     };
     let message = panic_of(|| step(|model| model.output.weight.val()));
     for words in ["`output.weight` was read again", "valid()", "GradientHook"] {
@@ -155,10 +166,12 @@ fn hook_that_reads_model_is_an_error_by_name() {
         });
         let mut fused = sgd(Mlp::init(&flex())).with_hook(ParamGroup::all(), reads);
         let message = panic_of(|| {
-            fused.step_ok(RATE, |model| {
-                *held.lock().unwrap() = Some(model.clone());
-                loss(model, &xs(&flex(), 1)[0])
-            })
+            fused
+                .step(RATE, |model| {
+                    *held.lock().unwrap() = Some(model.clone());
+                    loss(model, &xs(&flex(), 1)[0])
+                })
+                .unwrap()
         });
         sender.send(message).unwrap();
     });

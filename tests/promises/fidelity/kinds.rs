@@ -5,7 +5,6 @@ use burn::nn::conv::{Conv3d, Conv3dConfig};
 use burn::optim::AdafactorConfig;
 
 use super::*;
-use crate::backends::on_every_cpu_backend;
 
 #[derive(Module, Debug)]
 enum Layer {
@@ -115,7 +114,7 @@ fn parameters_of_every_kind_resume_as_in_stock(device: &Device) {
         let later = |model: &Zoo, step: usize| model.loss(&x[STEPS + step]);
         let mut in_stock = optimizer.clone();
         let half = train_stock(copy(&initial, init), &mut in_stock, STEPS, RATE, first);
-        let mut fused = FusedOptimizer::new_ok(copy(&initial, init), optimizer.clone());
+        let mut fused = FusedOptimizer::new(copy(&initial, init), optimizer.clone()).unwrap();
         train_fused(&mut fused, STEPS, RATE, first);
         let mut again = resumed(&fused, optimizer.clone(), init);
         let mut again_in_stock = optimizer.load_record(fused.to_record());

@@ -9,7 +9,6 @@ use burn::tensor::activation::softmax;
 
 use super::kinds::Zoo;
 use super::*;
-use crate::backends::on_every_backend;
 
 fn recurrent_weights_match_stock_within_rounding(device: &Device) {
     #[derive(Module, Debug)]

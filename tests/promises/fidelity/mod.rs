@@ -4,6 +4,7 @@ mod kinds;
 mod layers;
 mod optimizers;
 mod properties;
+mod statistics;
 mod training;
 mod weights;
 

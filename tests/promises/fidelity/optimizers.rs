@@ -5,9 +5,8 @@ use burn::optim::decay::WeightDecayConfig;
 use burn::optim::*;
 
 use super::{RATE, random};
-use crate::backends::on_every_backend;
+use crate::common::mlp::Mlp;
 use crate::common::*;
-use crate::mlp::Mlp;
 
 /// Odd, so that steps of constant size, such as Lion's, can't return a parameter to its start.
 const STEPS: usize = 5;

@@ -187,8 +187,8 @@ fn assert_matches_stock(plans: &[Plan], device: &Device) {
     assert_equal_weights(&stock, &fused);
 
     let config = FusedConfig::new().with_gradient_checkpointing(choice(plans));
-    let fused = FusedOptimizer::new_ok(copy(&initial, init), optimizer);
-    let mut fused = fused.with_config_ok(config);
+    let fused = FusedOptimizer::new(copy(&initial, init), optimizer).unwrap();
+    let mut fused = fused.with_config(config).unwrap();
     train_fused(&mut fused, 3, 1e-2, |model, step| {
         square_mean(recomputed(model, batches[step].clone()))
     });

@@ -5,7 +5,6 @@ use burn::lr_scheduler::module_lr_scheduler::ModuleLrScheduler;
 
 use super::layers::Convolutional;
 use super::*;
-use crate::backends::on_every_backend;
 
 fn autodiff_checkpointing_of_burn_matches_stock(device: &Device) {
     let device = &device.clone().gradient_checkpointing();
@@ -39,7 +38,7 @@ fn groups_with_own_optimizer_and_rate_match_stock(device: &Device) {
     let initial = TwoHeads::init(device);
     let copy = || copy(&initial, || TwoHeads::init(device));
 
-    let mut fused = FusedOptimizer::new_ok(copy(), optimizer.clone());
+    let mut fused = FusedOptimizer::new(copy(), optimizer.clone()).unwrap();
     let mut stock = copy();
     for _ in 0..STEPS {
         let rate = rates.step();
@@ -67,12 +66,12 @@ fn accumulated_gradients_match_stock(device: &Device) {
     let initial = init();
     let mut stock = copy(&initial, init);
     let mut optimizer = AdamWConfig::new().init();
-    let mut fused = FusedOptimizer::new_ok(copy(&initial, init), optimizer.clone());
+    let mut fused = FusedOptimizer::new(copy(&initial, init), optimizer.clone()).unwrap();
     for group in [&[0, 1, 2][..], &[3, 4]] {
         stock = step_stock(stock, &mut optimizer, RATE, group, loss);
         let before = fused.model();
         for batch in group {
-            fused.accumulate_ok(|model| loss(model, batch));
+            fused.accumulate(|model| loss(model, batch)).unwrap();
             assert_eq!(fused.last_step().updated, 0);
             assert_equal_weights(&before, &fused.model());
         }

@@ -4,7 +4,6 @@ use burn::module::Initializer;
 use burn::nn::loss::CrossEntropyLossConfig;
 
 use super::*;
-use crate::backends::on_every_backend;
 
 fn weights_tied_to_output_match_stock(device: &Device) {
     #[derive(Module, Debug)]
@@ -100,18 +99,18 @@ fn weights_frozen_and_unfrozen_match_stock(device: &Device) {
     let copy = || copy(&initial, || TwoHeads::init(device));
 
     let mut optimizer = AdamWConfig::new().init();
-    let mut fused = FusedOptimizer::new_ok(copy(), optimizer.clone());
+    let mut fused = FusedOptimizer::new(copy(), optimizer.clone()).unwrap();
     let stock = train_stock(copy(), &mut optimizer, 2, RATE, loss);
     let stock = train_stock(freeze(stock), &mut optimizer, 2, RATE, loss);
     let stock = train_stock(stock.unfreeze(), &mut optimizer, 2, RATE, loss);
 
     train_fused(&mut fused, 2, RATE, loss);
     let before = fused.model();
-    fused.change_model_ok(freeze);
+    fused.change_model(freeze).unwrap();
     assert_eq!(parts(&fused), (4, 0, 2));
     train_fused(&mut fused, 2, RATE, loss);
     assert_changed(&before, &fused.model(), |path| !path.starts_with("body"));
-    fused.change_model_ok(TwoHeads::unfreeze);
+    fused.change_model(TwoHeads::unfreeze).unwrap();
     train_fused(&mut fused, 2, RATE, loss);
     assert_equal_weights(&stock, &fused.model());
 }
@@ -123,7 +122,7 @@ fn lora_adapters_match_stock(device: &Device) {
             let adapted = TwoHeads::init(device).apply_lora(Lora::new(2, 4.0));
             if thaws { adapted.unfreeze() } else { adapted }
         };
-        let fused = FusedOptimizer::new_ok(init(), SgdConfig::new().init());
+        let fused = FusedOptimizer::new(init(), SgdConfig::new().init()).unwrap();
         assert_eq!(parts(&fused), expected);
         let trained = |path: &str| thaws || path.contains(".lora.");
         assert_fused_equals_stock(init, |model, _| model.loss(x.clone()), trained);
@@ -138,7 +137,7 @@ fn lazily_initialized_parameters_match_stock(device: &Device) {
     };
     let lazy = init();
     assert!(!lazy.0.is_initialized());
-    let mut fused = FusedOptimizer::new_ok(lazy, AdamWConfig::new().init());
+    let mut fused = FusedOptimizer::new(lazy, AdamWConfig::new().init()).unwrap();
     let stock = copy(&fused.model(), init);
 
     let x = random([4, 3], device);

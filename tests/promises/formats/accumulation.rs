@@ -32,7 +32,10 @@ fn assert_equals_sums_in_f32(init: impl Fn() -> Network, dtype: FloatDType, reta
         let mut stock = copy();
         let mut stepped = optimizer.clone();
         let config = FusedConfig::new().with_full_precision_accumulation(true);
-        let mut fused = FusedOptimizer::new_ok(copy(), optimizer).with_config_ok(config);
+        let mut fused = FusedOptimizer::new(copy(), optimizer)
+            .unwrap()
+            .with_config(config)
+            .unwrap();
         assert_eq!(fused.num_retained(), retained);
         for group in 0..2 {
             let mut sum = GradientsAccumulator::new();
@@ -47,9 +50,13 @@ fn assert_equals_sums_in_f32(init: impl Fn() -> Network, dtype: FloatDType, reta
             let rounded = in_types_of(&stock, sum.grads());
             stock = stepped.step(RATE, stock, rounded);
             for micro_batch in 4 * group..4 * group + 3 {
-                fused.accumulate_ok(|model| loss(model, &batches, micro_batch));
+                fused
+                    .accumulate(|model| loss(model, &batches, micro_batch))
+                    .unwrap();
             }
-            fused.step_ok(RATE, |model| loss(model, &batches, 4 * group + 3));
+            fused
+                .step(RATE, |model| loss(model, &batches, 4 * group + 3))
+                .unwrap();
         }
         println!("{dtype:?}, {retained} retained");
         assert_equal_weights(&stock, &fused.model());
@@ -74,16 +81,16 @@ fn small_gradients_count_in_full_precision() {
     let model = LinearConfig::new(64, 64).with_bias(false).init(&device);
     let model: Linear = cast(model, FloatDType::BF16).unwrap();
     let moved = |in_full_precision: bool| {
-        let fused = FusedOptimizer::new_ok(model.clone(), SgdConfig::new().init());
+        let fused = FusedOptimizer::new(model.clone(), SgdConfig::new().init()).unwrap();
         let config = FusedConfig::new().with_full_precision_accumulation(in_full_precision);
-        let mut fused = fused.with_config_ok(config);
+        let mut fused = fused.with_config(config).unwrap();
         let before = fused.model().weight.val().inner().cast(FloatDType::F32);
         let loss = |model: &Linear, factor: f32| (model.weight.val() * factor).sum();
-        fused.accumulate_ok(|model| loss(model, 1.0));
+        fused.accumulate(|model| loss(model, 1.0)).unwrap();
         for _ in 0..255 {
-            fused.accumulate_ok(|model| loss(model, 1.0 / 512.0));
+            fused.accumulate(|model| loss(model, 1.0 / 512.0)).unwrap();
         }
-        fused.step_ok(1.0, |model| loss(model, 1.0 / 512.0));
+        fused.step(1.0, |model| loss(model, 1.0 / 512.0)).unwrap();
         let after = fused.model().weight.val().inner().cast(FloatDType::F32);
         (before - after).mean().into_scalar::<f32>()
     };
@@ -96,7 +103,7 @@ fn small_gradients_count_in_full_precision() {
 fn full_precision_without_buffer_is_refused() {
     let model = LinearConfig::new(2, 2).init(&Device::flex().autodiff());
     let optimizer = optim::AdamWConfig::new().build();
-    let fused = FusedOptimizer::accumulating_in_state_ok(model, optimizer);
+    let fused = FusedOptimizer::accumulating_in_state(model, optimizer).unwrap();
     let config = FusedConfig::new().with_full_precision_accumulation(true);
     assert_matches!(fused.with_config(config), Err(FusedError::Config { .. }));
 }

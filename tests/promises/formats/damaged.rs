@@ -11,7 +11,7 @@ use crate::common::*;
 fn trained(optimizer: &ModuleOptimizer, dtype: FloatDType) -> FusedOptimizer<Linear> {
     let device = Device::flex().autodiff();
     let model = LinearConfig::new(64, 80).with_bias(false).init(&device);
-    let mut fused = FusedOptimizer::new_ok(cast(model, dtype).unwrap(), optimizer.clone());
+    let mut fused = FusedOptimizer::new(cast(model, dtype).unwrap(), optimizer.clone()).unwrap();
     step(&mut fused).unwrap();
     fused
 }

@@ -21,11 +21,13 @@ fn weight(device: &Device, dtype: FloatDType) -> Linear {
 }
 
 fn step(fused: &mut FusedOptimizer<Linear>, rate: f64, gradient: &Tensor<2>) {
-    fused.step_ok(rate, |model| {
-        let value = model.weight.val();
-        let gradient = gradient.clone().cast(FloatDType::from(value.dtype()));
-        (value * gradient).sum()
-    });
+    fused
+        .step(rate, |model| {
+            let value = model.weight.val();
+            let gradient = gradient.clone().cast(FloatDType::from(value.dtype()));
+            (value * gradient).sum()
+        })
+        .unwrap();
 }
 
 fn numbers(model: &Linear) -> Vec<f64> {
@@ -61,7 +63,7 @@ fn in_multiples_of_f32(
     let train = |states, weights, dtype| {
         let model = cast(initial.clone(), dtype).unwrap();
         let before = numbers(&model);
-        let mut fused = FusedOptimizer::new_ok(model, adamw(states, weights, epsilon));
+        let mut fused = FusedOptimizer::new(model, adamw(states, weights, epsilon)).unwrap();
         for index in 0..steps {
             step(&mut fused, rate, &gradient(index));
         }
@@ -134,7 +136,7 @@ fn gradient_not_finite_spreads_only_in_its_group(device: &Device) {
     for wrong in [f32::NAN, f32::INFINITY] {
         for (states, weights, dtype) in formats(device) {
             for (name, optimizer) in element_wise(states, weights) {
-                let mut fused = FusedOptimizer::new_ok(weight(device, dtype), optimizer);
+                let mut fused = FusedOptimizer::new(weight(device, dtype), optimizer).unwrap();
                 let mut gradient = vec![1.0; 64 * 72];
                 gradient[77] = wrong;
                 let data = TensorData::new(gradient, [64, 72]);
@@ -161,9 +163,11 @@ fn small_parameters_keep_full_states(device: &Device) {
     let x = Tensor::<2>::ones([2, 8], device);
     let train = |states| {
         let optimizer = optim::AdamWConfig::new().with_state_format(states).init();
-        let mut fused = FusedOptimizer::new_ok(copy(&initial, model), optimizer);
+        let mut fused = FusedOptimizer::new(copy(&initial, model), optimizer).unwrap();
         for _ in 0..5 {
-            fused.step_ok(RATE, |model| model.forward(x.clone()).powi_scalar(2).mean());
+            fused
+                .step(RATE, |model| model.forward(x.clone()).powi_scalar(2).mean())
+                .unwrap();
         }
         fused.model()
     };

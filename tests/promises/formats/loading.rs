@@ -19,10 +19,12 @@ fn loaded_weights_equal_cast_weights(device: &Device) {
         assert_eq!(weights(&loaded), weights(&cast));
         // The result is an ordinary model.
         let batches = batches(device, dtype);
-        let mut fused = FusedOptimizer::new_ok(loaded, SgdConfig::new().init());
-        let mut other = FusedOptimizer::new_ok(cast, SgdConfig::new().init());
+        let mut fused = FusedOptimizer::new(loaded, SgdConfig::new().init()).unwrap();
+        let mut other = FusedOptimizer::new(cast, SgdConfig::new().init()).unwrap();
         for training in [&mut fused, &mut other] {
-            training.step_ok(RATE, |model| model.loss(batches[0].clone()));
+            training
+                .step(RATE, |model| model.loss(batches[0].clone()))
+                .unwrap();
         }
         assert_equal_weights(&other.model(), &fused.model());
     }
@@ -41,7 +43,7 @@ fn adapters_and_frozen_weights_load_as_saved() {
     let cast = cast(saved, FloatDType::BF16).unwrap();
     assert_eq!(weights(&loaded), weights(&cast));
     let [found, expected] = [loaded, init()]
-        .map(|model| parts(&FusedOptimizer::new_ok(model, SgdConfig::new().init())));
+        .map(|model| parts(&FusedOptimizer::new(model, SgdConfig::new().init()).unwrap()));
     assert_eq!(found, expected);
 }
 
@@ -134,9 +136,11 @@ fn assert_low_bits_are_kept(alike: bool) {
     let optimizer = optimizer.init();
     let (model, gradient) = halfway(&device, alike);
     let step = |fused: &mut FusedOptimizer<Linear>, rate: f64| {
-        fused.step_ok(rate, |model| (model.weight.val() * gradient.clone()).sum());
+        fused
+            .step(rate, |model| (model.weight.val() * gradient.clone()).sum())
+            .unwrap();
     };
-    let mut through = FusedOptimizer::new_ok(model, optimizer.clone());
+    let mut through = FusedOptimizer::new(model, optimizer.clone()).unwrap();
     step(&mut through, 1.0);
     let full = through.full_precision_model();
     let record = full.clone().into_record();
@@ -147,8 +151,8 @@ fn assert_low_bits_are_kept(alike: bool) {
     ];
     assert_equal_weights(&through.model(), &models[0]);
     let resumed = models.map(|model| {
-        let mut resumed = FusedOptimizer::new_ok(model, optimizer.clone());
-        resumed.load_record_ok(through.to_record());
+        let mut resumed = FusedOptimizer::new(model, optimizer.clone()).unwrap();
+        resumed.load_record(through.to_record()).unwrap();
         assert_equal_weights(&full, &resumed.full_precision_model());
         step(&mut resumed, 0.1);
         resumed

@@ -5,14 +5,14 @@ use super::*;
 /// Returns the panic message of a step. The parameter that it names keeps its value.
 fn message(fused: &mut FusedOptimizer<Network>, x: &Tensor<2>) -> String {
     let before = weights(&fused.model());
-    let text = panic_of(|| fused.step_ok(RATE, |model| model.loss(x.clone())));
+    let text = panic_of(|| fused.step(RATE, |model| model.loss(x.clone())).unwrap());
     let after = weights(&fused.model());
     let pairs = before.iter().zip(&after);
     let named: Vec<_> = pairs.filter(|((path, _), _)| text.contains(path)).collect();
     assert_eq!(named.len(), 1, "{text}");
     assert_eq!(named[0].0, named[0].1);
     // The state is not lost: the same step is refused again.
-    let again = panic_of(|| fused.step_ok(RATE, |model| model.loss(x.clone())));
+    let again = panic_of(|| fused.step(RATE, |model| model.loss(x.clone())).unwrap());
     assert_eq!(again, text);
     text
 }
@@ -80,28 +80,34 @@ fn low_bits_that_would_be_dropped_are_refused() {
     let with = |format| optim::AdamWConfig::new().with_weight_format(format).init();
     let model = cast(Network::init(device), FloatDType::BF16).unwrap();
     let batches = batches(device, FloatDType::BF16);
-    let mut fused = FusedOptimizer::new_ok(model, with(WeightFormat::Split24));
-    fused.step_ok(RATE, |model| model.loss(batches[0].clone()));
+    let mut fused = FusedOptimizer::new(model, with(WeightFormat::Split24)).unwrap();
+    fused
+        .step(RATE, |model| model.loss(batches[0].clone()))
+        .unwrap();
     for format in [WeightFormat::Plain, WeightFormat::Stochastic] {
-        let mut other = FusedOptimizer::new_ok(fused.model(), with(format));
-        other.load_record_ok(fused.to_record());
+        let mut other = FusedOptimizer::new(fused.model(), with(format)).unwrap();
+        other.load_record(fused.to_record()).unwrap();
         let text = message(&mut other, &batches[1]);
         assert_says(&text, "low bits");
     }
     // Accumulation in the state would also drop them.
     let plain = optim::AdamWConfig::new().build();
-    let mut in_state = FusedOptimizer::accumulating_in_state_ok(fused.model(), plain);
-    in_state.load_record_ok(fused.to_record());
+    let mut in_state = FusedOptimizer::accumulating_in_state(fused.model(), plain).unwrap();
+    in_state.load_record(fused.to_record()).unwrap();
     let text = message(&mut in_state, &batches[1]);
     assert_says(&text, "low bits");
     // The model in full precision has all bits.
     let batches_in_full = self::batches(device, FloatDType::F32);
-    let mut full = FusedOptimizer::new_ok(fused.full_precision_model(), with(WeightFormat::Plain));
-    full.load_record_ok(fused.to_record());
-    full.step_ok(RATE, |model| model.loss(batches_in_full[1].clone()));
+    let mut full =
+        FusedOptimizer::new(fused.full_precision_model(), with(WeightFormat::Plain)).unwrap();
+    full.load_record(fused.to_record()).unwrap();
+    full.step(RATE, |model| model.loss(batches_in_full[1].clone()))
+        .unwrap();
     // An optimizer without the format would drop them.
     let stock = burn::optim::AdamWConfig::new().init();
-    let error = FusedOptimizer::new_ok(fused.model(), stock).load_record(fused.to_record());
+    let error = FusedOptimizer::new(fused.model(), stock)
+        .unwrap()
+        .load_record(fused.to_record());
     let error = error.unwrap_err();
     assert_matches!(error, FusedError::RecordOfAnotherOptimizer { .. });
     assert_says(&error, "low_bits");
@@ -116,20 +122,20 @@ fn low_bits_in_another_type_are_refused() {
     for ((name, split), (_, plain)) in split.into_iter().zip(plain) {
         let model = cast(Network::init(device), FloatDType::BF16).unwrap();
         let batch = batches(device, FloatDType::BF16)[0].clone();
-        let mut fused = FusedOptimizer::new_ok(model, split);
-        fused.step_ok(RATE, |model| model.loss(batch));
+        let mut fused = FusedOptimizer::new(model, split).unwrap();
+        fused.step(RATE, |model| model.loss(batch)).unwrap();
         for dtype in [FloatDType::F32, FloatDType::F64, FloatDType::F16] {
             println!("{name}, {dtype:?}");
             let batch = &batches(device, dtype)[0];
             let rounded = cast(fused.model(), dtype).unwrap();
-            let mut rounded = FusedOptimizer::new_ok(rounded, plain.clone());
-            rounded.load_record_ok(fused.to_record());
+            let mut rounded = FusedOptimizer::new(rounded, plain.clone()).unwrap();
+            rounded.load_record(fused.to_record()).unwrap();
             let text = message(&mut rounded, batch);
             assert_says(&text, "low bits");
             let full = cast(fused.full_precision_model(), dtype).unwrap();
-            let mut full = FusedOptimizer::new_ok(full, plain.clone());
-            full.load_record_ok(fused.to_record());
-            full.step_ok(RATE, |model| model.loss(batch.clone()));
+            let mut full = FusedOptimizer::new(full, plain.clone()).unwrap();
+            full.load_record(fused.to_record()).unwrap();
+            full.step(RATE, |model| model.loss(batch.clone())).unwrap();
         }
     }
 }
@@ -146,9 +152,11 @@ fn trained(shape: [usize; 2], optimizer: &ModuleOptimizer) -> FusedOptimizer<Lin
     let device = Device::flex().autodiff();
     let config = LinearConfig::new(shape[0], shape[1]).with_bias(false);
     let model = cast(config.init(&device), FloatDType::BF16).unwrap();
-    let mut fused = FusedOptimizer::new_ok(model, optimizer.clone());
+    let mut fused = FusedOptimizer::new(model, optimizer.clone()).unwrap();
     let x = Tensor::<2>::ones([2, shape[0]], &Device::flex()).cast(FloatDType::BF16);
-    fused.step_ok(RATE, |model| model.forward(Tensor::from_inner(x)).mean());
+    fused
+        .step(RATE, |model| model.forward(Tensor::from_inner(x)).mean())
+        .unwrap();
     fused
 }
 
@@ -158,10 +166,12 @@ fn record_of_another_shape_is_refused_and_state_is_unchanged() {
         for shapes in [[[64, 64], [64, 128]], [[64, 128], [64, 64]]] {
             let [donor, mut fused] = shapes.map(|shape| trained(shape, &optimizer));
             // The same parameter, by its id.
-            fused.change_model_ok(|mut model| {
-                model.weight = Param::initialized(donor.model().weight.id, model.weight.val());
-                model
-            });
+            fused
+                .change_model(|mut model| {
+                    model.weight = Param::initialized(donor.model().weight.id, model.weight.val());
+                    model
+                })
+                .unwrap();
             let before = fused.to_record().into_bytes().unwrap();
             for record in both_records(&donor) {
                 let error = fused.load_record(record).unwrap_err();

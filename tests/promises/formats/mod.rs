@@ -13,9 +13,8 @@ mod store;
 mod weights;
 mod wrapped;
 
-use crate::backends::on_every_backend;
 use crate::common::*;
-use crate::own_rule;
+use crate::optim::own_rule;
 
 const RATE: f64 = 1e-2;
 
@@ -168,7 +167,7 @@ fn formats_fused_matches_stock(device: &Device) {
         for (name, optimizer) in optimizers(states, weights) {
             let steps = steps(device, name, states);
             let stock = train_stock(copy(), &mut optimizer.clone(), steps, RATE, loss);
-            let mut fused = FusedOptimizer::new_ok(copy(), optimizer);
+            let mut fused = FusedOptimizer::new(copy(), optimizer).unwrap();
             train_fused(&mut fused, steps, RATE, loss);
             let context = format!("{name}, {states:?}, {weights:?}, {dtype:?}");
             println!("{context}");
@@ -196,27 +195,29 @@ fn formats_with_all_policies_match_stock(device: &Device) {
     let stock = batches.chunks(2).fold(copy(), |model, pair| {
         step_stock(model, &mut stepped, RATE, pair, loss)
     });
-    let mut fused = FusedOptimizer::new_ok(copy(), optimizer.clone());
+    let mut fused = FusedOptimizer::new(copy(), optimizer.clone()).unwrap();
     for pair in batches.chunks(2) {
         for batch in pair {
-            fused.accumulate_ok(|model| model.loss(batch.clone()));
+            fused.accumulate(|model| model.loss(batch.clone())).unwrap();
         }
-        fused.step_accumulated_ok(RATE);
+        fused.step_accumulated(RATE).unwrap();
     }
     assert_equal_weights(&stock, &fused.model());
 
     // A maximum norm above all norms changes nothing, a smaller one does.
     let clipped = |norm: f64| {
-        let fused = FusedOptimizer::new_ok(copy(), optimizer.clone());
-        let mut fused = fused.with_config_ok(FusedConfig::exact(norm));
+        let fused = FusedOptimizer::new(copy(), optimizer.clone()).unwrap();
+        let mut fused = fused.with_config(FusedConfig::exact(norm)).unwrap();
         for batch in &batches {
-            fused.step_repeatable_ok(RATE, |model| model.loss(batch.clone()));
+            fused
+                .step_repeatable(RATE, |model| model.loss(batch.clone()))
+                .unwrap();
         }
         fused.model()
     };
-    let mut free = FusedOptimizer::new_ok(copy(), optimizer.clone());
+    let mut free = FusedOptimizer::new(copy(), optimizer.clone()).unwrap();
     for batch in &batches {
-        free.step_ok(RATE, |model| model.loss(batch.clone()));
+        free.step(RATE, |model| model.loss(batch.clone())).unwrap();
     }
     assert_equal_weights(&free.model(), &clipped(1e9));
     assert_changed(&free.model(), &clipped(1e-3), |path| {
@@ -229,22 +230,30 @@ fn formats_changed_between_steps_continue(device: &Device) {
     let batches = batches(device, FloatDType::F32);
     let config = |states| optim::AdamWConfig::new().with_state_format(states);
     let start = config(StateFormat::Full).init();
-    let mut fused = FusedOptimizer::new_ok(Network::init(device), start);
-    fused.step_ok(RATE, |model| model.loss(batches[0].clone()));
+    let mut fused = FusedOptimizer::new(Network::init(device), start).unwrap();
+    fused
+        .step(RATE, |model| model.loss(batches[0].clone()))
+        .unwrap();
     let later = [StateFormat::Bits8, StateFormat::Bits4, StateFormat::Full];
     for (step, states) in later.into_iter().enumerate() {
         let record = fused.to_record();
         let model = fused.model();
-        fused = FusedOptimizer::new_ok(model, config(states).init());
-        fused.load_record_ok(record);
-        fused.step_ok(RATE, |model| model.loss(batches[step + 1].clone()));
+        fused = FusedOptimizer::new(model, config(states).init()).unwrap();
+        fused.load_record(record).unwrap();
+        fused
+            .step(RATE, |model| model.loss(batches[step + 1].clone()))
+            .unwrap();
     }
     let record = fused.to_record();
     let plain = burn::optim::AdamWConfig::new().init();
-    let mut stock = FusedOptimizer::new_ok(fused.model(), plain);
-    stock.load_record_ok(record);
-    stock.step_ok(RATE, |model| model.loss(batches[4].clone()));
-    fused.step_ok(RATE, |model| model.loss(batches[4].clone()));
+    let mut stock = FusedOptimizer::new(fused.model(), plain).unwrap();
+    stock.load_record(record).unwrap();
+    stock
+        .step(RATE, |model| model.loss(batches[4].clone()))
+        .unwrap();
+    fused
+        .step(RATE, |model| model.loss(batches[4].clone()))
+        .unwrap();
     assert_equal_weights(&stock.model(), &fused.model());
 }
 
@@ -255,22 +264,26 @@ fn formats_with_offload_match_without(device: &Device) {
     let batches = batches(device, FloatDType::F32);
     let loss = |model: &Network, step: usize| model.loss(batches[step].clone());
     for (name, optimizer) in element_wise(StateFormat::Bits8, WeightFormat::Plain) {
-        let mut plain = FusedOptimizer::new_ok(copy(), optimizer.clone());
+        let mut plain = FusedOptimizer::new(copy(), optimizer.clone()).unwrap();
         train_fused(&mut plain, 4, RATE, loss);
         for offload in [Offload::States, Offload::Updates] {
             let config = offload_from(device, offload).with_min_elements(10);
-            let fused = FusedOptimizer::new_ok(copy(), optimizer.clone());
-            let mut fused = fused.with_config_on_ok(FusedConfig::offload(config), device);
+            let fused = FusedOptimizer::new(copy(), optimizer.clone()).unwrap();
+            let mut fused = fused
+                .with_config_on(FusedConfig::offload(config), device)
+                .unwrap();
             train_fused(&mut fused, 2, RATE, loss);
             // A record has the form of stock Burn by default.
             let [full, compact] = both_records(&fused).map(|record| record.into_bytes().unwrap());
             let is_smaller = compact.len() < full.len();
             assert!(name.ends_with("Sgd") || is_smaller, "{name}");
             for record in [full, compact] {
-                fused.load_record_ok(OptimizerRecord::from_bytes(record).unwrap());
+                fused
+                    .load_record(OptimizerRecord::from_bytes(record).unwrap())
+                    .unwrap();
             }
             for step in 2..4 {
-                fused.step_ok(RATE, |model| loss(model, step));
+                fused.step(RATE, |model| loss(model, step)).unwrap();
             }
             println!("{name}, {offload:?}");
             match (offload, is_exact(device)) {
@@ -300,17 +313,19 @@ fn records_taken_earlier_are_unchanged_by_steps(device: &Device) {
             println!("{name}, {states:?}");
             let steps = steps(device, name, states);
             let again = optimizer.clone();
-            let mut fused = FusedOptimizer::new_ok(Network::init(device), optimizer);
+            let mut fused = FusedOptimizer::new(Network::init(device), optimizer).unwrap();
             train_fused(&mut fused, 2, RATE, loss);
             let model = copy(&fused.model(), || Network::init(device));
-            let mut resumed = FusedOptimizer::new_ok(model, again);
+            let mut resumed = FusedOptimizer::new(model, again).unwrap();
             let record = optim::compact_records(|| fused.to_record());
             let now = optim::compact_records(|| fused.to_record());
             let now = now.into_bytes().unwrap().to_vec();
             train_fused(&mut fused, steps, RATE, loss);
             let record = record.into_bytes().unwrap();
             assert_eq!(record.to_vec(), now);
-            resumed.load_record_ok(OptimizerRecord::from_bytes(record).unwrap());
+            resumed
+                .load_record(OptimizerRecord::from_bytes(record).unwrap())
+                .unwrap();
             train_fused(&mut resumed, steps, RATE, loss);
             assert_equal_weights(&fused.model(), &resumed.model());
         }

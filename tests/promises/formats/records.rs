@@ -22,13 +22,13 @@ fn formats_run_resumes_at_any_step_to_bit(device: &Device) {
         let loss = |model: &Network, step: usize| model.loss(batches[step].clone());
         for (name, optimizer) in optimizers(states, weights) {
             let model = cast(Network::init(device), dtype).unwrap();
-            let mut fused = FusedOptimizer::new_ok(model, optimizer.clone());
+            let mut fused = FusedOptimizer::new(model, optimizer.clone()).unwrap();
             let mut resumed = Vec::new();
             for step in 0..4 {
-                fused.step_ok(RATE, |model| loss(model, step));
+                fused.step(RATE, |model| loss(model, step)).unwrap();
                 for resumed in &mut resumed {
                     let resumed: &mut FusedOptimizer<Network> = resumed;
-                    resumed.step_ok(RATE, |model| loss(model, step));
+                    resumed.step(RATE, |model| loss(model, step)).unwrap();
                     assert_equal_weights(&fused.model(), &resumed.model());
                     assert_equal_weights(
                         &fused.full_precision_model(),
@@ -43,8 +43,8 @@ fn formats_run_resumes_at_any_step_to_bit(device: &Device) {
                     assert!(compact.len() < full.len(), "{name}");
                 }
                 for bytes in [full, compact] {
-                    let mut again = FusedOptimizer::new_ok(fused.model(), optimizer.clone());
-                    again.load_record_ok(loaded(&bytes));
+                    let mut again = FusedOptimizer::new(fused.model(), optimizer.clone()).unwrap();
+                    again.load_record(loaded(&bytes)).unwrap();
                     resumed.push(again);
                 }
             }
@@ -77,13 +77,17 @@ fn formats_stock_loop_resumes_to_bit(device: &Device) {
 fn stock_continues_from_record_of_formats(device: &Device) {
     let batches = batches(device, FloatDType::F32);
     let ours = optim::AdamWConfig::new().with_state_format(StateFormat::Bits8);
-    let mut fused = FusedOptimizer::new_ok(Network::init(device), ours.init());
-    fused.step_ok(RATE, |model| model.loss(batches[0].clone()));
+    let mut fused = FusedOptimizer::new(Network::init(device), ours.init()).unwrap();
+    fused
+        .step(RATE, |model| model.loss(batches[0].clone()))
+        .unwrap();
     let bytes = saved(fused.to_record());
     let with = |optimizer: ModuleOptimizer| {
-        let mut fused = FusedOptimizer::new_ok(fused.model(), optimizer);
-        fused.load_record_ok(loaded(&bytes));
-        fused.step_ok(RATE, |model| model.loss(batches[1].clone()));
+        let mut fused = FusedOptimizer::new(fused.model(), optimizer).unwrap();
+        fused.load_record(loaded(&bytes)).unwrap();
+        fused
+            .step(RATE, |model| model.loss(batches[1].clone()))
+            .unwrap();
         fused.model()
     };
     let stock = with(burn::optim::AdamWConfig::new().init());

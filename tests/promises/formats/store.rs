@@ -2,7 +2,6 @@
 
 use burn::store::{HalfPrecisionAdapter, ModuleSnapshot, PytorchStore, SafetensorsStore};
 
-use crate::backends::on_every_backend;
 use crate::common::*;
 
 #[derive(Module, Debug)]

@@ -22,14 +22,18 @@ fn split24_stays_near_f32() {
         Tensor::from_inner(random.cast(FloatDType::F32))
     };
     let config = optim::AdamWConfig::new().with_weight_decay(0.1);
-    let mut exact = FusedOptimizer::new_ok(wide, config.clone().init());
+    let mut exact = FusedOptimizer::new(wide, config.clone().init()).unwrap();
     let split = config.with_weight_format(WeightFormat::Split24).init();
-    let mut split = FusedOptimizer::new_ok(model, split);
+    let mut split = FusedOptimizer::new(model, split).unwrap();
     for step in 0..200 {
         let factors = [factor([61, 71]), factor([71, 64])];
         let rate = RATE / (1.0 + step as f64);
-        exact.step_ok(rate, |model| linear_loss(model, &factors));
-        split.step_ok(rate, |model| linear_loss(model, &factors));
+        exact
+            .step(rate, |model| linear_loss(model, &factors))
+            .unwrap();
+        split
+            .step(rate, |model| linear_loss(model, &factors))
+            .unwrap();
     }
     let full = split.full_precision_model();
     assert_near(&exact.model(), &full);
@@ -43,14 +47,18 @@ fn low_bits_of_other_weights_count_as_zero() {
     let optimizer = optim::AdamWConfig::new().with_weight_format(WeightFormat::Split24);
     let model = cast(Network::init(device), FloatDType::BF16).unwrap();
     let batches = batches(device, FloatDType::BF16);
-    let mut fused = FusedOptimizer::new_ok(model, optimizer.init());
-    fused.step_ok(RATE, |model| model.loss(batches[0].clone()));
+    let mut fused = FusedOptimizer::new(model, optimizer.init()).unwrap();
+    fused
+        .step(RATE, |model| model.loss(batches[0].clone()))
+        .unwrap();
     let joined = fused.full_precision_model();
     let plain = cast(fused.model(), FloatDType::F32).unwrap();
     assert_changed(&plain, &joined, |path| !path.starts_with("norm"));
 
     // The weights were set from outside, so the training uses the set values.
-    fused.change_model_ok(|model| map_values(model, |_, value| value + 0.5));
+    fused
+        .change_model(|model| map_values(model, |_, value| value + 0.5))
+        .unwrap();
     let plain = cast(fused.model(), FloatDType::F32).unwrap();
     assert_equal_weights(&plain, &fused.full_precision_model());
 }

@@ -47,14 +47,14 @@ fn assert_fused_equals_stock(name: &str, wrapped: ModuleOptimizer, _plain: Modul
     let loss =
         |model: &Vec<Linear>, step: usize| loss_of_layers(model, false, inputs[step].clone());
     let stock = train_stock(copy(&initial, model), &mut wrapped.clone(), 5, RATE, loss);
-    let mut fused = FusedOptimizer::new_ok(copy(&initial, model), wrapped.clone());
+    let mut fused = FusedOptimizer::new(copy(&initial, model), wrapped.clone()).unwrap();
     train_fused(&mut fused, 2, RATE, loss);
     // Resumes in the middle, from either form of the record.
     for record in both_records(&fused) {
-        let mut resumed = FusedOptimizer::new_ok(fused.model(), wrapped.clone());
-        resumed.load_record_ok(reread(record));
+        let mut resumed = FusedOptimizer::new(fused.model(), wrapped.clone()).unwrap();
+        resumed.load_record(reread(record)).unwrap();
         for step in 2..5 {
-            resumed.step_ok(RATE, |model| loss(model, step));
+            resumed.step(RATE, |model| loss(model, step)).unwrap();
         }
         println!("{name}, resumed");
         assert_equal_weights(&stock, &resumed.model());
@@ -113,8 +113,8 @@ fn assert_follows_f32(name: &str, wrapped: ModuleOptimizer, plain: ModuleOptimiz
         });
         sums.reduce(|a, b| a + b).unwrap()
     };
-    let mut split = FusedOptimizer::new_ok(copy(&initial, model), wrapped);
-    let mut exact = FusedOptimizer::new_ok(cast(initial, FloatDType::F32).unwrap(), plain);
+    let mut split = FusedOptimizer::new(copy(&initial, model), wrapped).unwrap();
+    let mut exact = FusedOptimizer::new(cast(initial, FloatDType::F32).unwrap(), plain).unwrap();
     train_fused(&mut split, 20, RATE, loss);
     train_fused(&mut exact, 20, RATE, loss);
     println!("{name}");
@@ -146,8 +146,10 @@ fn wrapper_refuses_other_types_except_small_f32_parameters() {
     let init = || -> Linear { LinearConfig::new(80, 8).init(&device) };
     let small = init();
     let stock = AdafactorConfig::new().init();
-    let mut plain = FusedOptimizer::new_ok(copy(&small, init), stock);
-    plain.step_ok(RATE, |model| model.forward(x.clone()).mean());
+    let mut plain = FusedOptimizer::new(copy(&small, init), stock).unwrap();
+    plain
+        .step(RATE, |model| model.forward(x.clone()).mean())
+        .unwrap();
     assert_equal_weights(&plain.model(), &step(small).unwrap());
 }
 

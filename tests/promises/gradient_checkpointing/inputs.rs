@@ -104,7 +104,7 @@ fn blocks_with_structs_and_constants_train_as_plain_calls(device: &Device) {
     assert_equal_in(&ways, init, |fused, (in_blocks, offload)| {
         let config = GradientCheckpointingConfig::new().with_offload_inputs(offload);
         let config = FusedConfig::new().with_gradient_checkpointing(config);
-        let mut fused = fused.with_config_ok(config);
+        let mut fused = fused.with_config(config).unwrap();
         train_fused(&mut fused, 3, RATE, |model, _| {
             model.loss(tokens.clone(), in_blocks)
         });

@@ -18,7 +18,9 @@ fn assert_same_in_blocks(
     let init = || Stack::init(device);
     assert_equal_in(&[false, true], init, |mut fused, in_blocks| {
         for (step, x) in xs.iter().enumerate() {
-            fused.step_ok(RATE, |model| loss(model, step, x.clone(), in_blocks));
+            fused
+                .step(RATE, |model| loss(model, step, x.clone(), in_blocks))
+                .unwrap();
             check(fused.last_step(), step);
         }
         fused
@@ -123,7 +125,7 @@ fn block_gradient_of_zero_moves_momentum(device: &Device) {
     let copy = || copy(&initial, || Stack::init(device));
     let plain = |model: &Stack, step| loss(model, step, false);
     let stock = train_stock(copy(), &mut momentum().init(), 3, RATE, plain);
-    let mut fused = FusedOptimizer::new_ok(copy(), momentum().init());
+    let mut fused = FusedOptimizer::new(copy(), momentum().init()).unwrap();
     train_fused(&mut fused, 3, RATE, |model, step| loss(model, step, true));
     assert_equal_weights(&stock, &fused.model());
 }
@@ -170,7 +172,7 @@ fn tensor_used_in_blocks_and_outside_agrees_within_rounding(device: &Device) {
     let xs = xs(device);
     let [plain, in_blocks] = [false, true].map(|in_blocks| {
         let model = copy(&initial, || Stack::init(device));
-        let mut fused = FusedOptimizer::new_ok(model, SgdConfig::new().init());
+        let mut fused = FusedOptimizer::new(model, SgdConfig::new().init()).unwrap();
         train_fused(&mut fused, 3, RATE, |model, step| {
             let x = model.input.forward(xs[step].clone()).tanh();
             let run = |block: &Block, x: Tensor<2>| block.forward(x);
@@ -201,14 +203,16 @@ fn lora_base_with_backward_on_another_thread_trains() {
         let xs = xs(&device);
         assert_equal_in(&THREADS, lora, |mut fused, (threads, way)| {
             for x in &xs {
-                fused.step_with_backward_ok(RATE, |model| {
-                    let loss = model.loss(x.clone(), way);
-                    let gradients = match threads {
-                        true => std::thread::spawn(move || loss.backward()).join().unwrap(),
-                        false => loss.backward(),
-                    };
-                    ((), GradientsParams::from_grads(gradients, model))
-                });
+                fused
+                    .step_with_backward(RATE, |model| {
+                        let loss = model.loss(x.clone(), way);
+                        let gradients = match threads {
+                            true => std::thread::spawn(move || loss.backward()).join().unwrap(),
+                            false => loss.backward(),
+                        };
+                        ((), GradientsParams::from_grads(gradients, model))
+                    })
+                    .unwrap();
                 assert_eq!(fused.last_step().without_gradient, 0);
             }
             fused
@@ -223,16 +227,18 @@ fn blocks_on_thread_with_context_train_as_plain_ones(device: &Device) {
     let init = || Stack::init(device);
     assert_equal_in(&THREADS, init, |mut fused, (threads, way)| {
         for _ in 0..3 {
-            fused.step_ok(RATE, |model| {
-                let x = model.input.forward(x.clone());
-                let context = StepContext::current().unwrap();
-                let run = || context.enter(|| way(&model.blocks, x));
-                let x = match threads {
-                    true => std::thread::scope(|scope| scope.spawn(run).join().unwrap()),
-                    false => run(),
-                };
-                model.output.forward(x).powi_scalar(2).mean()
-            });
+            fused
+                .step(RATE, |model| {
+                    let x = model.input.forward(x.clone());
+                    let context = StepContext::current().unwrap();
+                    let run = || context.enter(|| way(&model.blocks, x));
+                    let x = match threads {
+                        true => std::thread::scope(|scope| scope.spawn(run).join().unwrap()),
+                        false => run(),
+                    };
+                    model.output.forward(x).powi_scalar(2).mean()
+                })
+                .unwrap();
             assert_eq!(fused.last_step().without_gradient, 0);
         }
         fused

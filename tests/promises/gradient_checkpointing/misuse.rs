@@ -10,14 +10,14 @@ fn start() -> (FusedOptimizer<Stack>, Stack, Tensor<2>) {
     let device = Device::flex().autodiff();
     let initial = Stack::init(&device);
     let before = copy(&initial, || Stack::init(&device));
-    let fused = FusedOptimizer::new_ok(initial, SgdConfig::new().init());
+    let fused = FusedOptimizer::new(initial, SgdConfig::new().init()).unwrap();
     (fused, before, xs(&device).remove(0))
 }
 
 /// Returns the message of the panic of a step of `fused`.
 #[track_caller]
 fn message<M: Module>(fused: &mut FusedOptimizer<M>, loss: impl Fn(&M) -> Tensor<1>) -> String {
-    panic_of(|| fused.step_ok(RATE, loss))
+    panic_of(|| fused.step(RATE, loss).unwrap())
 }
 
 /// The compiler refuses captured tensors, but it does not check constants and fields that are not parameters.
@@ -110,7 +110,9 @@ fn block_panic_in_second_run_leaves_block_unchanged() {
         path.starts_with("input") || path.starts_with("blocks.0")
     });
     // Training goes on.
-    fused.step_ok(RATE, |model| model.loss(x.clone(), each));
+    fused
+        .step(RATE, |model| model.loss(x.clone(), each))
+        .unwrap();
     assert_eq!(fused.last_step().without_gradient, 0);
     assert_nothing_accumulated(&mut fused);
 }
@@ -148,7 +150,9 @@ fn block_runs_that_read_other_parameters_are_an_error() {
         assert_says(&message, "`blocks.1.contract.weight`");
         assert_changed(&before, &fused.model(), |path| path.starts_with("output"));
         // Training goes on.
-        fused.step_ok(RATE, |model| model.loss(x.clone(), each));
+        fused
+            .step(RATE, |model| model.loss(x.clone(), each))
+            .unwrap();
         assert_eq!(fused.last_step().without_gradient, 0);
     }
 }
@@ -166,7 +170,7 @@ fn block_called_on_another_thread_is_refused() {
             Err(payload) => std::panic::resume_unwind(payload),
         }
     });
-    assert_says(&message, "`promises::residual::Block`");
+    assert_says(&message, "`promises::common::residual::Block`");
     assert_says(&message, "on another thread");
     assert_equal_weights(&before, &fused.model());
 
@@ -190,7 +194,7 @@ fn on_two_devices() -> Vec<Linear> {
 fn block_on_another_device_is_named() {
     let device = Device::flex().autodiff();
     let x = xs(&device).remove(0);
-    let mut fused = FusedOptimizer::new_ok(on_two_devices(), SgdConfig::new().init());
+    let mut fused = FusedOptimizer::new(on_two_devices(), SgdConfig::new().init()).unwrap();
     let message = message(&mut fused, |model| {
         let run = |linear: &Linear, x| linear.forward(x);
         let forward = |x, linear| gradient_checkpointing(linear, x, run);

@@ -9,9 +9,7 @@ mod tiled;
 
 use std::sync::{Arc, Mutex};
 
-use crate::backends::on_every_backend;
 use crate::common::*;
-use crate::residual::Block;
 
 const RATE: f64 = 1e-2;
 
@@ -86,7 +84,7 @@ fn assert_equal_in<M: Module, W: Copy>(
         panic!("there is nothing to train")
     };
     let trained = |way: &W| {
-        let fused = FusedOptimizer::new_ok(copy(&initial, &init), AdamWConfig::new().init());
+        let fused = FusedOptimizer::new(copy(&initial, &init), AdamWConfig::new().init()).unwrap();
         train(fused, *way).valid()
     };
     let expected = trained(expected);
@@ -125,8 +123,10 @@ fn recomputed_blocks_train_as_plain_ones_on(device: &Device) {
     let chosen = chosen.flat_map(|choice| [each as Way, nested].map(|way| (choice.clone(), way)));
     let all = WAYS.map(|way| (GradientCheckpointingConfig::new(), way));
     for (choice, way) in all.into_iter().chain(chosen) {
-        let mut fused = FusedOptimizer::new_ok(copy(), AdamWConfig::new().init())
-            .with_config_ok(FusedConfig::new().with_gradient_checkpointing(choice));
+        let mut fused = FusedOptimizer::new(copy(), AdamWConfig::new().init())
+            .unwrap()
+            .with_config(FusedConfig::new().with_gradient_checkpointing(choice))
+            .unwrap();
         train_fused(&mut fused, 5, RATE, |model, step| {
             model.loss(xs[step].clone(), way)
         });
@@ -149,16 +149,18 @@ fn block_outside_of_fused_step_is_simply_called(device: &Device) {
     };
     gradient(with).assert_approx_eq::<f32>(&gradient(without), Default::default());
 
-    let mut fused = FusedOptimizer::new_ok(model, SgdConfig::new().init());
+    let mut fused = FusedOptimizer::new(model, SgdConfig::new().init()).unwrap();
     let valid = fused.valid();
     let inner = x.clone().inner();
     let [with, without] = [each, plain].map(|way| valid.loss(inner.clone(), way).into_data());
     with.assert_approx_eq::<f32>(&without, Default::default());
     // Also for inference inside a step.
-    let (_, seen) = fused.step_ok(RATE, |model| {
-        let seen = model.valid().loss(inner.clone(), each);
-        (model.loss(x.clone(), each), seen)
-    });
+    let (_, seen) = fused
+        .step(RATE, |model| {
+            let seen = model.valid().loss(inner.clone(), each);
+            (model.loss(x.clone(), each), seen)
+        })
+        .unwrap();
     seen.into_data()
         .assert_approx_eq::<f32>(&without, Default::default());
 }
@@ -169,12 +171,14 @@ fn blocks_frozen_or_unused_stay_unchanged(device: &Device) {
     let x = xs(device).remove(0);
     assert_equal_in(&[plain as Way, each], init, |mut fused, way| {
         let before = fused.model();
-        fused.step_ok(RATE, |model| {
-            let x = model.input.forward(x.clone());
-            // Computed but not part of the loss, so its parameters receive no gradient.
-            way(&model.blocks[3..], x.clone());
-            model.output.forward(way(&model.blocks[..3], x)).mean()
-        });
+        fused
+            .step(RATE, |model| {
+                let x = model.input.forward(x.clone());
+                // Computed but not part of the loss, so its parameters receive no gradient.
+                way(&model.blocks[3..], x.clone());
+                model.output.forward(way(&model.blocks[..3], x)).mean()
+            })
+            .unwrap();
         assert_eq!(fused.last_step().without_gradient, 6);
         assert_kept(&before, &fused.model(), |path| {
             path.starts_with("blocks.1") || path.starts_with("blocks.3")
@@ -193,8 +197,10 @@ on_every_backend!(
 #[test]
 fn kept_blocks_are_counted_outside_of_other_blocks() {
     let device = Device::flex().autodiff();
-    let mut fused = FusedOptimizer::new_ok(Stack::init(&device), SgdConfig::new().init())
-        .with_config_ok(FusedConfig::new().with_gradient_checkpointing(keeping(&[false, true])));
+    let mut fused = FusedOptimizer::new(Stack::init(&device), SgdConfig::new().init())
+        .unwrap()
+        .with_config(FusedConfig::new().with_gradient_checkpointing(keeping(&[false, true])))
+        .unwrap();
     let x = xs(&device).remove(0);
     let runs = Arc::new(Mutex::new(Vec::new()));
     type Runs = Constant<Arc<Mutex<Vec<(&'static str, bool)>>>>;
@@ -209,17 +215,19 @@ fn kept_blocks_are_counted_outside_of_other_blocks() {
     // In two steps, because each step counts from the start.
     for _ in 0..2 {
         runs.lock().unwrap().clear();
-        fused.step_ok(RATE, |model| {
-            let looked = model.valid();
-            let look = input(x.clone().inner());
-            gradient_checkpointing(&looked.blocks[0], look, noting("look"));
-            let inner = noting("inner");
-            let outer = move |block: &Block, input| gradient_checkpointing(block, input, inner);
-            let x = gradient_checkpointing(&model.blocks[0], input(x.clone()), outer);
-            let x = gradient_checkpointing(&model.blocks[1], input(x), noting("kept"));
-            let x = gradient_checkpointing(&model.blocks[2], input(x), noting("beyond"));
-            x.mean()
-        });
+        fused
+            .step(RATE, |model| {
+                let looked = model.valid();
+                let look = input(x.clone().inner());
+                gradient_checkpointing(&looked.blocks[0], look, noting("look"));
+                let inner = noting("inner");
+                let outer = move |block: &Block, input| gradient_checkpointing(block, input, inner);
+                let x = gradient_checkpointing(&model.blocks[0], input(x.clone()), outer);
+                let x = gradient_checkpointing(&model.blocks[1], input(x), noting("kept"));
+                let x = gradient_checkpointing(&model.blocks[2], input(x), noting("beyond"));
+                x.mean()
+            })
+            .unwrap();
         let mut runs = runs.lock().unwrap().clone();
         runs.sort_unstable();
         // A recorded run may repeat if concurrent tests draw random numbers.

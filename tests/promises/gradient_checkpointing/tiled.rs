@@ -83,7 +83,7 @@ fn tiled_training_equals_stock(device: &Device) {
             output.powi_scalar(2).mean()
         };
         let stock = train_stock(copy(), &mut AdamWConfig::new().init(), 3, RATE, loss);
-        let mut fused = FusedOptimizer::new_ok(copy(), AdamWConfig::new().init());
+        let mut fused = FusedOptimizer::new(copy(), AdamWConfig::new().init()).unwrap();
         train_fused(&mut fused, 3, RATE, loss);
         // The gradient of the key's bias is only rounding error.
         match is_exact(device) {
@@ -103,10 +103,12 @@ fn tiles_of_any_size_train_as_whole() {
     let initial = Layer::init(&device);
     let train = |tile| {
         let model = copy(&initial, || Layer::init(&device));
-        let mut fused = FusedOptimizer::new_ok(model, SgdConfig::new().init());
+        let mut fused = FusedOptimizer::new(model, SgdConfig::new().init()).unwrap();
         let losses = [(); 3].map(|()| {
             let output = |model: &Layer| model.forward(input(11, &device), tile);
-            let loss = fused.step_ok(0.1, |model| output(model).powi_scalar(2).mean());
+            let loss = fused
+                .step(0.1, |model| output(model).powi_scalar(2).mean())
+                .unwrap();
             loss.into_scalar::<f32>()
         });
         (losses, fused.model())
@@ -160,13 +162,15 @@ fn tiled_operation_that_changes_tokens_is_refused() {
     let device = Device::flex().autodiff();
     let mlp = Layer::init(&device).mlp;
     let x = input(5, &device);
-    let mut fused = FusedOptimizer::new_ok(mlp, SgdConfig::new().init());
+    let mut fused = FusedOptimizer::new(mlp, SgdConfig::new().init()).unwrap();
     let before = weights(&fused.model());
     let message = panic_of(|| {
-        fused.step_ok(1.0, |mlp| {
-            let pooled = |mlp: &Mlp, x: Tensor<3>| mlp.forward(x).mean_dim(1);
-            gradient_checkpointing_tiled(mlp, x.clone(), 1, 2, pooled).mean()
-        })
+        fused
+            .step(1.0, |mlp| {
+                let pooled = |mlp: &Mlp, x: Tensor<3>| mlp.forward(x).mean_dim(1);
+                gradient_checkpointing_tiled(mlp, x.clone(), 1, 2, pooled).mean()
+            })
+            .unwrap()
     });
     assert_says(&message, "received 2 tokens and returned 1");
     assert_eq!(weights(&fused.model()), before);

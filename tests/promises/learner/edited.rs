@@ -137,7 +137,7 @@ fn returned_gradient_of_released_parameter_is_an_error() {
                 inner: Regression::init_on(&device),
                 edit,
             };
-            let mut fused = FusedOptimizer::new_ok(model, AdamWConfig::new().init());
+            let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init()).unwrap();
             let mut step = || {
                 fused.step_with_backward(1e-3, |model| {
                     let output = TrainStep::step(model, batch.clone());

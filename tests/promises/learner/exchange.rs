@@ -3,7 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::*;
-use crate::exchange::{TYPES, optimizers};
+use crate::records::exchange::{TYPES, optimizers};
 
 /// The layers in `dtype`, the norm in f32, as Burn's are.
 pub fn in_dtype(dtype: FloatDType) -> Regression {

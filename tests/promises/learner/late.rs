@@ -7,7 +7,6 @@ use burn::store::ModuleRecord;
 use burn::train::checkpoint::{Checkpoint, Checkpointer, CheckpointerError, KeepLastNCheckpoints};
 
 use super::*;
-use crate::backends::on_every_backend;
 
 /// A recorder that saves only after the end of the training.
 struct Held<R>(Arc<Mutex<Vec<R>>>);

@@ -7,7 +7,7 @@ use burn::train::checkpoint::{FileCheckpointer, KeepLastNCheckpoints};
 
 use super::exchange::in_dtype;
 use super::*;
-use crate::exchange::optimizers;
+use crate::records::exchange::optimizers;
 
 /// Metrics and checkpoints are equal, too. The last group of an epoch is short.
 #[test]

@@ -214,9 +214,9 @@ impl Run {
         let learner = FusedLearner::new(model, self.optimizer.clone(), self.scheduler.clone());
         let learner = match self.strategy {
             None => learner,
-            Some(strategy) => learner.with_training_strategy_ok(strategy()),
+            Some(strategy) => learner.with_training_strategy(strategy()).unwrap(),
         };
-        learner.with_config_ok(self.config.clone())
+        learner.with_config(self.config.clone()).unwrap()
     }
 
     fn fused<M: OnPoints>(&self, model: M, folder: &Path) -> LearningResult<M> {

@@ -166,12 +166,18 @@ fn checkpoint_restores_loss_scale_under_any_interval() {
         };
         let model = run.in_way(true, Clipped::init(), folder.path());
         let file = folder.path().join(format!("checkpoint/optim-{epoch}.bpk"));
-        let mut fused = FusedOptimizer::new_ok(model.train(), AdamWConfig::new().init())
-            .with_config_ok(FusedConfig::scaling(scaling));
-        fused.load_record_ok(OptimizerRecord::load(file).unwrap());
+        let mut fused = FusedOptimizer::new(model.train(), AdamWConfig::new().init())
+            .unwrap()
+            .with_config(FusedConfig::scaling(scaling))
+            .unwrap();
+        fused
+            .load_record(OptimizerRecord::load(file).unwrap())
+            .unwrap();
         let device = &Device::flex().autodiff();
         let scales = expected.map(|_| {
-            fused.step_repeatable_ok(0.1, |model| model.inner.output(Points::ones(device)).loss);
+            fused
+                .step_repeatable(0.1, |model| model.inner.output(Points::ones(device)).loss)
+                .unwrap();
             fused.last_step().loss_scale.unwrap()
         });
         assert_eq!(scales, expected, "epoch {epoch}, interval {interval}");
@@ -201,7 +207,7 @@ fn accumulation_in_state_equals_loop() {
 #[test]
 fn norm_or_accumulation_of_zero_is_refused() {
     let learner = || Run::new(1).learner(Regression::init());
-    let message = panic_of(|| drop(learner().with_config_ok(FusedConfig::exact(0.0))));
+    let message = panic_of(|| drop(learner().with_config(FusedConfig::exact(0.0)).unwrap()));
     assert_says(&message, "must be positive");
     let run = Run {
         accumulation: Some(0),

@@ -91,7 +91,9 @@ fn blocks_in_any_order_train_as_without_offload(device: &Device) {
                 false => FusedConfig::offload(config(device, mode)),
             });
             let config = config.unwrap_or_default().with_max_bytes_in_flight(limit);
-            adam(twin(&initial), device, None).with_config_on_ok(config, device)
+            adam(twin(&initial), device, None)
+                .with_config_on(config, device)
+                .unwrap()
         };
         assert_offload_changes_nothing(device, &modes(device), fuse, |fused| {
             train_fused(fused, 6, RATE, |model, step| {

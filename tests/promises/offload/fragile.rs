@@ -77,12 +77,20 @@ fn state_transfer_that_panics_loses_no_weight_or_state() {
         for failing in 0..4 {
             let model = Network::init(&Device::flex().autodiff());
             let config = OffloadConfig::new(Offload::States).with_min_elements(10);
-            let mut fused = FusedOptimizer::new_ok(model, Fragile.into())
-                .with_config_on_ok(FusedConfig::offload(config), &device);
-            fused.step_ok(RATE, |model| model.loss(tokens[0].clone()));
+            let mut fused = FusedOptimizer::new(model, Fragile.into())
+                .unwrap()
+                .with_config_on(FusedConfig::offload(config), &device)
+                .unwrap();
+            fused
+                .step(RATE, |model| model.loss(tokens[0].clone()))
+                .unwrap();
             let states = fused.to_record().len();
             calls.store(failing, Ordering::SeqCst);
-            let step = || fused.step_ok(RATE, |model| model.loss(tokens[1].clone()));
+            let step = || {
+                fused
+                    .step(RATE, |model| model.loss(tokens[1].clone()))
+                    .unwrap()
+            };
             assert_says(&panic_of(step), "the state is stuck");
             calls.store(usize::MAX, Ordering::SeqCst);
 
@@ -90,7 +98,9 @@ fn state_transfer_that_panics_loses_no_weight_or_state() {
                 assert!(values.iter::<f32>().all(f32::is_finite), "`{path}`");
             }
             assert_eq!(fused.to_record().len(), states);
-            fused.step_ok(RATE, |model| model.loss(tokens[2].clone()));
+            fused
+                .step(RATE, |model| model.loss(tokens[2].clone()))
+                .unwrap();
         }
     }
 }
@@ -107,10 +117,14 @@ fn record_load_that_panics_changes_nothing() {
         .with_offload(Some(offload))
         .with_averaging(Some(WeightAveragingConfig::new().with_decay(Some(0.5))));
     let train = |steps: usize| {
-        let mut fused = FusedOptimizer::new_ok(initial.clone(), Fragile.into())
-            .with_config_on_ok(config.clone(), &device);
+        let mut fused = FusedOptimizer::new(initial.clone(), Fragile.into())
+            .unwrap()
+            .with_config_on(config.clone(), &device)
+            .unwrap();
         for tokens in &tokens[..steps] {
-            fused.step_ok(RATE, |model| model.loss(tokens.clone()));
+            fused
+                .step(RATE, |model| model.loss(tokens.clone()))
+                .unwrap();
         }
         fused
     };
@@ -125,7 +139,9 @@ fn record_load_that_panics_changes_nothing() {
                 assert!(failing > 1, "no call has failed");
                 break;
             }
-            fused.step_ok(RATE, |model| model.loss(tokens[2].clone()));
+            fused
+                .step(RATE, |model| model.loss(tokens[2].clone()))
+                .unwrap();
             let clipping = [&fused, &expected].map(|it| it.last_step().clipping);
             assert_eq!(clipping[0], clipping[1]);
             assert_equal_weights(&expected.model(), &fused.model());

@@ -14,15 +14,19 @@ fn frozen_weights_rest_on_host_and_are_read_on_device(device: &Device) {
             [None, Some(mode)].map(|mode| adam(frozen(twin(&initial)), device, mode));
         let inner = device.clone().inner();
         for tokens in &batches {
-            plain.step_ok(RATE, |model| model.loss(tokens.clone()));
-            fused.step_ok(RATE, |model| {
-                let weight = &model.blocks[1].expand.weight;
-                let rests = weight.base().device().inner();
-                let waits = matches!(mode, Offload::Weights(_));
-                assert_eq!(rests != inner, waits, "{mode:?}");
-                assert_eq!(weight.val().device().inner(), inner);
-                model.loss(tokens.clone())
-            });
+            plain
+                .step(RATE, |model| model.loss(tokens.clone()))
+                .unwrap();
+            fused
+                .step(RATE, |model| {
+                    let weight = &model.blocks[1].expand.weight;
+                    let rests = weight.base().device().inner();
+                    let waits = matches!(mode, Offload::Weights(_));
+                    assert_eq!(rests != inner, waits, "{mode:?}");
+                    assert_eq!(weight.val().device().inner(), inner);
+                    model.loss(tokens.clone())
+                })
+                .unwrap();
         }
         assert_equal_weights(&plain.model(), &fused.model());
         assert_equal_weights(&plain.valid(), &fused.model().valid());
@@ -61,14 +65,18 @@ fn adapter_outside_of_blocks_is_refused_by_name(device: &Device) {
     for (model, min_elements) in [(trained, 10), (frozen.clone(), 10), (frozen, 50)] {
         let mode = Offload::Weights(OffloadedBlocks::All);
         let config = config(device, mode).with_min_elements(min_elements);
-        let fused = FusedOptimizer::new_ok(model.clone(), AdamConfig::new().init());
-        let mut fused = fused.with_config_on_ok(FusedConfig::offload(config), device);
+        let fused = FusedOptimizer::new(model.clone(), AdamConfig::new().init()).unwrap();
+        let mut fused = fused
+            .with_config_on(FusedConfig::offload(config), device)
+            .unwrap();
         for training in [true, false] {
             let text = panic_of(|| {
-                fused.step_ok(RATE, |model| match training {
-                    true => model.loss(tokens.clone()),
-                    false => model.valid().loss(tokens.clone()),
-                })
+                fused
+                    .step(RATE, |model| match training {
+                        true => model.loss(tokens.clone()),
+                        false => model.valid().loss(tokens.clone()),
+                    })
+                    .unwrap()
             });
             assert_says(&text, "`embedding.weight` is offloaded");
         }

@@ -15,7 +15,7 @@ fn refused<M: Module>(fused: FusedOptimizer<M>, config: FusedConfig, device: &De
 fn offload_from_host_is_refused() {
     let device = Device::flex();
     let model = Network::init(&device.clone().autodiff());
-    let fused = FusedOptimizer::new_ok(model, AdamConfig::new().init());
+    let fused = FusedOptimizer::new(model, AdamConfig::new().init()).unwrap();
     let config = FusedConfig::offload(OffloadConfig::new(Offload::Updates));
     assert_says(&refused(fused, config, &device), "the host itself");
 }
@@ -28,7 +28,7 @@ fn offload_beyond_host_memory_is_refused_with_bytes() {
     let mut model = vec![linear(), linear().no_grad()];
     let long = Tensor::<2>::ones([1, 1], &device.clone().inner()).expand([1 << 24, 1 << 24]);
     model[1].weight = Param::initialized(model[1].weight.id, Tensor::from_inner(long));
-    let fused = FusedOptimizer::new_ok(model, AdamConfig::new().init());
+    let fused = FusedOptimizer::new(model, AdamConfig::new().init()).unwrap();
     let config = config(&device, Offload::Weights(OffloadedBlocks::All));
     let error = refused(fused, FusedConfig::offload(config), &device);
     assert_says(
@@ -40,13 +40,13 @@ fn offload_beyond_host_memory_is_refused_with_bytes() {
 fn offload_options_that_contradict_are_refused(device: &Device) {
     let init = || Network::init(device);
     let to_host = |offload| FusedConfig::offload(config(device, offload));
-    let fused = || FusedOptimizer::new_ok(init(), AdamConfig::new().init());
+    let fused = || FusedOptimizer::new(init(), AdamConfig::new().init()).unwrap();
     for part in [-0.5, 1.5, f64::NAN] {
         let blocks = Offload::Weights(OffloadedBlocks::Fraction(part));
         assert_says(&refused(fused(), to_host(blocks), device), "from 0 to 1");
     }
     let adamw = optim::AdamWConfig::new().build();
-    let accumulates = FusedOptimizer::accumulating_in_state_ok(init(), adamw);
+    let accumulates = FusedOptimizer::accumulating_in_state(init(), adamw).unwrap();
     let error = refused(accumulates, to_host(Offload::States), device);
     assert_says(&error, "accumulate in a buffer");
     if !device.supports_dtype(DType::F64) {
@@ -54,7 +54,7 @@ fn offload_options_that_contradict_are_refused(device: &Device) {
     }
     // A state would lose precision, and untrained statistics have another type.
     let weight = Tensor::<2>::ones([8, 8], (device, DType::F64));
-    let of_f64 = FusedOptimizer::new_ok(Param::from_tensor(weight), AdamConfig::new().init());
+    let of_f64 = FusedOptimizer::new(Param::from_tensor(weight), AdamConfig::new().init()).unwrap();
     let error = refused(of_f64, to_host(Offload::States), device);
     assert!(error.contains("F64") && error.contains("in f32"), "{error}");
     let computed = to_host(Offload::Updates).with_compute_dtype(Some(FloatDType::F64));
@@ -72,7 +72,9 @@ fn offloaded_training_after_panic_equals_untouched(device: &Device) {
     for mode in modes(device) {
         let fuse = || {
             let fused = adam(twin(&initial), device, None);
-            fused.with_config_on_ok(with_inputs(device, mode), device)
+            fused
+                .with_config_on(with_inputs(device, mode), device)
+                .unwrap()
         };
         let mut untouched = fuse();
         train_fused(&mut untouched, 4, RATE, loss);
@@ -81,22 +83,25 @@ fn offloaded_training_after_panic_equals_untouched(device: &Device) {
         train_fused(&mut fused, 2, RATE, loss);
         for place in ["in the closure", "in the first run", "in the second run"] {
             let text = panic_of(|| {
-                fused.step_ok(RATE, |model| {
-                    assert_ne!(place, "in the closure");
-                    let tokens = batches[2].clone();
-                    let x: Tensor<2> = model.embedding.forward(tokens).flatten(0, 1);
-                    // Without the norm, so that the statistics are unchanged.
-                    let run = |block: &Block, x| block.contract.forward(block.expand.forward(x));
-                    let each = |x, block| gradient_checkpointing(block, x, run);
-                    let x = model.blocks.iter().fold(x, each);
-                    // The last block, so that the parameters of all other blocks are unchanged.
-                    let fails = move |block: &Block, x: Tensor<2>| {
-                        let is_second = block.expand.weight.val().is_tracked();
-                        assert_ne!(is_second, place == "in the second run", "{place}");
-                        run(block, x)
-                    };
-                    gradient_checkpointing(&model.blocks[3], x, fails).mean()
-                })
+                fused
+                    .step(RATE, |model| {
+                        assert_ne!(place, "in the closure");
+                        let tokens = batches[2].clone();
+                        let x: Tensor<2> = model.embedding.forward(tokens).flatten(0, 1);
+                        // Without the norm, so that the statistics are unchanged.
+                        let run =
+                            |block: &Block, x| block.contract.forward(block.expand.forward(x));
+                        let each = |x, block| gradient_checkpointing(block, x, run);
+                        let x = model.blocks.iter().fold(x, each);
+                        // The last block, so that the parameters of all other blocks are unchanged.
+                        let fails = move |block: &Block, x: Tensor<2>| {
+                            let is_second = block.expand.weight.val().is_tracked();
+                            assert_ne!(is_second, place == "in the second run", "{place}");
+                            run(block, x)
+                        };
+                        gradient_checkpointing(&model.blocks[3], x, fails).mean()
+                    })
+                    .unwrap()
             });
             assert_says(&text, place);
         }
@@ -108,7 +113,7 @@ fn offloaded_training_after_panic_equals_untouched(device: &Device) {
             Answer::Use
         });
         let mut fused = fuse().with_hook(ParamGroup::all(), panics);
-        let text = panic_of(|| fused.step_ok(RATE, |model| loss(model, 0)));
+        let text = panic_of(|| fused.step(RATE, |model| loss(model, 0)).unwrap());
         assert_says(&text, "at this one");
         // Those whose gradient had not arrived, and the one itself.
         let kept = [
@@ -146,15 +151,17 @@ fn offloaded_weight_read_after_backward_is_new_one(device: &Device) {
     let tokens = batches(device).remove(0);
     for mode in modes(device) {
         let mut fused = adam(twin(&initial), device, mode);
-        let read = fused.step_with_backward_ok(RATE, |model| {
-            let gradients = model.loss(tokens.clone()).backward();
-            let blocks = model.valid().blocks;
-            let read = blocks[0].expand.weight.val().into_data();
-            (
-                read.iter::<f32>().collect::<Vec<_>>(),
-                GradientsParams::from_grads(gradients, model),
-            )
-        });
+        let read = fused
+            .step_with_backward(RATE, |model| {
+                let gradients = model.loss(tokens.clone()).backward();
+                let blocks = model.valid().blocks;
+                let read = blocks[0].expand.weight.val().into_data();
+                (
+                    read.iter::<f32>().collect::<Vec<_>>(),
+                    GradientsParams::from_grads(gradients, model),
+                )
+            })
+            .unwrap();
         let after = fused.model().blocks[0].expand.weight.val().into_data();
         assert_eq!(read, after.iter::<f32>().collect::<Vec<_>>(), "{mode:?}");
         assert_changed(&initial, &fused.model(), |_| true);
@@ -166,7 +173,10 @@ fn offloaded_trainings_run_concurrently(device: &Device) {
     if !is_exact(device) {
         return; // Each thread would have a stream of its own.
     }
+    let initial = Network::init(device);
     let tokens = batches(device).remove(0);
+    let loss = |model: &Network, _| model.loss(tokens.clone());
+    let stock = train_stock(twin(&initial), &mut AdamConfig::new().init(), 1, RATE, loss);
     let barrier = Arc::new(Barrier::new(2));
     let meets = || {
         let barrier = barrier.clone();
@@ -176,14 +186,19 @@ fn offloaded_trainings_run_concurrently(device: &Device) {
         })
     };
     let fused = || {
-        let fused = adam(Network::init(device), device, Offload::Updates);
+        let fused = adam(twin(&initial), device, Offload::Updates);
         fused.with_hook(ParamGroup::all(), meets())
     };
     let both = [fused(), fused()];
     std::thread::scope(|scope| {
-        for mut fused in both {
+        for thread in both.map(|mut fused| {
             let tokens = tokens.clone();
-            scope.spawn(move || fused.step_ok(RATE, |model| model.loss(tokens)));
+            scope.spawn(move || {
+                fused.step(RATE, |model| model.loss(tokens)).unwrap();
+                fused.model()
+            })
+        }) {
+            assert_equal_weights(&stock, &thread.join().unwrap());
         }
     });
 }
@@ -195,7 +210,9 @@ fn offloaded_inputs_of_two_threads_are_apart() {
     let batches = batches(&device);
     let loss = |model: &Network, step: usize| model.loss(batches[step].clone());
     let train = |config| {
-        let mut fused = adam(twin(&initial), &device, None).with_config_on_ok(config, &device);
+        let mut fused = adam(twin(&initial), &device, None)
+            .with_config_on(config, &device)
+            .unwrap();
         train_fused(&mut fused, 4, RATE, loss);
         fused.model()
     };

@@ -10,9 +10,7 @@ mod states;
 
 use burn::optim::*;
 
-use crate::backends::on_every_backend;
 use crate::common::*;
-use crate::residual::Block;
 
 const RATE: f64 = 1e-2;
 
@@ -77,7 +75,10 @@ fn offloaded(
 ) -> Fused {
     let offload = offload.into().map(|offload| config(device, offload));
     let config = FusedConfig::new().with_offload(offload);
-    FusedOptimizer::new_ok(model, optimizer).with_config_on_ok(config, device)
+    FusedOptimizer::new(model, optimizer)
+        .unwrap()
+        .with_config_on(config, device)
+        .unwrap()
 }
 
 fn adam(model: Network, device: &Device, offload: impl Into<Option<Offload>>) -> Fused {
@@ -207,19 +208,19 @@ fn offloaded_or_recorded_columns_agree_within_rounding() {
     let init = || [(); 3].map(|()| columns.init(&device));
     let loss = |layers: &[Linear; 3], x| loss_of_layers(layers, false, x);
     let initial = init();
-    let fused = || FusedOptimizer::new_ok(copy(&initial, init), SgdConfig::new().init());
+    let fused = || FusedOptimizer::new(copy(&initial, init), SgdConfig::new().init()).unwrap();
     let offload = offload_from_flex(Offload::Updates);
     let mut alone = fused();
-    let mut on_host = fused().with_config_ok(FusedConfig::offload(offload));
+    let mut on_host = fused().with_config(FusedConfig::offload(offload)).unwrap();
     for _ in 0..4 {
         let x = Tensor::random([4, 6], Distribution::Default, &device);
-        alone.step_ok(0.1, |layers| loss(layers, x.clone()));
-        on_host.step_ok(0.1, |layers| loss(layers, x));
+        alone.step(0.1, |layers| loss(layers, x.clone())).unwrap();
+        on_host.step(0.1, |layers| loss(layers, x)).unwrap();
     }
-    let resumed = FusedOptimizer::new_ok(copy(&alone.model(), init), SgdConfig::new().init());
+    let resumed = FusedOptimizer::new(copy(&alone.model(), init), SgdConfig::new().init()).unwrap();
     let x = Tensor::random([4, 6], Distribution::Default, &device);
     let [alone, others @ ..] = [alone, on_host, resumed].map(|mut fused| {
-        fused.step_ok(0.1, |layers| loss(layers, x.clone()));
+        fused.step(0.1, |layers| loss(layers, x.clone())).unwrap();
         fused.model()
     });
     for other in &others {

@@ -12,7 +12,7 @@ use super::*;
 fn waiting(fused: Fused, device: &Device, mode: Option<Offload>) -> Fused {
     let offload = mode.map(|mode| config(device, mode));
     let config = fused.config().clone().with_offload(offload);
-    fused.with_config_on_ok(config, device)
+    fused.with_config_on(config, device).unwrap()
 }
 
 /// The host sums squares in another order than the device, so the norm and the clipped gradients agree to six digits.
@@ -22,14 +22,14 @@ fn offloaded_clipping_equals_clipping_without(device: &Device) {
     let batches = batches(device);
     let trained = |clipping, mode| {
         let model = twin(&initial);
-        let fused = FusedOptimizer::new_ok(model, SgdConfig::new().init());
-        let fused = fused.with_config_ok(FusedConfig::clipping(clipping));
+        let fused = FusedOptimizer::new(model, SgdConfig::new().init()).unwrap();
+        let fused = fused.with_config(FusedConfig::clipping(clipping)).unwrap();
         let mut fused = waiting(fused, device, mode);
         let steps = batches.iter().map(|x| {
             let loss = |model: &Network| model.loss(x.clone());
             match clipping {
-                GlobalNormClippingConfig::ExactInBuffer(_) => fused.step_ok(RATE, loss),
-                _ => fused.step_repeatable_ok(RATE, loss),
+                GlobalNormClippingConfig::ExactInBuffer(_) => fused.step(RATE, loss).unwrap(),
+                _ => fused.step_repeatable(RATE, loss).unwrap(),
             };
             let report = fused.last_step();
             [report.gradient_norm, report.clipping].map(Option::unwrap)
@@ -80,7 +80,7 @@ fn offloaded_accumulation_with_hooks_equals_without(device: &Device) {
         let momentum = optim::SgdConfig::new().with_momentum(Some(MomentumConfig::new()));
         let optimizer = AdamWConfig::new().init();
         let optimizer = optimizer.with_group(matrices, momentum.build(), None);
-        let fused = FusedOptimizer::new_ok(model, optimizer);
+        let fused = FusedOptimizer::new(model, optimizer).unwrap();
         waiting(fused.with_hook(ParamGroup::all(), halves), device, mode)
     };
     assert_offload_changes_nothing(device, &modes(device), fuse, |fused| {
@@ -89,11 +89,11 @@ fn offloaded_accumulation_with_hooks_equals_without(device: &Device) {
             let rate = ModuleLearningRate::from(RATE / (1.0 + step as f64));
             let (last, first) = pair.split_last().unwrap();
             for x in first {
-                fused.accumulate_ok(|model| model.loss(x.clone()));
+                fused.accumulate(|model| model.loss(x.clone())).unwrap();
             }
             match step {
-                0 => fused.step_accumulated_ok(rate),
-                _ => drop(fused.step_ok(rate, |model| model.loss(last.clone()))),
+                0 => fused.step_accumulated(rate).unwrap(),
+                _ => drop(fused.step(rate, |model| model.loss(last.clone())).unwrap()),
             }
             let parameters = fused.num_released();
             assert_eq!(calls.load(Ordering::Relaxed), before + parameters);
@@ -109,13 +109,17 @@ fn offloaded_accumulation_in_state_equals_without(device: &Device) {
     let fuse = |mode| {
         let model = twin(&initial);
         let adamw = optim::AdamWConfig::new().build();
-        let fused = FusedOptimizer::accumulating_in_state_ok(model, adamw);
+        let fused = FusedOptimizer::accumulating_in_state(model, adamw).unwrap();
         waiting(fused, device, mode)
     };
     assert_offload_changes_nothing(device, &modes, fuse, |fused| {
         for pair in batches.chunks(2) {
-            fused.accumulate_ok(|model| model.loss(pair[0].clone()));
-            fused.step_ok(RATE, |model| model.loss(pair[1].clone()));
+            fused
+                .accumulate(|model| model.loss(pair[0].clone()))
+                .unwrap();
+            fused
+                .step(RATE, |model| model.loss(pair[1].clone()))
+                .unwrap();
         }
     });
 }
@@ -127,15 +131,17 @@ fn offloaded_loss_scaling_equals_without(device: &Device) {
         let scaling = LossScalingConfig::new().with_overflow(overflow);
         let fuse = |mode| {
             let model = twin(&initial);
-            let fused = FusedOptimizer::new_ok(model, AdamConfig::new().init());
-            let fused = fused.with_config_ok(FusedConfig::scaling(scaling));
+            let fused = FusedOptimizer::new(model, AdamConfig::new().init()).unwrap();
+            let fused = fused.with_config(FusedConfig::scaling(scaling)).unwrap();
             waiting(fused, device, mode)
         };
         assert_offload_changes_nothing(device, &modes(device), fuse, |fused| {
             for (step, x) in batches.iter().enumerate() {
                 // One value exceeds the range of f32.
                 let factor = if step == 2 { 1e38 } else { 1.0 };
-                fused.step_repeatable_ok(RATE, |model| model.loss(x.clone()) * factor);
+                fused
+                    .step_repeatable(RATE, |model| model.loss(x.clone()) * factor)
+                    .unwrap();
                 assert!(step != 2 || fused.last_step().overflowed);
             }
         });
@@ -148,10 +154,12 @@ fn offloaded_backward_in_closure_equals_without(device: &Device) {
     let fuse = |mode| adam(twin(&initial), device, mode);
     assert_offload_changes_nothing(device, &modes(device), fuse, |fused| {
         for x in &batches {
-            fused.step_with_backward_ok(RATE, |model| {
-                let gradients = model.loss(x.clone()).backward();
-                ((), GradientsParams::from_grads(gradients, model))
-            });
+            fused
+                .step_with_backward(RATE, |model| {
+                    let gradients = model.loss(x.clone()).backward();
+                    ((), GradientsParams::from_grads(gradients, model))
+                })
+                .unwrap();
         }
     });
 }

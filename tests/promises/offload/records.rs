@@ -14,7 +14,7 @@ fn offloaded_run_resumes_in_another_mode(device: &Device) {
             train_fused(&mut fused, 3, RATE, loss);
             let model = Network::init(device).load_record(fused.model().into_record());
             let mut again = offloaded(model, optimizer.clone(), device, after);
-            again.load_record_ok(fused.to_record());
+            again.load_record(fused.to_record()).unwrap();
             train_fused(&mut again, 3, RATE, |model, step| loss(model, step + 3));
             assert_equal_weights(&plain.model(), &again.model());
             // No part of the states is lost.
@@ -47,8 +47,10 @@ fn offload_mode_changed_between_steps_changes_no_weight(device: &Device) {
     let mut plain = adam(twin(&initial), device, None);
     let mut fused = adam(twin(&initial), device, None);
     for (step, mode) in MODES.into_iter().chain([MODES[0]]).enumerate() {
-        fused = fused.with_config_on_ok(FusedConfig::offload(config(device, mode)), device);
-        fused.step_ok(RATE, |model| loss(model, step));
+        fused = fused
+            .with_config_on(FusedConfig::offload(config(device, mode)), device)
+            .unwrap();
+        fused.step(RATE, |model| loss(model, step)).unwrap();
     }
     train_fused(&mut plain, 6, RATE, loss);
     assert_equal_weights(&plain.model(), &fused.model());

@@ -32,7 +32,7 @@ fn prefetched_states_in_any_order_change_no_bit(device: &Device) {
     let batches = batches(device);
     let loss = |model: &Network, step: usize| loss(model, batches[step].clone(), COURSES[step]);
     for optimizer in optimizers(device) {
-        let mut plain = FusedOptimizer::new_ok(twin(&initial), optimizer.clone());
+        let mut plain = FusedOptimizer::new(twin(&initial), optimizer.clone()).unwrap();
         train_fused(&mut plain, 6, RATE, loss);
         // A software device is slow, and one limit suffices to test the handover between threads.
         let limits: &[_] = match is_exact(device) {
@@ -40,12 +40,14 @@ fn prefetched_states_in_any_order_change_no_bit(device: &Device) {
             false => &[None],
         };
         for &limit in limits {
-            let fused = FusedOptimizer::new_ok(twin(&initial), optimizer.clone());
-            let mut fused = fused.with_config_on_ok(with_states(device, limit), device);
+            let fused = FusedOptimizer::new(twin(&initial), optimizer.clone()).unwrap();
+            let mut fused = fused
+                .with_config_on(with_states(device, limit), device)
+                .unwrap();
             train_fused(&mut fused, 3, RATE, loss);
             // A record is complete between two steps.
             let record = fused.to_record();
-            fused.load_record_ok(record);
+            fused.load_record(record).unwrap();
             train_fused(&mut fused, 3, RATE, |model, step| loss(model, step + 3));
             assert_equal_weights(&plain.model(), &fused.model());
             assert_eq!(fused.to_record().len(), plain.to_record().len());
@@ -81,14 +83,14 @@ fn prefetched_state_of_parameter_not_stepped_is_kept() {
                             false => Answer::Use,
                         },
                     );
-                let fused = FusedOptimizer::new_ok(model, AdamConfig::new().init());
+                let fused = FusedOptimizer::new(model, AdamConfig::new().init()).unwrap();
                 let mut fused = fused.with_hook(ParamGroup::all(), at);
                 if let Some(config) = config {
-                    fused = fused.with_config_on_ok(config, &device);
+                    fused = fused.with_config_on(config, &device).unwrap();
                 }
                 train_fused(&mut fused, 2, RATE, good);
                 armed.store(true, Ordering::Relaxed);
-                let step = || fused.step_ok(RATE, |model| good(model, 2));
+                let step = || fused.step(RATE, |model| good(model, 2)).unwrap();
                 assert_eq!(catch_unwind(AssertUnwindSafe(step)).is_err(), panics);
                 armed.store(false, Ordering::Relaxed);
                 train_fused(&mut fused, 2, RATE, |model, step| good(model, step + 3));

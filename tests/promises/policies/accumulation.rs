@@ -4,7 +4,6 @@
 use std::cell::RefCell;
 
 use super::*;
-use crate::backends::on_every_backend;
 
 fn accumulated_gradients_alone_match_stock(device: &Device) {
     let initial = Network::init(device);
@@ -12,7 +11,10 @@ fn accumulated_gradients_alone_match_stock(device: &Device) {
     let mut optimizer = AdamWConfig::new().init();
     // Two passes over the buffers need no second forward pass.
     let trainings = [FusedConfig::new(), FusedConfig::exact(1e9)].map(|config| {
-        FusedOptimizer::new_ok(initial.copied(), optimizer.clone()).with_config_ok(config)
+        FusedOptimizer::new(initial.copied(), optimizer.clone())
+            .unwrap()
+            .with_config(config)
+            .unwrap()
     });
     let stock = batches.chunks(3).fold(initial.copied(), |model, group| {
         step_stock(model, &mut optimizer, LEARNING_RATE, group, Network::loss)
@@ -20,9 +22,9 @@ fn accumulated_gradients_alone_match_stock(device: &Device) {
     for mut fused in trainings {
         for group in batches.chunks(3) {
             for x in group {
-                fused.accumulate_ok(|model| model.loss(x));
+                fused.accumulate(|model| model.loss(x)).unwrap();
             }
-            fused.step_accumulated_ok(LEARNING_RATE);
+            fused.step_accumulated(LEARNING_RATE).unwrap();
             assert_eq!(fused.last_step().updated, 6);
             assert_eq!(fused.last_step().without_gradient, 0);
         }
@@ -44,8 +46,10 @@ fn parts_of_different_sizes_match_stock_mean(device: &Device) {
         with_items.retain(|(_, size)| *size > 0);
         for clipping in [None, Some(never_clips), Some(in_buffer)] {
             let (mut stock, mut optimizer) = (initial.copied(), AdamWConfig::new().init());
-            let mut fused = FusedOptimizer::new_ok(initial.copied(), optimizer.clone())
-                .with_config_ok(FusedConfig::new().with_clipping(clipping));
+            let mut fused = FusedOptimizer::new(initial.copied(), optimizer.clone())
+                .unwrap()
+                .with_config(FusedConfig::new().with_clipping(clipping))
+                .unwrap();
             for _ in 0..3 {
                 let losses = RefCell::new(Vec::new());
                 let weighted = |model: &Network, (part, size): &(Tensor<2>, usize)| {
@@ -74,15 +78,17 @@ on_every_backend!(
 #[test]
 fn step_without_accumulated_gradients_is_refused() {
     let device = flex();
-    let mut fused = FusedOptimizer::new_ok(Network::init(&device), SgdConfig::new().init());
+    let mut fused = FusedOptimizer::new(Network::init(&device), SgdConfig::new().init()).unwrap();
     let before = fused.model();
     let error = fused.step_accumulated(LEARNING_RATE).unwrap_err();
     assert_eq!(error, FusedError::NothingAccumulated);
     assert_says(&error, "call `accumulate`");
     assert_equal_weights(&before, &fused.model());
 
-    fused.accumulate_ok(|model| model.loss(&batches(&device, 1)[0]));
-    fused.step_accumulated_ok(LEARNING_RATE);
+    fused
+        .accumulate(|model| model.loss(&batches(&device, 1)[0]))
+        .unwrap();
+    fused.step_accumulated(LEARNING_RATE).unwrap();
     assert_nothing_accumulated(&mut fused);
 }
 
@@ -90,7 +96,7 @@ fn step_without_accumulated_gradients_is_refused() {
 fn parts_without_items_or_with_failing_part_leave_nothing() {
     let device = flex();
     let model: Linear = LinearConfig::new(2, 2).init(&device);
-    let mut fused = FusedOptimizer::new_ok(model, SgdConfig::new().init());
+    let mut fused = FusedOptimizer::new(model, SgdConfig::new().init()).unwrap();
     let before = fused.model();
     let x = Tensor::<2>::ones([3, 2], &device);
     let loss = |model: &Linear, _: &bool| model.forward(x.clone()).mean();

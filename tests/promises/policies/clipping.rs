@@ -4,7 +4,6 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::*;
-use crate::backends::on_every_backend;
 
 /// Trains a stock loop that clips each gradient by the coefficient that `choose` returns for all norms so far.
 fn train_reference(
@@ -33,8 +32,10 @@ const EXACT: [fn(f64) -> GlobalNormClippingConfig; 2] = [
 ];
 
 fn clipped(model: Network, clipping: GlobalNormClippingConfig) -> FusedOptimizer<Network> {
-    FusedOptimizer::new_ok(model, AdamConfig::new().init())
-        .with_config_ok(FusedConfig::clipping(clipping))
+    FusedOptimizer::new(model, AdamConfig::new().init())
+        .unwrap()
+        .with_config(FusedConfig::clipping(clipping))
+        .unwrap()
 }
 
 /// Runs a step with a closure that may run twice.
@@ -70,7 +71,7 @@ fn exact_clipping_matches_stock(device: &Device) {
             for (group, told) in groups.iter().zip(&told) {
                 let (last, first) = group.split_last().unwrap();
                 for x in first {
-                    fused.accumulate_ok(|model| model.loss(x));
+                    fused.accumulate(|model| model.loss(x)).unwrap();
                 }
                 step(&mut fused, last).unwrap();
                 assert_told(&fused, *told);
@@ -92,8 +93,10 @@ fn lagged_clipping_matches_stock(device: &Device) {
     // The latter measures the gradients of each step before it applies them.
     for scaling in [None, Some(LossScalingConfig::new())] {
         let config = FusedConfig::lagged(0.5).with_loss_scaling(scaling);
-        let mut fused = FusedOptimizer::new_ok(initial.copied(), AdamConfig::new().init())
-            .with_config_ok(config);
+        let mut fused = FusedOptimizer::new(initial.copied(), AdamConfig::new().init())
+            .unwrap()
+            .with_config(config)
+            .unwrap();
         for (step, told) in steps.iter().zip(&told) {
             step_group(&mut fused, LEARNING_RATE, step, Network::loss);
             assert_told(&fused, *told);
@@ -107,7 +110,7 @@ fn clipping_in_buffer_failed_step_leaves_nothing(device: &Device) {
     let exact = GlobalNormClippingConfig::ExactInBuffer(1.0);
     let x = batches(device, 1).remove(0);
     let mut fused = clipped(Network::init(device), exact);
-    fused.accumulate_ok(|model| model.loss(&x));
+    fused.accumulate(|model| model.loss(&x)).unwrap();
     let infinite = Tensor::<2>::full([5, 6], f32::INFINITY, device);
     let error = step(&mut fused, &infinite);
     assert_matches!(error, Err(FusedError::NormNotFinite { .. }));
@@ -132,16 +135,20 @@ fn retained_parameters_are_clipped_with_others(device: &Device) {
         linear.apply_lora(Lora::new(2, 4.0))
     };
     for (model, retained) in [(lora(), 0), (lora().unfreeze(), 1)] {
-        let mut fused = FusedOptimizer::new_ok(model, SgdConfig::new().init())
-            .with_config_ok(FusedConfig::exact(0.25));
+        let mut fused = FusedOptimizer::new(model, SgdConfig::new().init())
+            .unwrap()
+            .with_config(FusedConfig::exact(0.25))
+            .unwrap();
         let (initial, parts_before) = (fused.model(), parts(&fused));
         assert_eq!(parts_before.1, retained);
         let x = Tensor::<2>::random([5, 6], Distribution::Default, device);
         for _ in 0..2 {
             let before = fused.model();
-            fused.step_repeatable_ok(1.0, |model| {
-                (model.forward(x.clone()) + 1.0).powi_scalar(2).sum()
-            });
+            fused
+                .step_repeatable(1.0, |model| {
+                    (model.forward(x.clone()) + 1.0).powi_scalar(2).sum()
+                })
+                .unwrap();
             assert!(fused.last_step().gradient_norm.unwrap() > 0.25);
             let moved = distance(&before, &fused.model());
             assert!((moved - 0.25).abs() < 1e-4, "moved by {moved}");
@@ -171,11 +178,13 @@ fn panic_in_measuring_pass_leaves_running_statistics(device: &Device) {
     let x = batches(device, 1).remove(0);
     let mut fused = clipped(initial, GlobalNormClippingConfig::Exact(1.0));
     panic_of(|| {
-        fused.step_repeatable_ok(LEARNING_RATE, |model| {
-            let loss = model.loss(&x);
-            assert!(x.dims()[0] == 0, "after the forward pass");
-            loss
-        })
+        fused
+            .step_repeatable(LEARNING_RATE, |model| {
+                let loss = model.loss(&x);
+                assert!(x.dims()[0] == 0, "after the forward pass");
+                loss
+            })
+            .unwrap()
     });
     assert_eq!(weights(&fused.valid()), before);
     step(&mut fused, &x).unwrap();
@@ -194,14 +203,14 @@ on_every_backend!(
 #[test]
 fn clipping_mistakes_are_errors() {
     let device = flex();
-    let fused = || FusedOptimizer::new_ok(Network::init(&device), AdamConfig::new().init());
+    let fused = || FusedOptimizer::new(Network::init(&device), AdamConfig::new().init()).unwrap();
     for clipping in [EXACT[0], EXACT[1], GlobalNormClippingConfig::Lagged] {
         for max_norm in [0.0, -1.0, f64::NAN] {
             let error = fused().with_config(FusedConfig::clipping(clipping(max_norm)));
             assert_says(&error.unwrap_err(), "must be positive");
         }
     }
-    let mut fused = fused().with_config_ok(FusedConfig::exact(1.0));
+    let mut fused = fused().with_config(FusedConfig::exact(1.0)).unwrap();
     let unchanged = fused.model();
     let x = Tensor::<2>::ones([5, 6], &device);
     let error = fused.step(0.1, |model| model.loss(&x)).unwrap_err();

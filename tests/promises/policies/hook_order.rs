@@ -18,16 +18,20 @@ fn hooks_waiting_gradients_follow_module_order() {
         let model = linears(4, 6, &device);
         let expected: Vec<_> = weights(&model).into_iter().map(|(path, _)| path).collect();
         let noting = Noting::default();
-        let mut fused = FusedOptimizer::new_ok(model, SgdConfig::new().init())
-            .with_config_ok(FusedConfig::new().with_clipping(clipping))
+        let mut fused = FusedOptimizer::new(model, SgdConfig::new().init())
+            .unwrap()
+            .with_config(FusedConfig::new().with_clipping(clipping))
+            .unwrap()
             .with_hook(ParamGroup::all(), noting.clone());
         let x = &batches(&device, 1)[0];
         if accumulated > 0 {
-            fused.accumulate_ok(|model| loss(&model[..accumulated], x));
+            fused
+                .accumulate(|model| loss(&model[..accumulated], x))
+                .unwrap();
         }
         match stepped {
-            0 => fused.step_accumulated_ok(0.1),
-            _ => drop(fused.step_ok(0.1, |model| loss(&model[..stepped], x))),
+            0 => fused.step_accumulated(0.1).unwrap(),
+            _ => drop(fused.step(0.1, |model| loss(&model[..stepped], x)).unwrap()),
         }
         let notes = noting.0.lock().unwrap();
         let called: Vec<_> = notes.iter().map(|(path, ..)| path.clone()).collect();

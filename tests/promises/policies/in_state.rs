@@ -8,7 +8,6 @@ use backburn::optim::{
 use burn::optim::decay::WeightDecayConfig;
 
 use super::*;
-use crate::backends::on_every_backend;
 
 fn groups(device: &Device) -> Vec<Vec<Tensor<2>>> {
     [3, 1, 2, 3].map(|size| batches(device, size)).into()
@@ -20,12 +19,12 @@ fn train(fused: &mut FusedOptimizer<Squashed>, groups: &[Vec<Tensor<2>>], rate: 
         let (last, before) = group.split_last().unwrap();
         for x in before {
             let weights_before = weights(&fused.model());
-            fused.accumulate_ok(|model| model.loss(x));
+            fused.accumulate(|model| model.loss(x)).unwrap();
             assert_eq!(fused.last_step().updated, 0);
             let same = weights_before == weights(&fused.model());
             assert!(same, "only the last micro-batch moves the parameters");
         }
-        fused.step_ok(rate, |model| model.loss(last));
+        fused.step(rate, |model| model.loss(last)).unwrap();
         assert_eq!(fused.last_step().updated, updates);
     }
 }
@@ -103,9 +102,9 @@ fn in_state_moments_follow_formula_of_adam_a(device: &Device) {
         let initial = init();
         let copy = || copy(&initial, init);
         let adam = AdamConfig::new().build();
-        let adam = FusedOptimizer::accumulating_in_state_ok(copy(), adam);
+        let adam = FusedOptimizer::accumulating_in_state(copy(), adam).unwrap();
         let adam_w = AdamWConfig::new().with_weight_decay(DECAY).build();
-        let adam_w = FusedOptimizer::accumulating_in_state_ok(copy(), adam_w);
+        let adam_w = FusedOptimizer::accumulating_in_state(copy(), adam_w).unwrap();
         for (mut fused, decoupled) in [(adam, false), (adam_w, true)] {
             assert_eq!(fused.num_retained(), retained);
             train(&mut fused, &groups, LEARNING_RATE);
@@ -128,7 +127,7 @@ fn in_state_velocity_takes_sum_of_gradients(device: &Device) {
     let ours = SgdConfig::new().with_momentum(momentum);
     let ours = ours.with_weight_decay(decay).build();
     let stock = stock(initial.copied(), burns, &groups, rate);
-    let mut fused = FusedOptimizer::accumulating_in_state_ok(initial.copied(), ours);
+    let mut fused = FusedOptimizer::accumulating_in_state(initial.copied(), ours).unwrap();
     train(&mut fused, &groups, rate);
     // The terms of a sum have another order, so results are equal except for rounding.
     assert_near_weights(&stock, &fused.model(), 1e-5, 1e-5);
@@ -146,16 +145,16 @@ fn in_state_without_micro_batches_matches_stock(device: &Device) {
     let burns = burn::optim::AdamConfig::new().with_amsgrad(true).init();
     assert_same(burns, &|model| {
         let adam = AdamConfig::new().with_amsgrad(true).build();
-        FusedOptimizer::accumulating_in_state_ok(model, adam)
+        FusedOptimizer::accumulating_in_state(model, adam).unwrap()
     });
     assert_same(burn::optim::AdamWConfig::new().init(), &|model| {
-        FusedOptimizer::accumulating_in_state_ok(model, AdamWConfig::new().build())
+        FusedOptimizer::accumulating_in_state(model, AdamWConfig::new().build()).unwrap()
     });
     let momentum = Some(MomentumConfig::new());
     let burns = burn::optim::SgdConfig::new().with_momentum(momentum.clone());
     assert_same(burns.init(), &|model| {
         let sgd = SgdConfig::new().with_momentum(momentum.clone()).build();
-        FusedOptimizer::accumulating_in_state_ok(model, sgd)
+        FusedOptimizer::accumulating_in_state(model, sgd).unwrap()
     });
 }
 
@@ -177,17 +176,17 @@ fn in_state_no_gradient_in_last_micro_batch_is_stepped(device: &Device) {
     );
 
     let sgd = SgdConfig::new().with_momentum(momentum).build();
-    let mut fused = FusedOptimizer::accumulating_in_state_ok(initial.copied(), sgd.clone());
+    let mut fused = FusedOptimizer::accumulating_in_state(initial.copied(), sgd.clone()).unwrap();
     step_group(&mut fused, LEARNING_RATE, &[0, 1], loss);
     assert_eq!(fused.last_step().updated, 4);
     assert_eq!(fused.last_step().without_gradient, 0);
     assert_equal_weights(&stock, &fused.model());
 
     // The same holds without a last micro-batch.
-    let mut fused = FusedOptimizer::accumulating_in_state_ok(initial.copied(), sgd);
-    fused.accumulate_ok(|model| loss(model, &0));
-    fused.accumulate_ok(|model| loss(model, &1));
-    fused.step_accumulated_ok(LEARNING_RATE);
+    let mut fused = FusedOptimizer::accumulating_in_state(initial.copied(), sgd).unwrap();
+    fused.accumulate(|model| loss(model, &0)).unwrap();
+    fused.accumulate(|model| loss(model, &1)).unwrap();
+    fused.step_accumulated(LEARNING_RATE).unwrap();
     assert_equal_weights(&stock, &fused.model());
     assert_nothing_accumulated(&mut fused);
 }
@@ -195,7 +194,7 @@ fn in_state_no_gradient_in_last_micro_batch_is_stepped(device: &Device) {
 fn in_state_record_continues_in_stock(device: &Device) {
     let groups = groups(device);
     let adam_w = AdamWConfig::new();
-    let in_state = |model| FusedOptimizer::accumulating_in_state_ok(model, adam_w.build());
+    let in_state = |model| FusedOptimizer::accumulating_in_state(model, adam_w.build()).unwrap();
     let mut fused = in_state(Squashed::init(device));
     train(&mut fused, &groups, LEARNING_RATE);
 
@@ -205,13 +204,13 @@ fn in_state_record_continues_in_stock(device: &Device) {
     let model = fused.model().copied();
     let stock = step_stock(model, &mut burns, LEARNING_RATE, x, Squashed::loss);
     let mut again = in_state(fused.model().copied());
-    again.load_record_ok(fused.to_record());
+    again.load_record(fused.to_record()).unwrap();
     step_group(&mut again, LEARNING_RATE, x, Squashed::loss);
     assert_equal_weights(&stock, &again.model());
 
     // An unfinished group is dropped with its state.
-    again.accumulate_ok(|model| model.loss(&x[0]));
-    again.load_record_ok(fused.to_record());
+    again.accumulate(|model| model.loss(&x[0])).unwrap();
+    again.load_record(fused.to_record()).unwrap();
     assert_nothing_accumulated(&mut again);
 }
 
@@ -247,7 +246,7 @@ fn in_state_policies_that_need_sum_are_refused() {
     let device = flex();
     let fused = || {
         let adam = AdamConfig::new().build();
-        FusedOptimizer::accumulating_in_state_ok(Squashed::init(&device), adam)
+        FusedOptimizer::accumulating_in_state(Squashed::init(&device), adam).unwrap()
     };
     let error = fused().with_config(FusedConfig::exact(1.0)).unwrap_err();
     assert_says(&error, "Lagged");
@@ -256,7 +255,7 @@ fn in_state_policies_that_need_sum_are_refused() {
 
     let scaling = LossScalingConfig::new().with_overflow(Overflow::SkipParameter);
     let config = FusedConfig::lagged(1.0).with_loss_scaling(Some(scaling));
-    let mut fused = fused().with_config_ok(config);
+    let mut fused = fused().with_config(config).unwrap();
     train(&mut fused, &groups(&device), LEARNING_RATE);
     assert!(fused.last_step().gradient_norm.is_some());
 }

@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
+use crate::common::normed::Normed;
 use crate::common::*;
 
 /// An observer of a user.
@@ -30,11 +31,15 @@ fn observer_receives_events_of_step_in_order() {
     let layer = |_| LinearConfig::new(2, 2).with_bias(false).init(&device);
     let layers: Vec<Linear> = (0..2).map(layer).collect();
     let (log, sgd) = (EventLog::default(), SgdConfig::new().init());
-    let mut fused = FusedOptimizer::new_ok(layers, sgd).with_observer(log.clone());
+    let mut fused = FusedOptimizer::new(layers, sgd)
+        .unwrap()
+        .with_observer(log.clone());
     let x = Tensor::<2>::ones([1, 2], &device);
-    fused.step_ok(0.1, |layers| {
-        layers.iter().fold(x, |x, layer| layer.forward(x)).mean()
-    });
+    fused
+        .step(0.1, |layers| {
+            layers.iter().fold(x, |x, layer| layer.forward(x)).mean()
+        })
+        .unwrap();
     let expected = [
         "forward",
         "read 0.weight",
@@ -82,30 +87,11 @@ impl StepObserver for Panics {
     }
 }
 
-/// A layer with running statistics.
-#[derive(Module, Debug)]
-struct Normed {
-    linear: Linear,
-    norm: BatchNorm,
-}
-
-impl Normed {
-    fn init(device: &Device) -> Self {
-        Self {
-            linear: LinearConfig::new(2, 2).init(device),
-            norm: BatchNormConfig::new(2).init(device),
-        }
-    }
-
-    fn loss(&self, x: Tensor<2>) -> Tensor<1> {
-        self.norm.forward(self.linear.forward(x)).square().mean()
-    }
-}
-
 #[test]
 fn observer_that_panics_at_end_leaves_step_complete() {
     let device = Device::flex().autodiff();
-    let initial = Normed::init(&device);
+    let initial = Normed::init(2, 2, &device);
+    let loss = |model: &Normed, x: &Tensor<2>| model.forward(x.clone()).square().mean();
     let xs = randoms(6, [3, 2], &device);
     let scaling = LossScalingConfig::new().with_initial_scale(4.0);
     let in_buffer = GlobalNormClippingConfig::ExactInBuffer(0.01);
@@ -117,9 +103,9 @@ fn observer_that_panics_at_end_leaves_step_complete() {
         FusedConfig::scaling(scaling.with_growth_interval(Some(2))),
     ] {
         let train = |panics: bool| {
-            let model = copy(&initial, || Normed::init(&device));
-            let fused = FusedOptimizer::new_ok(model, AdamWConfig::new().init());
-            let mut fused = fused.with_config_ok(config.clone());
+            let model = copy(&initial, || Normed::init(2, 2, &device));
+            let fused = FusedOptimizer::new(model, AdamWConfig::new().init()).unwrap();
+            let mut fused = fused.with_config(config.clone()).unwrap();
             if panics {
                 fused = fused.with_observer(Panics {
                     at: EVENTS - 1,
@@ -129,8 +115,8 @@ fn observer_that_panics_at_end_leaves_step_complete() {
             for (index, x) in xs.iter().enumerate() {
                 // Each step has two micro-batches.
                 let mut run = || match index % 2 {
-                    0 => drop(fused.accumulate_ok(|model| model.loss(x.clone()))),
-                    _ => drop(fused.step_repeatable_ok(0.1, |model| model.loss(x.clone()))),
+                    0 => drop(fused.accumulate(|model| loss(model, x)).unwrap()),
+                    _ => drop(fused.step_repeatable(0.1, |model| loss(model, x)).unwrap()),
                 };
                 match panics {
                     true => assert_says(&panic_of(run), "event 10 fails"),
@@ -159,7 +145,7 @@ fn training_after_observer_panic_matches_stock() {
         };
         let start = || copy(&initial, || Stack::init(2, 3, &device));
         let (mut stock, mut adam) = (start(), AdamWConfig::new().init());
-        let fused = FusedOptimizer::new_ok(start(), AdamWConfig::new().init());
+        let fused = FusedOptimizer::new(start(), AdamWConfig::new().init()).unwrap();
         let mut fused = fused.with_observer(observer);
         for (index, x) in xs.iter().enumerate() {
             let before = weights(&fused.model());

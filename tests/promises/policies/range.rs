@@ -1,19 +1,22 @@
 //! Gradients at the limits of the float range, and half types.
 
 use super::*;
-use crate::backends::on_every_backend;
 
 fn gradients_of_any_size_are_clipped_to_maximum(device: &Device) {
     for size in [1e-30, 1e-22, 1e-12, 1.0, 1e12, 1e22, 1e37] {
         let weight = Param::from_tensor(Tensor::<1>::zeros([4], device));
         let max_norm = size / 10.0;
-        let mut fused = FusedOptimizer::new_ok(weight, SgdConfig::new().init())
-            .with_config_ok(FusedConfig::exact(max_norm));
+        let mut fused = FusedOptimizer::new(weight, SgdConfig::new().init())
+            .unwrap()
+            .with_config(FusedConfig::exact(max_norm))
+            .unwrap();
         // The norm is 5 times the size.
         let gradient = Tensor::from_data([3.0 * size, -4.0 * size, 0.0, 0.0], device);
-        fused.step_repeatable_ok(1.0, |weight: &Param<_>| {
-            (weight.val() * gradient.clone()).sum()
-        });
+        fused
+            .step_repeatable(1.0, |weight: &Param<_>| {
+                (weight.val() * gradient.clone()).sum()
+            })
+            .unwrap();
         let norm = fused.last_step().gradient_norm.unwrap();
         assert!((norm / size - 5.0).abs() < 1e-5, "{norm} for {size}");
         let expected = [-0.06, 0.08, 0.0, 0.0];
@@ -45,14 +48,18 @@ fn norm_of_any_shape_and_type_counts_all_elements(device: &Device) {
                 let shape = [[rows, columns], [columns, rows]][usize::from(is_view)];
                 let weight = Tensor::<2>::zeros(shape, device).cast(dtype).detach();
                 let weight = Param::from_tensor(weight);
-                let mut fused = FusedOptimizer::new_ok(weight, SgdConfig::new().init())
-                    .with_config_ok(FusedConfig::exact(1e9));
-                fused.step_repeatable_ok(0.0, |weight: &Param<Tensor<2>>| {
-                    let weight = weight.val();
-                    let weight = if is_view { weight.transpose() } else { weight };
-                    // A sum would leave the range of half types.
-                    (weight * gradient.clone()).cast(FloatDType::F32).sum()
-                });
+                let mut fused = FusedOptimizer::new(weight, SgdConfig::new().init())
+                    .unwrap()
+                    .with_config(FusedConfig::exact(1e9))
+                    .unwrap();
+                fused
+                    .step_repeatable(0.0, |weight: &Param<Tensor<2>>| {
+                        let weight = weight.val();
+                        let weight = if is_view { weight.transpose() } else { weight };
+                        // A sum would leave the range of half types.
+                        (weight * gradient.clone()).cast(FloatDType::F32).sum()
+                    })
+                    .unwrap();
                 let found = fused.last_step().gradient_norm.unwrap();
                 // Some backends sum f32 sequentially.
                 let error = (found / norm - 1.0).abs();
@@ -81,13 +88,17 @@ fn half_parameters_move_under_large_loss_scale() {
         let scaling = LossScalingConfig::new()
             .with_initial_scale(scale)
             .with_growth_interval(None);
-        let mut fused = FusedOptimizer::new_ok(weight, SgdConfig::new().init())
-            .with_config_ok(FusedConfig::scaling(scaling));
+        let mut fused = FusedOptimizer::new(weight, SgdConfig::new().init())
+            .unwrap()
+            .with_config(FusedConfig::scaling(scaling))
+            .unwrap();
         // Scaled, the gradient is 2^15.
         let gradient = Tensor::<1>::full([4], 2f64.powi(-11), &device);
-        fused.step_repeatable_ok(16.0, |weight| {
-            (weight.val().cast(FloatDType::F32) * gradient.clone()).sum()
-        });
+        fused
+            .step_repeatable(16.0, |weight| {
+                (weight.val().cast(FloatDType::F32) * gradient.clone()).sum()
+            })
+            .unwrap();
         assert!(!fused.last_step().overflowed);
         assert_eq!(
             elements(&fused.model()),

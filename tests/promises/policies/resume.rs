@@ -3,12 +3,13 @@
 use burn::optim::LionConfig;
 
 use super::*;
-use crate::backends::on_every_backend;
 
 /// Far below the usual norm, so that every step is clipped.
 fn lagged(fused: FusedOptimizer<Squashed>) -> FusedOptimizer<Squashed> {
     let config = fused.config().clone();
-    fused.with_config_ok(config.with_clipping(Some(GlobalNormClippingConfig::Lagged(0.01))))
+    fused
+        .with_config(config.with_clipping(Some(GlobalNormClippingConfig::Lagged(0.01))))
+        .unwrap()
 }
 
 /// A loss scale that doubles with every other step.
@@ -17,16 +18,18 @@ fn scaled(fused: FusedOptimizer<Squashed>) -> FusedOptimizer<Squashed> {
         .with_growth_interval(Some(2))
         .with_overflow(Overflow::SkipParameter);
     let config = fused.config().clone();
-    fused.with_config_ok(config.with_loss_scaling(Some(scaling)))
+    fused
+        .with_config(config.with_loss_scaling(Some(scaling)))
+        .unwrap()
 }
 
 /// With plain SGD every coefficient changes the weights.
 fn sgd(model: Squashed) -> FusedOptimizer<Squashed> {
-    FusedOptimizer::new_ok(model, SgdConfig::new().init())
+    FusedOptimizer::new(model, SgdConfig::new().init()).unwrap()
 }
 
 fn step(fused: &mut FusedOptimizer<Squashed>, x: &Tensor<2>) {
-    fused.step_ok(LEARNING_RATE, |model| model.loss(x));
+    fused.step(LEARNING_RATE, |model| model.loss(x)).unwrap();
 }
 
 fn policies_resume_from_record(device: &Device) {
@@ -43,7 +46,7 @@ fn policies_resume_from_record(device: &Device) {
             step(&mut through, x);
         }
         let mut resumed = choose(sgd(through.model().copied()));
-        resumed.load_record_ok(through.to_record());
+        resumed.load_record(through.to_record()).unwrap();
         for x in &batches[3..] {
             step(&mut through, x);
             step(&mut resumed, x);
@@ -66,12 +69,11 @@ fn record_without_policy_state_starts_policies_as_new(device: &Device) {
         })
     };
     for optimizer in [SgdConfig::new().init(), AdamWConfig::new().init()] {
-        let mut fused = lagged(scaled(FusedOptimizer::new_ok(
-            Squashed::init(device),
-            optimizer.clone(),
-        )));
+        let mut fused = lagged(scaled(
+            FusedOptimizer::new(Squashed::init(device), optimizer.clone()).unwrap(),
+        ));
         let initial = fused.model();
-        let mut clipped = lagged(FusedOptimizer::new_ok(initial.clone(), optimizer.clone()));
+        let mut clipped = lagged(FusedOptimizer::new(initial.clone(), optimizer.clone()).unwrap());
         step(&mut clipped, x);
         let records = [
             fused.to_record(),
@@ -84,8 +86,8 @@ fn record_without_policy_state_starts_policies_as_new(device: &Device) {
             [65536.0, 65536.0, 131_072.0]
         );
         for (record, has_norm) in records.into_iter().zip([false, false, true]) {
-            fused.change_model_ok(|_| initial.clone());
-            fused.load_record_ok(record);
+            fused.change_model(|_| initial.clone()).unwrap();
+            fused.load_record(record).unwrap();
             let found = reports(&mut fused);
             match has_norm {
                 true => assert_eq!(found.map(|it| it.0), expected.map(|it| it.0)),
@@ -102,7 +104,7 @@ fn record_of_policies_loads_in_stock_and_back(device: &Device) {
         AdamWConfig::new().init(),
         LionConfig::new().init(),
     ] {
-        let new = |model| FusedOptimizer::new_ok(model, optimizer.clone());
+        let new = |model| FusedOptimizer::new(model, optimizer.clone()).unwrap();
         let mut fused = lagged(scaled(new(Squashed::init(device))));
         step(&mut fused, &batches[0]);
         let model = || fused.model().copied();
@@ -111,13 +113,13 @@ fn record_of_policies_loads_in_stock_and_back(device: &Device) {
         let mut stock = optimizer.clone().load_record(fused.to_record());
         let stock_model = train_stock(model(), &mut stock, 2, LEARNING_RATE, loss);
         let mut plain = new(model());
-        plain.load_record_ok(fused.to_record());
+        plain.load_record(fused.to_record()).unwrap();
         train_fused(&mut plain, 2, LEARNING_RATE, loss);
         assert_equal_weights(&stock_model, &plain.model());
 
         // A stock record also loads into a training with policies.
         let mut back = lagged(scaled(new(model())));
-        back.load_record_ok(stock.to_record());
+        back.load_record(stock.to_record()).unwrap();
         step(&mut back, &batches[1]);
         assert_eq!(back.last_step().clipping, Some(1.0));
         assert_eq!(back.last_step().loss_scale, Some(65536.0));
@@ -126,7 +128,7 @@ fn record_of_policies_loads_in_stock_and_back(device: &Device) {
 
 fn refused_record_leaves_policies_unchanged(device: &Device) {
     let x = batches(device, 1).remove(0);
-    let fused = || FusedOptimizer::new_ok(Squashed::init(device), AdamWConfig::new().init());
+    let fused = || FusedOptimizer::new(Squashed::init(device), AdamWConfig::new().init()).unwrap();
     let mut other = lagged(scaled(fused()));
     for _ in 0..2 {
         step(&mut other, &x);
@@ -160,7 +162,9 @@ fn record_with_loss_scale_alone_loads() {
         .into_bytes()
         .unwrap();
     let mut fused = scaled(lagged(sgd(Squashed::init(&device))));
-    fused.load_record_ok(OptimizerRecord::from_bytes(bytes).unwrap());
+    fused
+        .load_record(OptimizerRecord::from_bytes(bytes).unwrap())
+        .unwrap();
     let x = batches(&device, 1).remove(0);
     let scales = [(); 3].map(|()| {
         step(&mut fused, &x);
@@ -177,10 +181,12 @@ fn norm_of_exact_clipping_resumes_for_lagged_clipping() {
         GlobalNormClippingConfig::ExactInBuffer(0.01),
     ] {
         let config = FusedConfig::clipping(exact);
-        let mut before = sgd(Squashed::init(&flex())).with_config_ok(config);
-        before.step_repeatable_ok(LEARNING_RATE, |model| model.loss(x));
+        let mut before = sgd(Squashed::init(&flex())).with_config(config).unwrap();
+        before
+            .step_repeatable(LEARNING_RATE, |model| model.loss(x))
+            .unwrap();
         let mut resumed = lagged(sgd(before.model().copied()));
-        resumed.load_record_ok(before.to_record());
+        resumed.load_record(before.to_record()).unwrap();
         step(&mut resumed, x);
         let norm = before.last_step().gradient_norm.unwrap();
         assert_eq!(resumed.last_step().clipping, Some(0.01 / norm));

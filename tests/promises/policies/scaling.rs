@@ -1,7 +1,6 @@
 //! Loss scaling equals a stock loop that scales, checks for overflows and skips. (`resume` tests records of the scale.)
 
 use super::*;
-use crate::backends::on_every_backend;
 
 /// Batches, two of them with an infinite element.
 fn batches_with_overflows(device: &Device) -> Vec<Tensor<2>> {
@@ -68,10 +67,14 @@ fn scaling_with_overflows_matches_stock(device: &Device) {
         let (stock, scales) = train_reference(initial.copied(), &batches, overflow, growth);
         assert_eq!(scales, expected);
         let scaling = config(overflow).with_growth_interval(growth);
-        let mut fused = FusedOptimizer::new_ok(initial.copied(), AdamWConfig::new().init())
-            .with_config_ok(FusedConfig::scaling(scaling));
+        let mut fused = FusedOptimizer::new(initial.copied(), AdamWConfig::new().init())
+            .unwrap()
+            .with_config(FusedConfig::scaling(scaling))
+            .unwrap();
         for (index, (x, scale)) in batches.iter().zip(scales).enumerate() {
-            fused.step_repeatable_ok(LEARNING_RATE, |model| model.loss(x));
+            fused
+                .step_repeatable(LEARNING_RATE, |model| model.loss(x))
+                .unwrap();
             let report = fused.last_step();
             assert_eq!(report.loss_scale, Some(scale), "step {index}");
             assert_eq!(report.overflowed, [1, 5].contains(&index), "step {index}");
@@ -88,11 +91,17 @@ fn skipped_step_drops_group_and_changes_nothing(device: &Device) {
     // Clones of a model share its running statistics.
     let before = initial.copied();
     let config = FusedConfig::exact(1.0).with_loss_scaling(Some(LossScalingConfig::new()));
-    let mut fused =
-        FusedOptimizer::new_ok(initial, AdamConfig::new().init()).with_config_ok(config);
-    fused.accumulate_ok(|model| model.loss(&batches(device, 1)[0]));
+    let mut fused = FusedOptimizer::new(initial, AdamConfig::new().init())
+        .unwrap()
+        .with_config(config)
+        .unwrap();
+    fused
+        .accumulate(|model| model.loss(&batches(device, 1)[0]))
+        .unwrap();
     let accumulated = fused.model().copied();
-    fused.step_repeatable_ok(LEARNING_RATE, |model| model.loss(&infinite(device)));
+    fused
+        .step_repeatable(LEARNING_RATE, |model| model.loss(&infinite(device)))
+        .unwrap();
     assert!(fused.last_step().overflowed);
     assert_eq!(fused.last_step().updated, 0);
     assert_equal_weights(&accumulated, &fused.model());
@@ -112,15 +121,19 @@ fn scaling_saves_gradients_that_vanish_in_f16() {
     let x = Tensor::<2>::ones([2, 6], device).cast(FloatDType::F16);
     let moved = |config: FusedConfig| {
         let model = LinearConfig::new(6, 3).with_bias(false).init(device);
-        let mut fused =
-            FusedOptimizer::new_ok(model, SgdConfig::new().init()).with_config_ok(config);
+        let mut fused = FusedOptimizer::new(model, SgdConfig::new().init())
+            .unwrap()
+            .with_config(config)
+            .unwrap();
         let before = fused.model();
         // The step must be large enough to change the weights.
-        fused.step_repeatable_ok(1e6, |model: &Linear| {
-            let output = x.clone().matmul(model.weight.val().cast(FloatDType::F16));
-            let output = output.mul_scalar(1e-4).mul_scalar(1e-4);
-            output.cast(FloatDType::F32).sum()
-        });
+        fused
+            .step_repeatable(1e6, |model: &Linear| {
+                let output = x.clone().matmul(model.weight.val().cast(FloatDType::F16));
+                let output = output.mul_scalar(1e-4).mul_scalar(1e-4);
+                output.cast(FloatDType::F32).sum()
+            })
+            .unwrap();
         let pairs = elements(&before).into_iter().zip(elements(&fused.model()));
         pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f64::max)
     };
@@ -135,13 +148,17 @@ fn scaling_saves_gradients_that_vanish_in_f16() {
 fn scaling_in_state_adapts_with_every_micro_batch() {
     let device = flex();
     let adam = optim::AdamConfig::new().build();
-    let mut fused = FusedOptimizer::accumulating_in_state_ok(Squashed::init(&device), adam)
-        .with_config_ok(FusedConfig::scaling(config(Overflow::SkipParameter)));
+    let mut fused = FusedOptimizer::accumulating_in_state(Squashed::init(&device), adam)
+        .unwrap()
+        .with_config(FusedConfig::scaling(config(Overflow::SkipParameter)))
+        .unwrap();
     let x = batches(&device, 1).remove(0);
-    fused.accumulate_ok(|model| model.loss(&infinite(&device)));
+    fused
+        .accumulate(|model| model.loss(&infinite(&device)))
+        .unwrap();
     assert!(fused.last_step().overflowed);
     for scale in [512.0, 512.0, 1024.0] {
-        fused.step_ok(LEARNING_RATE, |model| model.loss(&x));
+        fused.step(LEARNING_RATE, |model| model.loss(&x)).unwrap();
         assert_eq!(fused.last_step().loss_scale, Some(scale));
     }
 }
@@ -149,8 +166,10 @@ fn scaling_in_state_adapts_with_every_micro_batch() {
 #[test]
 fn overflow_at_every_scale_is_an_error() {
     let device = flex();
-    let mut fused = FusedOptimizer::new_ok(Squashed::init(&device), SgdConfig::new().init())
-        .with_config_ok(FusedConfig::scaling(LossScalingConfig::new()));
+    let mut fused = FusedOptimizer::new(Squashed::init(&device), SgdConfig::new().init())
+        .unwrap()
+        .with_config(FusedConfig::scaling(LossScalingConfig::new()))
+        .unwrap();
     let x = infinite(&device);
     let steps = (0..100).map(|_| fused.step_repeatable(0.1, |model| model.loss(&x)));
     let error = steps.filter_map(Result::err).next().unwrap();
@@ -160,7 +179,7 @@ fn overflow_at_every_scale_is_an_error() {
 #[test]
 fn scaling_mistakes_are_errors() {
     let device = flex();
-    let fused = || FusedOptimizer::new_ok(Squashed::init(&device), SgdConfig::new().init());
+    let fused = || FusedOptimizer::new(Squashed::init(&device), SgdConfig::new().init()).unwrap();
     let scaling = LossScalingConfig::new;
     // Gradients are divided in f32 by the last two.
     let scales = [0.0, -1.0, f64::NAN, f64::INFINITY, 1e-40, 1e39];
@@ -174,7 +193,9 @@ fn scaling_mistakes_are_errors() {
     let one_pass = one_pass.with_loss_scaling(Some(config(Overflow::SkipParameter)));
     assert_says(&fused().with_config(one_pass).unwrap_err(), "SkipStep");
 
-    let mut fused = fused().with_config_ok(FusedConfig::scaling(config(Overflow::SkipStep)));
+    let mut fused = fused()
+        .with_config(FusedConfig::scaling(config(Overflow::SkipStep)))
+        .unwrap();
     let error = fused.step(0.1, |model| model.loss(&batches(&device, 1)[0]));
     assert_eq!(error.unwrap_err(), FusedError::RunsTwice);
 }

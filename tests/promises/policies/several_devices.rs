@@ -112,8 +112,10 @@ fn layers_on_several_devices_match_stock() {
         for (optimizer, config, choose) in &cases {
             let expected = stock(initial.copied(), optimizer.clone(), &steps, *choose);
             for loss in [Placed::loss, Placed::loss_in_blocks] {
-                let mut fused = FusedOptimizer::new_ok(initial.copied(), optimizer.clone())
-                    .with_config_ok(config.clone());
+                let mut fused = FusedOptimizer::new(initial.copied(), optimizer.clone())
+                    .unwrap()
+                    .with_config(config.clone())
+                    .unwrap();
                 for step in &steps {
                     step_group(&mut fused, LEARNING_RATE, step, loss);
                 }
@@ -136,18 +138,24 @@ fn accumulation_and_scaling_on_several_devices_match_stock() {
         let expected = stock(initial.copied(), adamw.clone(), &groups, None);
         // A power of two changes no bit of the mantissa.
         let scaling = LossScalingConfig::new().with_initial_scale(1024.0);
-        let mut fused = FusedOptimizer::new_ok(initial.copied(), adamw)
-            .with_config_ok(FusedConfig::scaling(scaling));
+        let mut fused = FusedOptimizer::new(initial.copied(), adamw)
+            .unwrap()
+            .with_config(FusedConfig::scaling(scaling))
+            .unwrap();
         for group in &groups {
             for x in &group[..2] {
-                fused.accumulate_ok(|model| model.loss_in_blocks(x));
+                fused.accumulate(|model| model.loss_in_blocks(x)).unwrap();
             }
-            fused.step_repeatable_ok(LEARNING_RATE, |model| model.loss(&group[2]));
+            fused
+                .step_repeatable(LEARNING_RATE, |model| model.loss(&group[2]))
+                .unwrap();
         }
         assert_equal_weights(&expected, &fused.model());
         // An overflow on one device skips the step on all.
         let before = weights(&fused.model().layers);
-        fused.step_repeatable_ok(LEARNING_RATE, |model| model.loss(&infinite(&devices[0])));
+        fused
+            .step_repeatable(LEARNING_RATE, |model| model.loss(&infinite(&devices[0])))
+            .unwrap();
         assert_eq!(weights(&fused.model().layers), before);
     }
 }
@@ -159,11 +167,11 @@ fn record_of_several_devices_resumes_exactly() {
         let adam = AdamConfig::new().init();
         let train = |fused: &mut FusedOptimizer<Placed>, batches: &[Tensor<2>]| {
             for x in batches {
-                fused.step_ok(LEARNING_RATE, |model| model.loss(x));
+                fused.step(LEARNING_RATE, |model| model.loss(x)).unwrap();
             }
         };
         let [mut whole, mut first] =
-            [(); 2].map(|()| FusedOptimizer::new_ok(initial.copied(), adam.clone()));
+            [(); 2].map(|()| FusedOptimizer::new(initial.copied(), adam.clone()).unwrap());
         train(&mut whole, &batches);
         train(&mut first, &batches[..3]);
         let mut second = resumed(&first, adam, || Placed::init(&devices));

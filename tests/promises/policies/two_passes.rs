@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::*;
-use crate::backends::on_every_cpu_backend;
 
 fn two_pass_configs() -> [FusedConfig; 2] {
     let scaling = LossScalingConfig::new().with_initial_scale(64.0);
@@ -15,8 +14,10 @@ fn two_pass_configs() -> [FusedConfig; 2] {
 }
 
 fn fused(device: &Device, config: &FusedConfig) -> FusedOptimizer<Squashed> {
-    FusedOptimizer::new_ok(Squashed::init(device), AdamWConfig::new().init())
-        .with_config_ok(config.clone())
+    FusedOptimizer::new(Squashed::init(device), AdamWConfig::new().init())
+        .unwrap()
+        .with_config(config.clone())
+        .unwrap()
 }
 
 /// A number that a generator outside of Burn draws: another one in each run of a closure.
@@ -48,7 +49,9 @@ fn loss_that_differs_between_passes_updates_nothing(device: &Device) {
             assert_says(&message, "No parameter was updated");
             assert_says(&message, "its own generator");
             assert_equal_weights(&before, &fused.model());
-            fused.step_repeatable_ok(LEARNING_RATE, |model| model.loss(x));
+            fused
+                .step_repeatable(LEARNING_RATE, |model| model.loss(x))
+                .unwrap();
             assert_eq!(fused.last_step().updated, 4, "after {steps} steps");
         }
     }
@@ -67,7 +70,9 @@ fn gradient_that_differs_between_passes_ends_step(device: &Device) {
             };
             assert_refused(fused.step_repeatable(LEARNING_RATE, draws_anew));
             assert_equal_weights(&before, &fused.model());
-            fused.step_repeatable_ok(LEARNING_RATE, |model| model.loss(x));
+            fused
+                .step_repeatable(LEARNING_RATE, |model| model.loss(x))
+                .unwrap();
         }
     }
 }
@@ -110,8 +115,10 @@ fn own_backward_pass_that_differs_ends_step(device: &Device) {
 fn replica_whose_loss_differs_between_passes_updates_nothing(device: &Device) {
     let devices = [device.clone(), device.clone()];
     let model = Squashed::init(device);
-    let mut fused = FusedReplicas::new_ok(model, AdamWConfig::new().init(), devices)
-        .with_config_ok(FusedConfig::exact(1e-3));
+    let mut fused = FusedReplicas::new(model, AdamWConfig::new().init(), devices)
+        .unwrap()
+        .with_config(FusedConfig::exact(1e-3))
+        .unwrap();
     for drawing in [0, 1] {
         let batches = batches(device, 2).into_iter().enumerate();
         let batches: Vec<_> = batches.collect();
@@ -140,16 +147,20 @@ on_every_cpu_backend!(
 fn sum_in_another_order_is_no_difference() {
     let weights =
         [1.0, 0.5].map(|value| Param::from_tensor(Tensor::<1>::from_floats([value], &flex())));
-    let mut fused = FusedOptimizer::new_ok(weights.to_vec(), SgdConfig::new().init())
-        .with_config_ok(FusedConfig::exact(1e-6));
+    let mut fused = FusedOptimizer::new(weights.to_vec(), SgdConfig::new().init())
+        .unwrap()
+        .with_config(FusedConfig::exact(1e-6))
+        .unwrap();
     let noise = Distribution::Uniform(0.5, 1.5);
     let x = Tensor::<1>::random([(1 << 22) + 12_345], noise, &flex());
     for _ in 0..10 {
-        fused.step_repeatable_ok(1e-3, |weights| {
-            let sum = |weight: &Param<Tensor<1>>| (x.clone() * weight.val()).sum();
-            // Gradients depend on sums, and the last one is nothing but rounding.
-            let [first, last] = [sum(&weights[0]), sum(&weights[1])];
-            first.clone() * first.clone() + (x.clone().sum() - x.clone().sum()) * last
-        });
+        fused
+            .step_repeatable(1e-3, |weights| {
+                let sum = |weight: &Param<Tensor<1>>| (x.clone() * weight.val()).sum();
+                // Gradients depend on sums, and the last one is nothing but rounding.
+                let [first, last] = [sum(&weights[0]), sum(&weights[1])];
+                first.clone() * first.clone() + (x.clone().sum() - x.clone().sum()) * last
+            })
+            .unwrap();
     }
 }

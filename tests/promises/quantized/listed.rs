@@ -12,7 +12,7 @@ fn assert_nothing_trained<M: Module>(
     words: &[&str],
     others: &[&str],
 ) {
-    let mut fused = FusedOptimizer::new_ok(model, AdamConfig::new().init());
+    let mut fused = FusedOptimizer::new(model, AdamConfig::new().init()).unwrap();
     let error = fused.step(RATE, loss).unwrap_err();
     assert_matches!(error, FusedError::NothingTrained { .. });
     words.iter().for_each(|words| assert_says(&error, words));
@@ -79,7 +79,7 @@ fn advice_for_frozen_parameters_works_for_each_path() {
     let model = model.freeze();
     let x = Tensor::<4>::ones([2, 1, 4, 4], &device);
     let loss = |model: &Convolution| model.norm.forward(model.conv.forward(x.clone())).mean();
-    let fused = |model| FusedOptimizer::new_ok(model, AdamConfig::new().init());
+    let fused = |model| FusedOptimizer::new(model, AdamConfig::new().init()).unwrap();
     let error = fused(model.clone()).step(RATE, loss).unwrap_err();
     let error = error.to_string();
     let (_, paths) = error.split_once("unfreeze_group`: ").unwrap();
@@ -87,7 +87,7 @@ fn advice_for_frozen_parameters_works_for_each_path() {
     assert_eq!(paths.len(), 4, "{paths:?}");
     for path in paths {
         let mut fused = fused(model.clone().unfreeze_group(ParamGroup::from_path(path)));
-        fused.step_ok(RATE, loss);
+        fused.step(RATE, loss).unwrap();
         assert_eq!(fused.last_step().updated, 1, "{path}");
     }
 }
@@ -102,7 +102,7 @@ fn display_lists_trained_and_frozen_parameters() {
     let optimizer = AdamConfig::new().init().with_group(factors, muon, None);
     let model = with_quantized_base(dense(), BaseFormat::Bits4);
     let model = model.unfreeze_group(ParamGroup::from_path("1.bias"));
-    let fused = FusedOptimizer::new_ok(model, optimizer);
+    let fused = FusedOptimizer::new(model, optimizer).unwrap();
     // Two matrices of 4 x 3 and biases of 3; factors of rank 2.
     let numbers = "5 of 8 parameters are trained (31 of 58 elements)";
     assert!(fused.to_string().ends_with(numbers), "{fused}");
@@ -120,7 +120,7 @@ fn display_lists_trained_and_frozen_parameters() {
     let has_moment = |end| of(end).contains("moment_1");
     assert!(has_moment("1.bias") && !has_moment("lora.a"), "{list}");
     let devices = vec![device.clone(); 2];
-    let replicas = FusedReplicas::new_ok(dense(), AdamConfig::new().init(), devices);
+    let replicas = FusedReplicas::new(dense(), AdamConfig::new().init(), devices).unwrap();
     let numbers = "4 of 4 parameters are trained (30 of 30 elements)";
     assert!(replicas.to_string().ends_with(numbers), "{replicas}");
 }

@@ -8,6 +8,7 @@ use burn::tensor::quantization::{Calibration, QuantValue};
 
 use crate::common::*;
 
+mod fine_tuning;
 mod layers;
 mod listed;
 mod moved;
@@ -53,16 +54,20 @@ fn stock(model: Stack, xs: &[Tensor<2>]) -> Stack {
 }
 
 fn fused(model: Stack, config: FusedConfig) -> FusedOptimizer<Stack> {
-    FusedOptimizer::new_ok(model, optim::AdamConfig::new().init())
-        .with_config_on_ok(config, &Device::flex())
+    FusedOptimizer::new(model, optim::AdamConfig::new().init())
+        .unwrap()
+        .with_config_on(config, &Device::flex())
+        .unwrap()
 }
 
 /// Trains fused, one batch per update.
 fn train(fused: &mut FusedOptimizer<Stack>, xs: &[Tensor<2>], in_blocks: bool) {
     for x in xs {
-        fused.step_ok(RATE, |model| {
-            loss_of_layers(&model.layers, in_blocks, x.clone())
-        });
+        fused
+            .step(RATE, |model| {
+                loss_of_layers(&model.layers, in_blocks, x.clone())
+            })
+            .unwrap();
         assert_eq!(fused.last_step().updated, 6);
     }
 }
@@ -155,7 +160,7 @@ fn quantized_base_trains_as_lora_on_dequantized_weights() {
             assert_equal_factors(&expected, &stock(initial.clone(), &xs));
             for in_blocks in [false, true] {
                 let adam = AdamConfig::new().init();
-                let mut fused = FusedOptimizer::new_ok(initial.clone(), adam);
+                let mut fused = FusedOptimizer::new(initial.clone(), adam).unwrap();
                 train(&mut fused, &xs, in_blocks);
                 assert_equal_factors(&expected, &fused.model());
                 assert_quantized(&fused.model());
@@ -178,7 +183,7 @@ fn assert_equal_on(
     let loss = |layer: &Linear, _| layer.forward(x.clone()).tanh().square().mean();
     let adam = || AdamConfig::new().init();
     let expected = train_stock(initial.clone(), &mut adam(), 2, RATE, loss);
-    let mut fused = FusedOptimizer::new_ok(initial.clone(), adam());
+    let mut fused = FusedOptimizer::new(initial.clone(), adam()).unwrap();
     train_fused(&mut fused, 2, RATE, loss);
     assert_equal_weights(&expected, &fused.model());
     let is_trained = |path: &str| trained.iter().any(|end| path.ends_with(end));
@@ -238,8 +243,11 @@ fn quantized_values_survive_any_type() {
                         let error = FusedOptimizer::new(loaded.clone().unfreeze(), optimizer);
                         let error = error.expect_err("quantized values are not trained");
                         assert!(matches!(error, FusedError::QuantizedInTraining { .. }));
-                        let mut fused = FusedOptimizer::new_ok(loaded, AdamConfig::new().init());
-                        fused.step_ok(RATE, |model| model.forward(x).square().mean());
+                        let mut fused =
+                            FusedOptimizer::new(loaded, AdamConfig::new().init()).unwrap();
+                        fused
+                            .step(RATE, |model| model.forward(x).square().mean())
+                            .unwrap();
                         let error = fused.change_model(Linear::unfreeze).unwrap_err();
                         assert!(matches!(error, FusedError::QuantizedInTraining { .. }));
                         assert_eq!(fused.last_step().updated, 2);
@@ -300,8 +308,10 @@ fn weights_from_file_are_quantized_as_those_in_memory() {
     };
     assert_eq!(without_factors(&loaded), without_factors(&expected));
     assert_eq!(factors(&loaded).len(), 6);
-    let mut fused = FusedOptimizer::new_ok(loaded, AdamConfig::new().init());
-    fused.step_ok(RATE, |model| model.loss(batches(1).remove(0)));
+    let mut fused = FusedOptimizer::new(loaded, AdamConfig::new().init()).unwrap();
+    fused
+        .step(RATE, |model| model.loss(batches(1).remove(0)))
+        .unwrap();
     assert_eq!(fused.last_step().updated, 6);
     // The adapters are in the type of training.
     let (loaded, _) = load(FloatDType::BF16).unwrap();
@@ -324,8 +334,10 @@ fn weights_from_file_are_quantized_as_those_in_memory() {
     };
     let (both, _) = load_quantized_from_store(half, &path, others, dtype, lora()).unwrap();
     assert_eq!(without_factors(&both), without_factors(&expected));
-    let mut fused = FusedOptimizer::new_ok(both, AdamConfig::new().init());
-    fused.step_ok(RATE, |model| model.loss(batches(1).remove(0)));
+    let mut fused = FusedOptimizer::new(both, AdamConfig::new().init()).unwrap();
+    fused
+        .step(RATE, |model| model.loss(batches(1).remove(0)))
+        .unwrap();
     assert_eq!(fused.last_step().updated, 6);
 
     // A parameter group without a matrix is an error.
@@ -380,10 +392,10 @@ fn matrix_without_elements_is_quantized_and_trained() {
             };
             let dense = cast(dense, dtype).unwrap();
             let model = with_quantized_base(dense, format);
-            let mut fused = FusedOptimizer::new_ok(model, AdamConfig::new().init());
+            let mut fused = FusedOptimizer::new(model, AdamConfig::new().init()).unwrap();
             let x = Tensor::<2>::ones([4, 8], &device).cast(dtype);
             let step = |model: &WithNothing| model.loss(x.clone());
-            let losses = [(); 2].map(|()| fused.step_ok(RATE, step).into_scalar::<f64>());
+            let losses = [(); 2].map(|()| fused.step(RATE, step).unwrap().into_scalar::<f64>());
             assert!(losses[1] < losses[0]);
             assert_eq!(fused.model().materialize().nothing.dims(), shape);
         }

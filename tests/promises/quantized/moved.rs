@@ -19,20 +19,26 @@ fn quantized_values_on_any_host_survive_changes_of_training() {
                 let offload = offload.map(|offload| offload_from(&device, offload));
                 let config = FusedConfig::new().with_offload(offload);
                 let mut fused =
-                    FusedOptimizer::new_ok(initial.clone(), optim::AdamConfig::new().init())
-                        .with_config_on_ok(config, &device);
+                    FusedOptimizer::new(initial.clone(), optim::AdamConfig::new().init())
+                        .unwrap()
+                        .with_config_on(config, &device)
+                        .unwrap();
                 let step = |fused: &mut FusedOptimizer<Stack>| {
-                    fused.step_ok(RATE, |model| model.loss_in_blocks(x.clone()));
+                    fused
+                        .step(RATE, |model| model.loss_in_blocks(x.clone()))
+                        .unwrap();
                 };
                 step(&mut fused);
-                fused.change_model_ok(|model| model);
+                fused.change_model(|model| model).unwrap();
                 step(&mut fused);
                 let valid = fused.valid();
                 let loss = valid.loss(x.clone().inner()).into_scalar::<f32>();
                 assert_eq!(is_quantized(&valid), is_quantized(&initial));
-                let mut fused = fused.with_config_on_ok(FusedConfig::new(), &device);
+                let mut fused = fused.with_config_on(FusedConfig::new(), &device).unwrap();
                 step(&mut fused);
-                let fused = fused.with_config_on_ok(FusedConfig::new(), &Device::flex());
+                let fused = fused
+                    .with_config_on(FusedConfig::new(), &Device::flex())
+                    .unwrap();
                 (fused.model(), loss)
             };
             let (expected, loss) = train(None);

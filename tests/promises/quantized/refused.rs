@@ -21,8 +21,10 @@ fn quantized_weight_in_training_is_an_error_by_name() {
             "layers.2.weight",
         ]);
         let model = model.unfreeze_group(ParamGroup::all().exclude(bases));
-        let mut fused = FusedOptimizer::new_ok(model, optimizer());
-        fused.step_ok(RATE, |model| model.loss(batches(1).remove(0)));
+        let mut fused = FusedOptimizer::new(model, optimizer()).unwrap();
+        fused
+            .step(RATE, |model| model.loss(batches(1).remove(0)))
+            .unwrap();
         assert_eq!(fused.last_step().updated, 9);
     }
 }
@@ -34,7 +36,7 @@ fn quantized_record_in_dense_model_is_refused_by_name() {
         let model = quantized(format);
         let record = || model.clone().into_record();
         let loaded = dense().load_record(record().allow_unused(true));
-        let mut fused = FusedOptimizer::new_ok(dense(), optimizer());
+        let mut fused = FusedOptimizer::new(dense(), optimizer()).unwrap();
         for refused in [
             FusedOptimizer::new(loaded.clone(), optimizer()).map(drop),
             fused.change_model(|_| loaded),
@@ -49,8 +51,10 @@ fn quantized_record_in_dense_model_is_refused_by_name() {
         }
         let advised = quantized(format).load_record(record()).materialize();
         assert_equal_weights(&model.materialize(), &advised);
-        let mut fused = FusedOptimizer::new_ok(advised.unfreeze(), optimizer());
-        fused.step_ok(RATE, |model| model.loss(batches(1).remove(0)));
+        let mut fused = FusedOptimizer::new(advised.unfreeze(), optimizer()).unwrap();
+        fused
+            .step(RATE, |model| model.loss(batches(1).remove(0)))
+            .unwrap();
     }
 }
 

@@ -60,7 +60,7 @@ fn running_statistics_are_mean_over_ranks_that_updated_them() {
     for in_a_block in [false, true] {
         let stock = copy(&initial, || TwoWays::init(device));
         let model = copy(&initial, || TwoWays::init(device));
-        let mut fused = FusedReplicas::new_ok(model, SgdConfig::new().init(), flex(3));
+        let mut fused = FusedReplicas::new(model, SgdConfig::new().init(), flex(3)).unwrap();
         for batches in &steps {
             // One rank after the other, each on its own thread, as in Burn's training.
             std::thread::scope(|scope| {
@@ -70,9 +70,11 @@ fn running_statistics_are_mean_over_ranks_that_updated_them() {
                     thread.join().unwrap();
                 }
             });
-            fused.step_ok(0.0, batches.clone(), move |model: &TwoWays, batch| {
-                model.loss(batch, in_a_block)
-            });
+            fused
+                .step(0.0, batches.clone(), move |model: &TwoWays, batch| {
+                    model.loss(batch, in_a_block)
+                })
+                .unwrap();
             assert_equal_weights(&stock.valid(), &fused.valid());
         }
     }
@@ -84,11 +86,13 @@ fn model_taken_from_replicas_keeps_its_statistics() {
     let device = &flex(1)[0];
     let batch = |value: f32| (Tensor::<2>::full([6, 2], value, device), true, true);
     for sharding in SHARDINGS {
-        let mut fused = FusedReplicas::new_ok(TwoWays::init(device), adamw(), flex(2))
-            .with_config_ok(FusedConfig::sharded(sharding));
+        let mut fused = FusedReplicas::new(TwoWays::init(device), adamw(), flex(2))
+            .unwrap()
+            .with_config(FusedConfig::sharded(sharding))
+            .unwrap();
         let step = |fused: &mut FusedReplicas<TwoWays>, values: [f32; 2]| {
             let loss = |model: &TwoWays, batch| model.loss(batch, true);
-            fused.step_ok(RATE, values.map(batch), loss);
+            fused.step(RATE, values.map(batch), loss).unwrap();
         };
         step(&mut fused, [1.0, 2.0]);
         let (model, valid, averaged) = (fused.model(), fused.valid(), fused.averaged());

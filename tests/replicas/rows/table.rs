@@ -241,13 +241,17 @@ impl Row {
         let (optimizer, config) = (self.optimizer(), (self.config)());
         match self.ranks {
             1 => Box::new(
-                FusedOptimizer::new_ok(network, optimizer)
+                FusedOptimizer::new(network, optimizer)
+                    .unwrap()
                     .with_hook(ParamGroup::all(), failing())
-                    .with_config_on_ok(config, &Device::flex()),
+                    .with_config_on(config, &Device::flex())
+                    .unwrap(),
             ),
             ranks => Box::new(
-                FusedReplicas::new_ok(network, optimizer, flex(ranks))
-                    .with_config_ok(config)
+                FusedReplicas::new(network, optimizer, flex(ranks))
+                    .unwrap()
+                    .with_config(config)
+                    .unwrap()
                     .with_hook(ParamGroup::all(), failing()),
             ),
         }

@@ -1,0 +1,424 @@
+//! Averages of the weights equal those of a stock loop to the bit, with all other options of a training.
+
+use crate::common::normed::Normed;
+use crate::common::*;
+
+const RATE: f64 = 0.05;
+
+fn init() -> Stack {
+    Stack::init(3, 8, &flex())
+}
+
+fn loss(model: &Stack, x: &Tensor<2>) -> Tensor<1> {
+    model.loss_in_blocks(x.clone())
+}
+
+fn batches(count: usize) -> Vec<Tensor<2>> {
+    randoms(count, [4, 8], &flex())
+}
+
+fn averaging(config: WeightAveragingConfig) -> FusedConfig {
+    FusedConfig::averaging(config)
+}
+
+fn ema(decay: f64) -> WeightAveragingConfig {
+    WeightAveragingConfig::new().with_decay(Some(decay))
+}
+
+fn configs() -> [WeightAveragingConfig; 5] {
+    let uniform = WeightAveragingConfig::new();
+    [
+        ema(0.9),
+        ema(0.999).with_warm_up(true),
+        ema(0.5).with_every(2),
+        uniform,
+        uniform.with_every(3),
+    ]
+}
+
+fn fused(initial: &Stack, config: FusedConfig) -> FusedOptimizer<Stack> {
+    let model = copy(initial, init);
+    FusedOptimizer::new(model, AdamWConfig::new().init())
+        .unwrap()
+        .with_config(config)
+        .unwrap()
+}
+
+/// Values of the parameters, each as a row.
+fn values<M: Module>(model: &M) -> Vec<Tensor<1>> {
+    let mut values = Vec::new();
+    map_values(model.clone(), |_, value| {
+        values.push(value.clone());
+        value
+    });
+    values
+}
+
+fn assert_values(expected: &[Tensor<1>], model: &Stack) {
+    for (expected, found) in expected.iter().zip(values(model)) {
+        found.to_data().assert_eq(&expected.to_data(), true);
+    }
+}
+
+/// An average in operations of Burn.
+#[derive(Clone)]
+struct ByHand {
+    config: WeightAveragingConfig,
+    updates: usize,
+    mean: Tensor<1>,
+}
+
+impl ByHand {
+    fn all(config: WeightAveragingConfig, model: &Stack) -> Vec<Self> {
+        let start = |value: Tensor<1>| Self {
+            config,
+            updates: 0,
+            mean: value.cast(FloatDType::F32),
+        };
+        values(model).into_iter().map(start).collect()
+    }
+
+    fn update(&mut self, value: Tensor<1>) {
+        self.updates += 1;
+        if !self.updates.is_multiple_of(self.config.every) {
+            return;
+        }
+        let n = (self.updates / self.config.every) as f64;
+        let (mean, value) = (self.mean.clone(), value.cast(FloatDType::F32));
+        self.mean = match self.config.decay {
+            Some(decay) => {
+                let warm = (1.0 + n) / (10.0 + n);
+                let decay = match self.config.warm_up {
+                    true => decay.min(warm),
+                    false => decay,
+                };
+                mean * decay + value * (1.0 - decay)
+            }
+            None if n == 1.0 => value,
+            None => mean.clone() + (value - mean) / n,
+        };
+    }
+}
+
+fn means(averages: &[ByHand]) -> Vec<Tensor<1>> {
+    averages.iter().map(|it| it.mean.clone()).collect()
+}
+
+/// A record of another program: `ndarray` does not have f16.
+#[test]
+fn average_in_f16_loads_on_device_without_f16() {
+    let [_, ndarray] = cpus();
+    let x = Tensor::<2>::ones([4, 8], &ndarray);
+    let new = || {
+        FusedOptimizer::new(linears(1, 8, &ndarray), AdamWConfig::new().init())
+            .unwrap()
+            .with_config(averaging(ema(0.5)))
+            .unwrap()
+    };
+    let mut fused = new();
+    let step = |fused: &mut FusedOptimizer<Vec<Linear>>| {
+        fused
+            .step(RATE, |model| loss_of_layers(model, false, x.clone()))
+            .unwrap();
+    };
+    step(&mut fused);
+    let mut contents = Contents::of(fused.to_record());
+    let means = |it: &burn_pack::Tensor| it.name.ends_with(".average");
+    for index in 0..contents.tensors.len() {
+        if means(&contents.tensors[index]) {
+            let (_, dtype, shape, _, bytes) = contents.tensors[index].clone().into_parts().unwrap();
+            let data = TensorData::from_bytes(bytes, shape, dtype).convert_dtype(DType::F16);
+            let (bytes, shape, _) = data.into_parts();
+            contents = contents.with_tensor(index, DType::F16, &shape, bytes);
+        }
+    }
+    let before = fused.averaged();
+    fused.load_record(contents.into_record()).unwrap();
+    for (before, after) in values(&before).into_iter().zip(values(&fused.averaged())) {
+        let difference = (after - before).abs().max().into_scalar::<f32>();
+        assert!(difference < 1e-3, "{difference}");
+    }
+    step(&mut fused);
+}
+
+#[test]
+fn average_after_each_step_equals_stock_loop() {
+    let initial = init();
+    let xs = batches(7);
+    let adamw = [AdamWConfig::new().init(), optim::AdamWConfig::new().init()];
+    let offloads = OFFLOADS.map(|it| Some(offload_from_flex(it)));
+    for offload in [None].into_iter().chain(offloads) {
+        for (optimizer, config) in product(&adamw, configs()) {
+            let mut model = copy(&initial, init);
+            let mut stock = AdamWConfig::new().init();
+            let mut by_hand = ByHand::all(config, &model);
+            let how = averaging(config).with_offload(offload.clone());
+            let mut fused = FusedOptimizer::new(copy(&initial, init), optimizer.clone())
+                .unwrap()
+                .with_config_on(how.clone(), &Device::flex())
+                .unwrap();
+            assert_equal_weights(&initial, &fused.averaged());
+            for x in &xs {
+                model = train_stock(model, &mut stock, 1, RATE, |model, _| loss(model, x));
+                for (average, value) in by_hand.iter_mut().zip(values(&model)) {
+                    average.update(value);
+                }
+                fused.step(RATE, |model| loss(model, x)).unwrap();
+                if offload.is_none() {
+                    assert_eq!(fused.last_step().copied, Some(0), "{how}");
+                }
+                assert_values(&means(&by_hand), &fused.averaged());
+            }
+            assert_equal_weights(&model, &fused.model());
+        }
+    }
+}
+
+#[test]
+fn average_without_update_stays() {
+    let initial = init();
+    let xs = batches(4);
+
+    // Micro-batches are one update.
+    let mut group = fused(&initial, averaging(WeightAveragingConfig::new()));
+    for x in &xs {
+        group.accumulate(|model| loss(model, x)).unwrap();
+    }
+    assert_equal_weights(&initial, &group.averaged());
+    group.step_accumulated(RATE).unwrap();
+    assert_equal_weights(&group.model(), &group.averaged());
+
+    // A skipped step is not an update.
+    let scaling = LossScalingConfig::new().with_overflow(Overflow::SkipStep);
+    let how = averaging(ema(0.5)).with_loss_scaling(Some(scaling));
+    let mut skipping = fused(&initial, how);
+    skipping
+        .step_repeatable(RATE, |model| loss(model, &xs[0]))
+        .unwrap();
+    let before = skipping.averaged();
+    skipping
+        .step_repeatable(RATE, |model| loss(model, &xs[0]) * f32::INFINITY)
+        .unwrap();
+    assert!(skipping.last_step().overflowed);
+    assert_equal_weights(&before, &skipping.averaged());
+
+    // Two passes are one update.
+    let clipping = Some(GlobalNormClippingConfig::Exact(1e9));
+    let mut clipped = fused(&initial, averaging(ema(0.5)).with_clipping(clipping));
+    let mut plain = fused(&initial, averaging(ema(0.5)));
+    for x in &xs {
+        clipped
+            .step_repeatable(RATE, |model| loss(model, x))
+            .unwrap();
+        plain.step(RATE, |model| loss(model, x)).unwrap();
+    }
+    assert_equal_weights(&plain.averaged(), &clipped.averaged());
+}
+
+#[test]
+fn average_resumed_from_record_continues_to_bit() {
+    let initial = init();
+    let xs = batches(6);
+    for config in configs() {
+        for offload in [None, Some(offload_from_flex(Offload::States))] {
+            let how = averaging(config).with_offload(offload);
+            let start = |model: &Stack| {
+                let model = copy(model, init);
+                FusedOptimizer::new(model, optim::AdamWConfig::new().init())
+                    .unwrap()
+                    .with_config_on(how.clone(), &Device::flex())
+                    .unwrap()
+            };
+            let train = |fused: &mut FusedOptimizer<Stack>, xs: &[Tensor<2>]| {
+                for x in xs {
+                    fused.step(RATE, |model| loss(model, x)).unwrap();
+                }
+            };
+            let (mut whole, mut first) = (start(&initial), start(&initial));
+            train(&mut whole, &xs);
+            train(&mut first, &xs[..3]);
+            let mut second = start(&first.model());
+            second.load_record(first.to_record()).unwrap();
+            assert_equal_weights(&first.averaged(), &second.averaged());
+            train(&mut second, &xs[3..]);
+            assert_equal_weights(&whole.averaged(), &second.averaged());
+            assert_equal_weights(&whole.model(), &second.model());
+
+            // Without averaging, and in stock Burn.
+            let model = copy(&first.model(), init);
+            let mut without = FusedOptimizer::new(model, optim::AdamWConfig::new().init()).unwrap();
+            without.load_record(first.to_record()).unwrap();
+            train(&mut without, &xs[3..]);
+            let model = copy(&first.model(), init);
+            let mut stock = AdamWConfig::new().init().load_record(first.to_record());
+            let later = |model: &Stack, step: usize| loss(model, &xs[3 + step]);
+            let model = train_stock(model, &mut stock, 3, RATE, later);
+            assert_equal_weights(&model, &without.model());
+            assert_equal_weights(&whole.model(), &without.model());
+            assert_equal_weights(&without.model(), &without.averaged());
+
+            // A record without averages: they start as the weights.
+            let mut started = start(&first.model());
+            train(&mut started, &xs[..1]);
+            started.load_record(without.to_record()).unwrap();
+            assert_equal_weights(&started.model(), &started.averaged());
+        }
+    }
+}
+
+#[test]
+fn average_of_another_shape_is_refused_by_name() {
+    let x = batches(1).remove(0);
+    let mut fused = fused(&init(), averaging(ema(0.5)));
+    fused.step(RATE, |model| loss(model, &x)).unwrap();
+    let contents = Contents::of(fused.to_record());
+    let is_average =
+        |it: &burn_pack::Tensor| it.name.ends_with(".average") && it.shape.num_dims() == 2;
+    let place = contents.tensors.iter().position(is_average);
+    let place = place.expect("there is one");
+    let mut said = |dtype: DType, shape: &[usize]| {
+        let bytes = Bytes::from_bytes_vec(vec![0; 4 * shape.iter().product::<usize>()]);
+        let damaged = contents.with_tensor(place, dtype, shape, bytes);
+        let before = [fused.model(), fused.averaged()];
+        let error = fused.load_record(damaged.into_record());
+        assert_equal_weights(&before[0], &fused.model());
+        assert_equal_weights(&before[1], &fused.averaged());
+        error.expect_err("it is damaged")
+    };
+    for shape in [[16, 4], [1, 8], [8, 1], [1, 1]] {
+        let error = said(DType::F32, &shape);
+        let FusedError::RecordShape {
+            path,
+            state,
+            expected,
+            found,
+        } = &error
+        else {
+            panic!("{error:?}")
+        };
+        assert!(path.ends_with(".weight") && state == "average", "{error}");
+        assert_eq!((&expected[..], &found[..]), (&[8, 8][..], &shape[..]));
+    }
+    let error = said(DType::I32, &[8, 8]);
+    assert_matches!(error, FusedError::UnreadableRecord { .. });
+    let error = said(DType::F32, &[64]);
+    assert_says(&error, ".weight");
+}
+
+#[test]
+fn average_of_new_layer_starts_as_its_weights() {
+    let xs = batches(3);
+    // Burn's own optimizer does not step in f64 after it was loaded from a record.
+    let optimizer = optim::AdamWConfig::new().init();
+    let mut one = FusedOptimizer::new(init(), optimizer)
+        .unwrap()
+        .with_config(averaging(ema(0.5)))
+        .unwrap();
+    one.step(RATE, |model| loss(model, &xs[0])).unwrap();
+    let mut gone = None;
+    one.change_model(|mut model| {
+        gone = model.layers.pop();
+        model
+    })
+    .unwrap();
+    one.step(RATE, |model| loss(model, &xs[1])).unwrap();
+    one.change_model(|mut model| {
+        model.layers.extend(gone);
+        model
+    })
+    .unwrap();
+    let [model, averaged] = [one.model(), one.averaged()].map(|model| values(&model));
+    for (of, (value, average)) in model.iter().zip(&averaged).enumerate() {
+        assert_eq!(value.to_data() == average.to_data(), of / 2 == 2);
+    }
+
+    // It continues in another type.
+    one.change_model(|model| cast(model, FloatDType::F64).unwrap())
+        .unwrap();
+    let before = values(&one.averaged());
+    let x = Tensor::from_inner(xs[2].clone().inner().cast(FloatDType::F64));
+    one.step(RATE, |model| loss(model, &x)).unwrap();
+    let next = before.into_iter().zip(values(&one.model()));
+    let next: Vec<_> = next.map(|(mean, value)| mean * 0.5 + value * 0.5).collect();
+    assert_values(&next, &one.averaged());
+}
+
+#[test]
+fn averaged_model_has_current_running_statistics() {
+    let device = Device::flex().autodiff();
+    let mut fused = FusedOptimizer::new(Normed::init(8, 8, &device), SgdConfig::new().init())
+        .unwrap()
+        .with_config(averaging(ema(0.5)))
+        .unwrap();
+    for x in batches(3) {
+        fused
+            .step(RATE, |model| model.forward(x).powi_scalar(2).mean())
+            .unwrap();
+    }
+    let [current, averaged] = [fused.model(), fused.averaged()].map(|model| model.valid());
+    let mean = |model: &Normed| model.norm.running_mean.value_sync().into_data();
+    assert_eq!(mean(&current), mean(&averaged));
+    assert_ne!(
+        current.linear.weight.val().into_data(),
+        averaged.linear.weight.val().into_data()
+    );
+}
+
+#[derive(Module, Debug)]
+struct Inner {
+    average: Linear,
+}
+
+/// Its first layer has the path that averages have in records.
+#[derive(Module, Debug)]
+struct Named {
+    backburn: Inner,
+    other: Linear,
+}
+
+impl Named {
+    fn init() -> Self {
+        let device = Device::flex().autodiff();
+        let layer = || LinearConfig::new(8, 8).init(&device);
+        Self {
+            backburn: Inner { average: layer() },
+            other: layer(),
+        }
+    }
+
+    fn loss(&self, x: Tensor<2>) -> Tensor<1> {
+        let x = self.backburn.average.forward(x);
+        self.other.forward(x).powi_scalar(2).mean()
+    }
+}
+
+#[test]
+fn layer_named_like_averages_matches_stock() {
+    let (initial, xs) = (Named::init(), batches(3));
+    let loss = |model: &Named, step: usize| model.loss(xs[step].clone());
+    let adamw = AdamWConfig::new().init();
+    let stock = copy(&initial, Named::init);
+    let stock = train_stock(stock, &mut adamw.clone(), 3, RATE, loss);
+    let mut fused = FusedOptimizer::new(initial, adamw)
+        .unwrap()
+        .with_config(averaging(ema(0.5)))
+        .unwrap();
+    train_fused(&mut fused, 3, RATE, loss);
+    assert_equal_weights(&stock, &fused.model());
+}
+
+#[test]
+fn average_option_out_of_range_is_refused() {
+    let uniform = WeightAveragingConfig::new();
+    for (config, says) in [
+        (ema(1.0), "`decay` is 1"),
+        (ema(-0.1), "`decay` is -0.1"),
+        (ema(f64::NAN), "`decay` is NaN"),
+        (uniform.with_every(0), "`every` is 0"),
+    ] {
+        let one = fused(&init(), FusedConfig::new());
+        let error = one.with_config(averaging(config)).expect_err("refused");
+        assert_matches!(error, FusedError::Config { .. });
+        assert_says(&error, says);
+    }
+}

@@ -1,0 +1,174 @@
+//! Running statistics belong to the training. A model that was taken from it has its own, and a failed pass restores
+//! them. The pairs in `tests/pairs` compare them with stock Burn.
+
+use crate::common::normed::Normed;
+use crate::common::*;
+
+const RATE: f64 = 1e-2;
+
+fn init(device: &Device) -> Normed {
+    Normed::init(4, 4, device)
+}
+
+fn loss(model: &Normed, x: Tensor<2>) -> Tensor<1> {
+    let run = |model: &Normed, x| model.norm.forward(model.linear.forward(x).tanh());
+    gradient_checkpointing(model, x, run).powi_scalar(3).mean()
+}
+
+fn xs(device: &Device) -> Vec<Tensor<2>> {
+    randoms(4, [6, 4], device)
+}
+
+/// Returns trainings that return their model by different paths.
+fn trainings(device: &Device) -> Vec<FusedOptimizer<Normed>> {
+    let averaging = WeightAveragingConfig::new().with_decay(Some(0.5));
+    let fused = |offload: Option<Offload>| {
+        let offload = offload.map(|offload| offload_from(device, offload));
+        let config = FusedConfig::averaging(averaging).with_offload(offload);
+        let fused = FusedOptimizer::new(init(device), AdamWConfig::new().init()).unwrap();
+        fused.with_config_on(config, device).unwrap()
+    };
+    let offloads = OFFLOADS.map(Some).into_iter();
+    [None].into_iter().chain(offloads).map(fused).collect()
+}
+
+type Values = Vec<(String, TensorData)>;
+
+fn model_taken_before_more_steps_is_unchanged(device: &Device) {
+    let xs = xs(device);
+    for mut fused in trainings(device) {
+        fused
+            .step(RATE, |model| loss(model, xs[0].clone()))
+            .unwrap();
+        let (model, valid, averaged) = (fused.model(), fused.valid(), fused.averaged());
+        let taken = || -> [Values; 3] { [weights(&model), weights(&valid), weights(&averaged)] };
+        let before = taken();
+        fused
+            .step(RATE, |model| loss(model, xs[1].clone()))
+            .unwrap();
+        assert!(taken() == before);
+        assert_changed(&model, &fused.model(), |_| true);
+
+        let nan = Tensor::full([6, 4], f32::NAN, device);
+        fused.step(RATE, |model| loss(model, nan)).unwrap();
+        assert!(taken() == before);
+        let mean = |model: &Normed| model.norm.running_mean.value_sync().into_data();
+        assert!(mean(&fused.model()).iter::<f32>().all(f32::is_nan));
+        assert!(mean(&model).iter::<f32>().all(f32::is_finite));
+    }
+}
+
+fn failed_pass_and_dry_run_restore_statistics(device: &Device) {
+    let xs = xs(device);
+    let of = |fused: &FusedOptimizer<Normed>| {
+        let statistics = weights(&fused.model()).into_iter();
+        let statistics = statistics.filter(|(path, _)| path.contains("running"));
+        statistics.collect::<Values>()
+    };
+    for mut fused in trainings(device) {
+        fused
+            .step(RATE, |model| loss(model, xs[0].clone()))
+            .unwrap();
+        let before = of(&fused);
+        fused.dry_run(|model| loss(model, xs[1].clone())).unwrap();
+        assert!(of(&fused) == before);
+        panic_of(|| {
+            fused
+                .step(RATE, |model| -> Tensor<1> {
+                    let _loss = loss(model, xs[1].clone());
+                    panic!("after the forward pass")
+                })
+                .unwrap()
+        });
+        assert!(of(&fused) == before);
+        fused
+            .step(RATE, |model| loss(model, xs[1].clone()))
+            .unwrap();
+        let before = of(&fused);
+        let mut fused = fused.with_hook(ParamGroup::all(), hook(|_| Answer::Stop("the first")));
+        let stopped = fused.step(RATE, |model| loss(model, xs[2].clone()));
+        assert!(matches!(stopped, Err(FusedError::StoppedByHook { .. })));
+        assert!(of(&fused) == before);
+    }
+}
+
+/// Burn keeps the last update of a statistic pending, and a frozen layer reads the value before it. `valid` merges the update.
+fn norm_frozen_in_training_matches_stock(device: &Device) {
+    #[derive(Clone, Copy, PartialEq)]
+    enum Event {
+        Freeze,
+        Unfreeze,
+        Validate,
+        Load,
+        Nothing,
+    }
+    use Event::*;
+
+    fn change(mut model: Normed, event: Event, loaded: &Normed) -> Normed {
+        model.norm = match event {
+            Freeze => model.norm.freeze(),
+            Unfreeze => model.norm.unfreeze(),
+            Load => {
+                let norm = model.norm.valid().train();
+                norm.load_record(loaded.norm.clone().into_record()).freeze()
+            }
+            _ => model.norm,
+        };
+        model
+    }
+
+    let rows = [
+        [Freeze, Nothing, Validate, Nothing],
+        [Freeze, Freeze, Unfreeze, Freeze],
+        [Freeze, Nothing, Unfreeze, Nothing],
+        [Validate, Freeze, Validate, Freeze],
+        [Freeze, Load, Unfreeze, Validate],
+    ];
+    let xs = xs(device);
+    let loss = |model: &Normed, x: &Tensor<2>| {
+        let y = model.linear.forward(x.clone()).tanh();
+        model.norm.forward(y).powi_scalar(3).mean()
+    };
+    let other = init(device);
+    for (row, events) in rows.iter().enumerate() {
+        for looks in [false, true] {
+            for mut fused in trainings(device) {
+                let mut stock = copy(&fused.model(), || init(device));
+                let mut optimizer = AdamWConfig::new().init();
+                for event in [Nothing].iter().chain(events) {
+                    if looks {
+                        drop(fused.model());
+                    }
+                    match event {
+                        Validate => {
+                            let (stock, fused) = (weights(&stock.valid()), weights(&fused.valid()));
+                            assert_eq!(stock, fused, "row {row}");
+                        }
+                        Nothing => {}
+                        _ => {
+                            stock = change(stock, *event, &other);
+                            fused
+                                .change_model(|model| change(model, *event, &other))
+                                .unwrap();
+                        }
+                    }
+                    for x in &xs {
+                        let expected = loss(&stock, x);
+                        let gradients = expected.clone().backward();
+                        let gradients = GradientsParams::from_grads(gradients, &stock);
+                        stock = optimizer.step(RATE, stock, gradients);
+                        let found = fused.step(RATE, |model| loss(model, x)).unwrap();
+                        assert_eq!(found.into_data(), expected.into_data(), "row {row}");
+                    }
+                }
+                assert_equal_weights(&stock.valid(), &fused.valid());
+            }
+        }
+    }
+}
+
+on_every_cpu_backend!(
+    norm_frozen_in_training_matches_stock,
+    failed_pass_and_dry_run_restore_statistics,
+    model_taken_before_more_steps_is_unchanged,
+);

@@ -1,0 +1,5 @@
+//! Estimates, recordings and pictures of memory.
+
+mod estimate;
+mod pictures;
+mod pools;

@@ -1,0 +1,364 @@
+//! If parameters are removed between two steps, exactly their optimizer states are removed.
+
+use backburn::optim as ours;
+use burn::optim::{AdanConfig, MuonConfig};
+
+use crate::common::*;
+
+const RATE: f64 = 0.01;
+
+type Net = Vec<Linear>;
+
+fn init(device: &Device) -> Net {
+    let linear = |input, output| LinearConfig::new(input, output).init(device);
+    vec![linear(3, 5), linear(5, 4)]
+}
+
+fn loss(model: &Net, x: Tensor<2>) -> Tensor<1> {
+    loss_of_layers(model, false, x)
+}
+
+fn without_last_layer(mut model: Net) -> Net {
+    model.pop();
+    model
+}
+
+fn optimizers() -> Vec<ModuleOptimizer> {
+    let muon = MuonConfig::new().build();
+    let matrices = ParamGroup::from_predicate("weight");
+    let adamw = || AdamWConfig::new().init();
+    let in_8_bits = ours::AdamWConfig::new().with_state_format(StateFormat::Bits8);
+    vec![
+        adamw(),
+        adamw().with_group(matrices, muon, None),
+        AdanConfig::new().init(),
+        ours::AdamWConfig::new().init(),
+        in_8_bits.init(),
+    ]
+}
+
+fn removed_layer_leaves_record_and_rest_equals_stock(device: &Device) {
+    let initial = init(device);
+    let x = Tensor::<2>::random([4, 3], Distribution::Default, device);
+    for optimizer in optimizers() {
+        let loss = |model: &Net, _| loss(model, x.clone());
+        let start = || copy(&initial, || init(device));
+        let mut fused = FusedOptimizer::new(start(), optimizer.clone()).unwrap();
+        let mut in_stock = optimizer.clone();
+        train_fused(&mut fused, 2, RATE, loss);
+        let stock = train_stock(start(), &mut in_stock, 2, RATE, loss);
+
+        fused.change_model(without_last_layer).unwrap();
+        let stock = without_last_layer(stock);
+        train_fused(&mut fused, 2, RATE, loss);
+        let stock = train_stock(stock, &mut in_stock, 2, RATE, loss);
+        assert_equal_weights(&stock, &fused.model());
+
+        assert_eq!(fused.load_record(fused.to_record()), Ok(()));
+        let (model, optimizer) = fused.into_parts();
+        let mut again = FusedOptimizer::new(model, optimizer).unwrap();
+        assert_eq!(again.load_record(again.to_record()), Ok(()));
+    }
+}
+
+fn layer_that_returns_starts_without_state(device: &Device) {
+    let initial = init(device);
+    let x = Tensor::<2>::random([4, 3], Distribution::Default, device);
+    for optimizer in optimizers() {
+        let loss = |model: &Net, _| loss(model, x.clone());
+        let start = || copy(&initial, || init(device));
+        let fused = |model| {
+            let fused = FusedOptimizer::new(model, optimizer.clone()).unwrap();
+            fused.with_config(FusedConfig::lagged(1e-3)).unwrap()
+        };
+        let mut first = fused(start());
+        train_fused(&mut first, 2, RATE, loss);
+        let whole = first.model();
+        first.change_model(without_last_layer).unwrap();
+        train_fused(&mut first, 1, RATE, loss);
+        let record = || first.to_record();
+        let back = |mut model: Net| {
+            model.push(whole[1].clone());
+            model
+        };
+        let mut expected = fused(copy(&first.model(), || without_last_layer(init(device))));
+        expected.load_record(record()).unwrap();
+        let (model, optimizer) = expected.into_parts();
+        let mut expected = FusedOptimizer::new(back(model), optimizer)
+            .unwrap()
+            .with_config(FusedConfig::lagged(1e-3))
+            .unwrap();
+        expected.load_record(record()).unwrap();
+        train_fused(&mut expected, 2, RATE, loss);
+        first.change_model(back).unwrap();
+        train_fused(&mut first, 2, RATE, loss);
+        assert_equal_weights(&expected.model(), &first.model());
+        assert_eq!(first.load_record(first.to_record()), Ok(()));
+    }
+}
+
+/// Returns the layer with parameters of which no optimizer has a state.
+fn with_new_ids(layer: &Linear) -> Linear {
+    let bias = layer.bias.as_ref();
+    Linear {
+        weight: Param::initialized(ParamId::new(), layer.weight.val()),
+        bias: bias.map(|bias| Param::initialized(ParamId::new(), bias.val())),
+    }
+}
+
+fn layer_that_is_cut_down_starts_without_state(device: &Device) {
+    let initial = init(device);
+    let x = Tensor::<2>::random([4, 3], Distribution::Default, device);
+    let loss = |model: &Net, _| loss(model, x.clone());
+    let cut_down = |mut model: Net| {
+        let last = model.pop().unwrap();
+        let cut = |value: Tensor<2>| value.narrow(1, 0, 2).detach().require_grad();
+        model.push(Linear {
+            weight: last.weight.map(cut),
+            bias: None,
+        });
+        model
+    };
+    for optimizer in [AdamWConfig::new().init(), ours::AdamWConfig::new().init()] {
+        let start = || copy(&initial, || init(device));
+        let mut in_stock = optimizer.clone();
+        let mut stock = cut_down(train_stock(start(), &mut in_stock, 2, RATE, loss));
+        stock[1] = with_new_ids(&stock[1]);
+        let stock = train_stock(stock, &mut in_stock, 3, RATE, loss);
+
+        let mut fused = FusedOptimizer::new(start(), optimizer).unwrap();
+        train_fused(&mut fused, 2, RATE, loss);
+        fused.change_model(cut_down).unwrap();
+        train_fused(&mut fused, 2, RATE, loss);
+        assert_eq!(fused.load_record(fused.to_record()), Ok(()));
+        train_fused(&mut fused, 1, RATE, loss);
+        assert_equal_weights(&stock, &fused.model());
+    }
+}
+
+/// In bf16, of which Burn's optimizers load no state.
+#[test]
+fn merged_adapters_leave_record_and_rest_equals_stock() {
+    let device = &Device::flex().autodiff();
+    let x = Tensor::<2>::random([4, 3], Distribution::Default, device).cast(FloatDType::BF16);
+    for optimizer in optimizers() {
+        let loss = |model: &Net, _| loss(model, x.clone());
+        let model = backburn::cast(init(device), FloatDType::BF16).unwrap();
+        let adapted = model.apply_lora(Lora::new(2, 4.0)).unfreeze();
+        let mut in_stock = optimizer.clone();
+        let stock = train_stock(adapted.clone(), &mut in_stock, 2, RATE, loss);
+        let stock = train_stock(stock.materialize(), &mut in_stock, 2, RATE, loss);
+
+        let mut fused = FusedOptimizer::new(adapted, optimizer).unwrap();
+        train_fused(&mut fused, 2, RATE, loss);
+        fused.change_model(Module::materialize).unwrap();
+        train_fused(&mut fused, 2, RATE, loss);
+        assert_equal_weights(&stock, &fused.model());
+        assert_eq!(fused.load_record(fused.to_record()), Ok(()));
+    }
+}
+
+#[test]
+fn removed_layer_with_offloaded_states_equals_stock() {
+    let device = &Device::flex().autodiff();
+    let x = Tensor::<2>::random([4, 3], Distribution::Default, device);
+    let config = offload_from_flex(Offload::States).with_min_elements(10);
+    let initial = init(device);
+    for optimizer in optimizers() {
+        let loss = |model: &Net, _| loss(model, x.clone());
+        let start = || copy(&initial, || init(device));
+        let mut in_stock = optimizer.clone();
+        let whole = train_stock(start(), &mut in_stock, 2, RATE, loss);
+        let shorter = without_last_layer(whole.clone());
+        let shorter = train_stock(shorter, &mut in_stock, 2, RATE, loss);
+        let returned = vec![whole[0].clone(), with_new_ids(&whole[1])];
+        let returned = train_stock(returned, &mut in_stock, 2, RATE, loss);
+
+        let mut fused = FusedOptimizer::new(start(), optimizer.clone())
+            .unwrap()
+            .with_config_on(FusedConfig::offload(config.clone()), device)
+            .unwrap();
+        train_fused(&mut fused, 2, RATE, loss);
+        let whole = fused.model();
+        for (model, expected) in [
+            (without_last_layer(whole.clone()), shorter),
+            (whole, returned),
+        ] {
+            fused.change_model(|_| model).unwrap();
+            train_fused(&mut fused, 2, RATE, loss);
+            assert_equal_weights(&expected, &fused.model());
+            assert_eq!(fused.load_record(fused.to_record()), Ok(()));
+        }
+    }
+}
+
+#[test]
+fn layer_that_returns_with_offload_starts_without_state() {
+    let [_, device] = &cpus();
+    let initial = init(device);
+    let x = Tensor::<2>::random([4, 3], Distribution::Default, device);
+    let train = |offload: Option<Offload>| {
+        let model = copy(&initial, || init(device));
+        let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init()).unwrap();
+        let step = |fused: &mut FusedOptimizer<Net>| {
+            train_fused(fused, 2, RATE, |model, _| loss(model, x.clone()));
+        };
+        step(&mut fused);
+        let offload = offload.map(|offload| OffloadConfig::new(offload).with_min_elements(5));
+        let mut fused = fused
+            .with_config(FusedConfig::new().with_offload(offload))
+            .unwrap();
+        let last = fused.model().fork(device).pop();
+        fused.change_model(without_last_layer).unwrap();
+        step(&mut fused);
+        fused
+            .change_model(|mut model| {
+                model.extend(last);
+                model
+            })
+            .unwrap();
+        step(&mut fused);
+        let mut fused = fused.with_config(FusedConfig::new()).unwrap();
+        step(&mut fused);
+        fused.model()
+    };
+    let expected = train(None);
+    for offload in [Offload::States, Offload::Updates] {
+        assert_equal_weights(&expected, &train(Some(offload)));
+    }
+}
+
+/// A layer that returns takes all states through a record, and Burn loads them in f32.
+#[test]
+fn layer_that_returns_in_another_type_trains_or_is_refused() {
+    let device = &flex();
+    for (dtype, (optimizer, is_refused)) in product(
+        [FloatDType::BF16, FloatDType::F64],
+        [
+            (AdamWConfig::new().init(), true),
+            (ours::AdamWConfig::new().init(), false),
+            (SgdConfig::new().init(), false),
+        ],
+    ) {
+        let x = Tensor::<2>::ones([4, 3], device).cast(dtype);
+        let loss = |model: &Net, _| loss(model, x.clone());
+        let model = cast(init(device), dtype).unwrap();
+        let mut fused = FusedOptimizer::new(model, optimizer).unwrap();
+        train_fused(&mut fused, 1, RATE, loss);
+        let mut layer = fused.model().pop().unwrap();
+        fused.change_model(without_last_layer).unwrap();
+        train_fused(&mut fused, 1, RATE, loss);
+        let with = |layer: &Linear| {
+            let layer = layer.clone();
+            move |model: Net| [model, vec![layer]].concat()
+        };
+        let before = weights(&fused.model());
+        let returned = fused.change_model(with(&layer));
+        if is_refused {
+            let error = returned.unwrap_err();
+            assert_matches!(error, FusedError::UnsupportedParameter { path, .. } if path.starts_with("1."));
+            assert_says(&error, "`Param::initialized(ParamId::new(), param.val())`");
+            assert_says(&error, "`backburn::optim`");
+            assert_eq!(weights(&fused.model()), before);
+            train_fused(&mut fused, 1, RATE, loss);
+            layer = with_new_ids(&layer);
+            fused.change_model(with(&layer)).unwrap();
+        } else {
+            returned.unwrap();
+        }
+        train_fused(&mut fused, 2, RATE, loss);
+        assert_eq!(fused.last_step().updated, 4);
+    }
+}
+
+/// A training with another config, or another training with the same optimizer, accepts a removed layer again.
+#[test]
+fn layer_that_returns_to_other_config_or_training_trains() {
+    let device = &Device::flex().autodiff();
+    let initial = init(device);
+    let x = Tensor::<2>::random([4, 3], Distribution::Default, device);
+    for optimizer in optimizers() {
+        let loss = |model: &Net, _| loss(model, x.clone());
+        let train = |between: &dyn Fn(FusedOptimizer<Net>) -> FusedOptimizer<Net>| {
+            let start = copy(&initial, || init(device));
+            let mut fused = FusedOptimizer::new(start.clone(), optimizer.clone()).unwrap();
+            train_fused(&mut fused, 2, RATE, loss);
+            fused.change_model(without_last_layer).unwrap();
+            train_fused(&mut fused, 1, RATE, loss);
+            let mut fused = between(fused);
+            fused
+                .change_model(|mut model| {
+                    model.push(start[1].clone());
+                    model
+                })
+                .unwrap();
+            train_fused(&mut fused, 2, RATE, loss);
+            assert_eq!(fused.load_record(fused.to_record()), Ok(()));
+            fused.model()
+        };
+        let expected = train(&|fused| fused);
+        let config = FusedConfig::new().with_averaging(Some(WeightAveragingConfig::new()));
+        let other_config = |fused: FusedOptimizer<Net>| {
+            let fused = fused.with_config(config.clone()).unwrap();
+            fused.with_config(FusedConfig::new()).unwrap()
+        };
+        assert_equal_weights(&expected, &train(&other_config));
+        let other_training = |fused: FusedOptimizer<Net>| {
+            let (model, optimizer) = fused.into_parts();
+            FusedOptimizer::new(model, optimizer).unwrap()
+        };
+        assert_equal_weights(&expected, &train(&other_training));
+    }
+}
+
+#[test]
+fn group_in_optimizer_state_outlives_removed_layer() {
+    let device = &Device::flex().autodiff();
+    let initial = init(device);
+    let x = Tensor::<2>::random([4, 3], Distribution::Default, device);
+    let train = |removes: bool| {
+        let model = copy(&initial, || init(device));
+        let adamw = ours::AdamWConfig::new().build();
+        let mut fused = FusedOptimizer::accumulating_in_state(model, adamw).unwrap();
+        fused.accumulate(|model| loss(model, x.clone())).unwrap();
+        if removes {
+            fused.change_model(without_last_layer).unwrap();
+        }
+        fused
+            .step(RATE, |model| model[0].forward(x.clone()).mean())
+            .unwrap();
+        fused.model()[0].clone()
+    };
+    assert_equal_weights(&train(false), &train(true));
+}
+
+on_every_backend!(
+    removed_layer_leaves_record_and_rest_equals_stock,
+    layer_that_returns_starts_without_state,
+    layer_that_is_cut_down_starts_without_state,
+);
+
+#[test]
+fn change_model_many_replaced_layers_train_as_stock() {
+    let device = Device::flex().autodiff();
+    let initial = init(&device);
+    let x = Tensor::<2>::random([4, 3], Distribution::Default, &device);
+    let loss = |model: &Net, _| loss(model, x.clone());
+    let start = || copy(&initial, || init(&device));
+    let (mut in_stock, mut stock) = (AdamWConfig::new().init(), start());
+    let mut fused = FusedOptimizer::new(start(), AdamWConfig::new().init()).unwrap();
+    for _ in 0..80 {
+        let head = init(&device).remove(1);
+        train_fused(&mut fused, 1, RATE, loss);
+        stock = train_stock(stock, &mut in_stock, 1, RATE, loss);
+        let replaced = |mut model: Net| {
+            model[1] = head.clone();
+            model
+        };
+        fused.change_model(replaced).unwrap();
+        stock = replaced(stock);
+    }
+    train_fused(&mut fused, 1, RATE, loss);
+    stock = train_stock(stock, &mut in_stock, 1, RATE, loss);
+    assert_equal_weights(&stock, &fused.model());
+}
