@@ -10,7 +10,6 @@ use rayon::ThreadPoolBuilder;
 use rayon::prelude::*;
 
 use crate::ALONE;
-use crate::backends::on_backend;
 use crate::common::*;
 
 /// Large enough that `flex` computes products on several threads.
