@@ -2,12 +2,16 @@
 //! structured like torchvision's `vit_*_16`: same modules, same parameter count.
 
 use backburn::gradient_checkpointing;
+use backburn_nn::{AttentionOptions, attention, layer_norm};
 use burn::module::{Initializer, Param};
-use burn::nn::attention::{MhaInput, MultiHeadAttention, MultiHeadAttentionConfig};
+use burn::nn::attention::{MultiHeadAttention, MultiHeadAttentionConfig};
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::{Dropout, DropoutConfig, Gelu, LayerNorm, LayerNormConfig, Linear, LinearConfig};
 use burn::prelude::*;
 use burn::tensor::FloatDType;
+
+/// Added to the variance in norms.
+const EPSILON: f64 = 1e-6;
 
 /// The size of a vision transformer.
 #[derive(Config, Debug)]
@@ -104,7 +108,7 @@ impl VitConfig {
 
     fn init_norm(&self, device: &Device) -> LayerNorm {
         LayerNormConfig::new(self.dim)
-            .with_epsilon(1e-6)
+            .with_epsilon(EPSILON)
             .init(device)
     }
 }
@@ -151,8 +155,9 @@ impl Vit {
                 true => gradient_checkpointing(block, x, forward),
                 false => forward(block, x),
             });
-        let tokens = self.norm.forward(tokens);
-        self.head.forward(tokens.narrow(1, 0, 1).squeeze_dim(1))
+        let class_token = tokens.narrow(1, 0, 1).squeeze_dim(1);
+        self.head
+            .forward(layer_norm(&self.norm, EPSILON, class_token))
     }
 }
 
@@ -171,12 +176,49 @@ pub struct Block {
 impl Block {
     /// Runs the block. Shapes: `[batch, tokens, dim]` in and out.
     fn forward(&self, x: Tensor<3>) -> Tensor<3> {
-        let attended = MhaInput::self_attn(self.norm_1.forward(x.clone()));
-        let attended = self.attention.forward(attended).context;
+        let attended = self.attend(layer_norm(&self.norm_1, EPSILON, x.clone()));
         let x = x + self.dropout.forward(attended);
 
-        let hidden = self.expand.forward(self.norm_2.forward(x.clone()));
-        let hidden = self.contract.forward(self.gelu.forward(hidden));
+        let hidden = layer_norm(&self.norm_2, EPSILON, x.clone());
+        let hidden = self.gelu.forward(self.expand.forward(hidden));
+        let hidden = self.contract.forward(hidden);
         x + self.dropout.forward(hidden)
+    }
+
+    /// Computes [`MultiHeadAttention::forward`] for inputs of one source, without its dropout.
+    fn attend(&self, x: Tensor<3>) -> Tensor<3> {
+        let [batch, tokens, dim] = x.dims();
+        let layers = &self.attention;
+        let heads = |layer: &Linear| {
+            let x = layer.forward(x.clone());
+            let x = x.reshape([batch, tokens, layers.n_heads, layers.d_k]);
+            x.swap_dims(1, 2)
+        };
+        let (query, key, value) = (
+            heads(&layers.query),
+            heads(&layers.key),
+            heads(&layers.value),
+        );
+        let mixed = attention(query, key, value, None, AttentionOptions::default());
+        let mixed = mixed.swap_dims(1, 2).reshape([batch, tokens, dim]);
+        layers.output.forward(mixed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::nn::attention::MhaInput;
+    use burn::tensor::{Distribution, Tolerance};
+
+    use super::*;
+
+    #[test]
+    fn block_attention_equals_module_of_burn() {
+        let device = Device::flex();
+        let block = VitConfig::digits().init_block(&device);
+        let x = Tensor::<3>::random([2, 17, 64], Distribution::Default, &device);
+        let expected = block.attention.forward(MhaInput::self_attn(x.clone()));
+        let (expected, found) = (expected.context.into_data(), block.attend(x).into_data());
+        found.assert_approx_eq::<f32>(&expected, Tolerance::absolute(1e-5));
     }
 }

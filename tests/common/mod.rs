@@ -7,6 +7,7 @@ pub mod block;
 pub mod compare;
 pub mod config;
 pub mod contents;
+pub mod decoder;
 pub mod hooks;
 pub mod in_time;
 pub mod in_types_of;
@@ -27,7 +28,7 @@ pub(crate) use backends::{on_backend, on_every_backend, on_every_cpu_backend};
 pub(crate) use learn::{impl_inference_step, impl_train_step};
 pub(crate) use says::assert_matches;
 pub use {
-    block::*, compare::*, config::*, contents::*, hooks::*, in_time::*, in_types_of::*,
+    block::*, compare::*, config::*, contents::*, decoder::*, hooks::*, in_time::*, in_types_of::*,
     intercepted::*, layers::*, loops::*, noting::*, own_process::*, panics::*, product::*,
     residual::*, says::*,
 };

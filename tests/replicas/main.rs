@@ -8,6 +8,7 @@ mod faults;
 mod fidelity;
 mod hostile;
 mod muon;
+mod own_backward;
 mod random;
 mod records;
 mod rows;

@@ -98,8 +98,8 @@ impl Elements {
         let data = tensor.0.clone().into_data();
         Self {
             buffer: Buffer::Copied(match data.dtype() {
-                DType::BF16 => widened(data.as_slice().expect("it is in bf16"), widen_bf16),
-                DType::F16 => widened(data.as_slice().expect("it is in f16"), widen_f16),
+                DType::BF16 => converted(data.as_slice().expect("it is in bf16"), widen_bf16),
+                DType::F16 => converted(data.as_slice().expect("it is in f16"), widen_f16),
                 _ => data.try_into_vec().expect("it is in f32"),
             }),
             start: 0,
@@ -136,62 +136,50 @@ fn contiguous_strides(shape: &[usize]) -> Vec<usize> {
 pub(crate) fn tensor(elements: Vec<f32>, shape: impl Into<Shape>, like: &AnyTensor) -> AnyTensor {
     let shape = shape.into();
     let data = match like.dtype() {
-        DType::BF16 => TensorData::new(narrowed(&elements, narrow_bf16), shape),
-        DType::F16 => TensorData::new(narrowed(&elements, narrow_f16), shape),
+        DType::BF16 => TensorData::new(converted(&elements, narrow_bf16), shape),
+        DType::F16 => TensorData::new(converted(&elements, narrow_f16), shape),
         _ => TensorData::new(elements, shape),
     };
     AnyTensor(of_data(data, &like.device()))
 }
 
-fn widened<E: Element>(from: &[E], task: fn(&[E], &mut [f32])) -> Vec<f32> {
-    let mut to = vec![0.0; from.len()];
-    let tasks = to.par_chunks_mut(TASK).zip(from.par_chunks(TASK));
-    tasks.for_each(|(to, from)| task(from, to));
-    to
-}
-
-fn narrowed<E: Element>(from: &[f32], task: fn(&[f32], &mut [E])) -> Vec<E> {
-    let mut to = vec![E::default(); from.len()];
+fn converted<A: Element, B: Element>(from: &[A], task: fn(&[A], &mut [B])) -> Vec<B> {
+    let mut to = vec![B::default(); from.len()];
     let tasks = to.par_chunks_mut(TASK).zip(from.par_chunks(TASK));
     tasks.for_each(|(to, from)| task(from, to));
     to
 }
 
 macro_rules! conversion {
-    ($widen:ident, $narrow:ident, $half:ty) => {
+    ($name:ident: $from:ty => $to:ty, $convert:path) => {
         vectorized! {
-            fn $widen(from: &[$half], to: &mut [f32]) -> () {
+            fn $name(from: &[$from], to: &mut [$to]) -> () {
                 for (to, from) in to.iter_mut().zip(from) {
-                    *to = from.to_f32();
-                }
-            }
-        }
-
-        vectorized! {
-            fn $narrow(from: &[f32], to: &mut [$half]) -> () {
-                for (to, from) in to.iter_mut().zip(from) {
-                    *to = <$half>::from_f32(*from);
+                    *to = $convert(*from);
                 }
             }
         }
     };
 }
 
-conversion!(widen_bf16, narrow_bf16, bf16);
-conversion!(widen_f16, narrow_f16, f16);
+conversion!(widen_bf16: bf16 => f32, bf16::to_f32);
+conversion!(narrow_bf16: f32 => bf16, bf16::from_f32);
+conversion!(widen_f16: f16 => f32, f16::to_f32);
+conversion!(narrow_f16: f32 => f16, f16::from_f32);
 
 /// Sums slices of `length` elements over all tasks, in the order of the tasks.
-pub(crate) fn sum_of_tasks<const N: usize>(
-    tasks: Vec<[Vec<f32>; N]>,
-    length: usize,
-) -> [Vec<f32>; N] {
-    let mut sums = [(); N].map(|()| vec![0.0; length]);
+pub(crate) fn sum_of_tasks(tasks: Vec<Vec<f32>>, length: usize) -> Vec<f32> {
+    let mut sums = vec![0.0; length];
     for task in &tasks {
-        for (sum, term) in sums.iter_mut().zip(task) {
-            sum.iter_mut()
-                .zip(term)
-                .for_each(|(sum, term)| *sum += term);
-        }
+        add_all(&mut sums, task);
     }
     sums
+}
+
+vectorized! {
+    pub(crate) fn add_all(sums: &mut [f32], terms: &[f32]) -> () {
+        for (sum, term) in sums.iter_mut().zip(terms) {
+            *sum += term;
+        }
+    }
 }

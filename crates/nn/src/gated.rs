@@ -8,7 +8,7 @@ use rayon::prelude::*;
 
 use crate::elements::{Elements, TASK, have_kernel, tensor};
 use crate::node::{Computed, operation};
-use crate::simd::{sigmoid, tanh, vectorized};
+use crate::simd::{sigmoid, vectorized};
 use crate::whole::wide;
 
 /// Computes `silu(gate) * up` from the layers of [`SwiGlu`], as [`SwiGlu::forward`] does
@@ -45,6 +45,23 @@ enum Activation {
     GeluApproximate,
 }
 
+/// Computes the output from `gate` and `up`.
+type Forward = fn(&[f32], &[f32], &mut [f32]);
+
+/// Computes the gradients of `gate` and `up` from both and the gradient of the output.
+type Backward = fn([&[f32]; 3], [&mut [f32]; 2]);
+
+impl Activation {
+    fn kernels(self) -> Option<(Forward, Backward)> {
+        match self {
+            Self::Silu => Some((swiglu_forward, swiglu_backward)),
+            Self::GeluApproximate => Some((geglu_forward, geglu_backward)),
+            // The error function has no kernel.
+            Self::Gelu => None,
+        }
+    }
+}
+
 /// Square root of `2 / pi`.
 const SQRT_2_OVER_PI: f64 = 0.797_884_560_802_865_4;
 /// Factor of the cube in the approximation of GELU.
@@ -57,11 +74,8 @@ fn gated<const D: usize>(activation: Activation, gate: Tensor<D>, up: Tensor<D>)
         gate.dims(),
         up.dims()
     );
-    let run = |inputs: [AnyTensor; 2], _| match activation {
-        // The error function has no kernel.
-        Activation::Silu | Activation::GeluApproximate if have_kernel(&inputs) => {
-            kernel(activation, inputs)
-        }
+    let run = |inputs: [AnyTensor; 2], _| match activation.kernels() {
+        Some(kernels) if have_kernel(&inputs) => kernel(kernels, inputs),
         _ => operations(activation, inputs),
     };
     let compose = |[gate, up]: [AnyTensor; 2]| forward(activation, gate.0, up.0).into();
@@ -112,7 +126,7 @@ fn operations(activation: Activation, [gate, up]: [AnyTensor; 2]) -> Computed<2>
     })
 }
 
-fn kernel(activation: Activation, [gate, up]: [AnyTensor; 2]) -> Computed<2> {
+fn kernel((forward, backward): (Forward, Backward), [gate, up]: [AnyTensor; 2]) -> Computed<2> {
     let shape = gate.shape();
     let length = shape.num_elements();
     let elements = [&gate, &up].map(Elements::contiguous);
@@ -121,10 +135,7 @@ fn kernel(activation: Activation, [gate, up]: [AnyTensor; 2]) -> Computed<2> {
     y.par_chunks_mut(TASK)
         .zip(of_gate.par_chunks(TASK))
         .zip(of_up.par_chunks(TASK))
-        .for_each(|((y, gate), up)| match activation {
-            Activation::Silu => swiglu_forward(gate, up, y),
-            _ => geglu_forward(gate, up, y),
-        });
+        .for_each(|((y, gate), up)| forward(gate, up, y));
     let output = tensor(y, shape.clone(), &gate);
     Computed::new(output, move |gradient| {
         let elements = [&gate, &up, &gradient].map(Elements::contiguous);
@@ -136,12 +147,9 @@ fn kernel(activation: Activation, [gate, up]: [AnyTensor; 2]) -> Computed<2> {
             .zip(gates.par_chunks(TASK))
             .zip(ups.par_chunks(TASK))
             .zip(gradients.par_chunks(TASK))
-            .for_each(
-                |((((of_gate, of_up), gate), up), gradient)| match activation {
-                    Activation::Silu => swiglu_backward(gate, up, gradient, of_gate, of_up),
-                    _ => geglu_backward(gate, up, gradient, of_gate, of_up),
-                },
-            );
+            .for_each(|((((of_gate, of_up), gate), up), gradient)| {
+                backward([gate, up, gradient], [of_gate, of_up]);
+            });
         [
             Some(tensor(of_gate, shape.clone(), &gate)),
             Some(tensor(of_up, shape, &up)),
@@ -149,60 +157,45 @@ fn kernel(activation: Activation, [gate, up]: [AnyTensor; 2]) -> Computed<2> {
     })
 }
 
-vectorized! {
-    fn swiglu_forward(gate: &[f32], up: &[f32], y: &mut [f32]) -> () {
-        for ((y, gate), up) in y.iter_mut().zip(gate).zip(up) {
-            *y = gate * sigmoid(*gate) * up;
-        }
-    }
-}
-
-vectorized! {
-    fn swiglu_backward(
-        gate: &[f32],
-        up: &[f32],
-        gradient: &[f32],
-        of_gate: &mut [f32],
-        of_up: &mut [f32],
-    ) -> () {
-        let inputs = gate.iter().zip(up).zip(gradient);
-        for ((of_gate, of_up), ((gate, up), gradient)) in of_gate.iter_mut().zip(of_up).zip(inputs) {
-            let s = sigmoid(*gate);
-            *of_gate = gradient * up * (s + gate * s * (1.0 - s));
-            *of_up = gradient * gate * s;
-        }
-    }
-}
-
-/// Returns the tangent in the approximation of GELU.
+/// Returns the share of `x` that passes, and its derivative by `x`.
 #[inline(always)]
-fn inner_tanh(x: f32) -> f32 {
-    tanh(x * (x * x * CUBE as f32 + 1.0) * SQRT_2_OVER_PI as f32)
+fn silu_share(x: f32) -> [f32; 2] {
+    let [s, rest] = sigmoid(x);
+    [s, s * rest]
 }
 
-vectorized! {
-    fn geglu_forward(gate: &[f32], up: &[f32], y: &mut [f32]) -> () {
-        for ((y, gate), up) in y.iter_mut().zip(gate).zip(up) {
-            *y = gate * (inner_tanh(*gate) * 0.5 + 0.5) * up;
-        }
-    }
+/// Returns [`silu_share`] for the approximation of GELU, as `(1 + tanh(u)) / 2 = sigmoid(2 u)`.
+#[inline(always)]
+fn gelu_share(x: f32) -> [f32; 2] {
+    let (square, scale) = (x * x, 2.0 * SQRT_2_OVER_PI as f32);
+    let [s, rest] = sigmoid(x * (square * CUBE as f32 + 1.0) * scale);
+    [s, (square * (3.0 * CUBE as f32) + 1.0) * scale * s * rest]
 }
 
-vectorized! {
-    fn geglu_backward(
-        gate: &[f32],
-        up: &[f32],
-        gradient: &[f32],
-        of_gate: &mut [f32],
-        of_up: &mut [f32],
-    ) -> () {
-        let inputs = gate.iter().zip(up).zip(gradient);
-        for ((of_gate, of_up), ((x, up), gradient)) in of_gate.iter_mut().zip(of_up).zip(inputs) {
-            let t = inner_tanh(*x);
-            let share = t * 0.5 + 0.5;
-            let slope = (x * x * (3.0 * CUBE as f32) + 1.0) * (0.5 * SQRT_2_OVER_PI as f32);
-            *of_gate = gradient * up * (share + x * slope * (1.0 - t * t));
-            *of_up = gradient * x * share;
+macro_rules! kernels {
+    ($forward:ident, $backward:ident, $share:ident) => {
+        vectorized! {
+            fn $forward(gate: &[f32], up: &[f32], y: &mut [f32]) -> () {
+                for ((y, gate), up) in y.iter_mut().zip(gate).zip(up) {
+                    *y = gate * $share(*gate)[0] * up;
+                }
+            }
         }
-    }
+
+        vectorized! {
+            fn $backward(inputs: [&[f32]; 3], outputs: [&mut [f32]; 2]) -> () {
+                let ([gate, up, gradient], [of_gate, of_up]) = (inputs, outputs);
+                let inputs = gate.iter().zip(up).zip(gradient);
+                let outputs = of_gate.iter_mut().zip(of_up);
+                for ((of_gate, of_up), ((gate, up), gradient)) in outputs.zip(inputs) {
+                    let [share, slope] = $share(*gate);
+                    *of_gate = gradient * up * (share + gate * slope);
+                    *of_up = gradient * gate * share;
+                }
+            }
+        }
+    };
 }
+
+kernels!(swiglu_forward, swiglu_backward, silu_share);
+kernels!(geglu_forward, geglu_backward, gelu_share);

@@ -7,18 +7,16 @@
 mod attention;
 mod elements;
 mod gated;
-mod layer_norm;
 mod linear_cross_entropy;
 mod node;
+mod norm;
 mod product;
-mod rms_norm;
 mod rotary;
 mod simd;
 mod whole;
 
 pub use attention::{AttentionOptions, attention};
 pub use gated::{geglu, swiglu};
-pub use layer_norm::layer_norm;
 pub use linear_cross_entropy::{LinearCrossEntropyOptions, linear_cross_entropy};
-pub use rms_norm::rms_norm;
+pub use norm::{layer_norm, rms_norm};
 pub use rotary::rotary;

@@ -1,25 +1,33 @@
 //! Matrix products of slices, by the kernels of `gemm`.
 
+use std::ops::{Deref, Range};
+
 use gemm::Parallelism;
 
-/// A matrix in a slice: its number of rows and columns, and the distances of neighbours in both directions.
+/// A matrix in a slice: its elements from the first one on, its number of rows and columns, and the distances of neighbours in
+/// both directions.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Shape {
+pub(crate) struct Matrix<S> {
+    elements: S,
     rows: usize,
     columns: usize,
     row_stride: usize,
     column_stride: usize,
 }
 
-impl Shape {
-    /// Returns the shape of a matrix whose rows are `row_stride` elements apart.
-    pub(crate) fn new(rows: usize, columns: usize, row_stride: usize) -> Self {
-        Self::with_strides([rows, columns], [row_stride, 1])
+impl<S: Deref<Target = [f32]>> Matrix<S> {
+    /// Creates a matrix whose rows follow each other.
+    pub(crate) fn new(elements: S, rows: usize, columns: usize) -> Self {
+        Self::with_strides(elements, [rows, columns], [columns, 1])
     }
 
-    pub(crate) fn with_strides([rows, columns]: [usize; 2], strides: [usize; 2]) -> Self {
-        let [row_stride, column_stride] = strides;
+    pub(crate) fn with_strides(
+        elements: S,
+        [rows, columns]: [usize; 2],
+        [row_stride, column_stride]: [usize; 2],
+    ) -> Self {
         Self {
+            elements,
             rows,
             columns,
             row_stride,
@@ -27,27 +35,41 @@ impl Shape {
         }
     }
 
-    /// Returns the shape of the transposed matrix.
     pub(crate) fn transposed(self) -> Self {
-        Self {
-            rows: self.columns,
-            columns: self.rows,
-            row_stride: self.column_stride,
-            column_stride: self.row_stride,
+        let strides = [self.column_stride, self.row_stride];
+        Self::with_strides(self.elements, [self.columns, self.rows], strides)
+    }
+
+    /// Returns `true` if each element is inside of the slice.
+    fn fits(&self) -> bool {
+        let ends = [self.rows, self.columns].map(|count| count.checked_sub(1));
+        match ends {
+            [Some(row), Some(column)] => {
+                row * self.row_stride + column * self.column_stride < self.elements.len()
+            }
+            _ => true,
         }
     }
 
-    /// Returns the least length of a slice that contains the matrix.
-    fn length(self) -> usize {
-        match self.rows * self.columns {
-            0 => 0,
-            _ => (self.rows - 1) * self.row_stride + (self.columns - 1) * self.column_stride + 1,
-        }
+    /// Returns `true` if no two elements are in the same place.
+    fn is_apart(&self) -> bool {
+        let [rows, columns] = [self.rows, self.columns];
+        let [row, column] = [self.row_stride, self.column_stride];
+        (column > 0 && row >= columns * column) || (row > 0 && column >= rows * row)
     }
 }
 
-/// A matrix in a slice.
-pub(crate) type Matrix<'a> = (&'a [f32], Shape);
+impl<'a> Matrix<&'a [f32]> {
+    /// Returns the rows of this range.
+    pub(crate) fn part(self, range: &Range<usize>) -> Self {
+        let elements = &self.elements[range.start * self.row_stride..];
+        Self {
+            elements,
+            rows: range.len(),
+            ..self
+        }
+    }
+}
 
 /// The effect of a product on its result.
 #[derive(Clone, Copy, Debug)]
@@ -58,42 +80,33 @@ pub(crate) enum Effect {
     Add,
 }
 
-/// Computes `a * b` on the thread of the caller.
+/// Computes on the thread of the caller.
+pub(crate) const ALONE: Parallelism = Parallelism::None;
+
+/// Computes on all threads of the pool.
+pub(crate) const ON_POOL: Parallelism = Parallelism::Rayon(0);
+
+/// Computes `a * b`.
 ///
 /// # Panics
 ///
 /// If the shapes don't match, or a matrix is not inside of its slice.
-pub(crate) fn multiply(to: (&mut [f32], Shape), a: Matrix<'_>, b: Matrix<'_>, effect: Effect) {
-    multiply_with(to, a, b, effect, Parallelism::None);
-}
-
-/// Computes [`multiply`] on all threads of the pool.
-pub(crate) fn multiply_on_pool(
-    to: (&mut [f32], Shape),
-    a: Matrix<'_>,
-    b: Matrix<'_>,
-    effect: Effect,
-) {
-    multiply_with(to, a, b, effect, Parallelism::Rayon(0));
-}
-
-fn multiply_with(
-    (to, to_shape): (&mut [f32], Shape),
-    (a, a_shape): Matrix<'_>,
-    (b, b_shape): Matrix<'_>,
+pub(crate) fn multiply(
+    to: Matrix<&mut [f32]>,
+    a: Matrix<&[f32]>,
+    b: Matrix<&[f32]>,
     effect: Effect,
     parallelism: Parallelism,
 ) {
-    let (m, n, k) = (to_shape.rows, to_shape.columns, a_shape.columns);
+    let (m, n, k) = (to.rows, to.columns, a.columns);
     assert!(
-        a_shape.rows == m && b_shape.columns == n && b_shape.rows == k,
-        "the shapes of a product don't match: {to_shape:?}, {a_shape:?}, {b_shape:?}"
+        a.rows == m && b.columns == n && b.rows == k,
+        "the shapes of a product don't match: {m} x {n}, {} x {k}, {} x {}",
+        a.rows,
+        b.rows,
+        b.columns
     );
-    let fits = |shape: Shape, length: usize| shape.length() <= length;
-    assert!(fits(to_shape, to.len()) && fits(a_shape, a.len()) && fits(b_shape, b.len()));
-    // Elements of the result must not overlap.
-    let [row, column] = [to_shape.row_stride, to_shape.column_stride];
-    assert!((column > 0 && row >= n * column) || (row > 0 && column >= m * row));
+    assert!(to.fits() && a.fits() && b.fits() && to.is_apart());
     let (adds, scale) = match effect {
         Effect::Set(scale) => (false, scale),
         Effect::Add => (true, 1.0),
@@ -101,16 +114,12 @@ fn multiply_with(
     // SAFETY: by the assertions above, each element of the three matrices is inside of its slice, and those of `to`, which is
     // borrowed mutably, don't overlap. Slices are initialized, and offsets inside of a slice fit `isize`.
     unsafe {
-        let strides = |shape: Shape| (shape.column_stride as isize, shape.row_stride as isize);
-        let (to_columns, to_rows) = strides(to_shape);
-        let (a_columns, a_rows) = strides(a_shape);
-        let (b_columns, b_rows) = strides(b_shape);
         #[rustfmt::skip]
         gemm::gemm(
             m, n, k,
-            to.as_mut_ptr(), to_columns, to_rows, adds,
-            a.as_ptr(), a_columns, a_rows,
-            b.as_ptr(), b_columns, b_rows,
+            to.elements.as_mut_ptr(), to.column_stride as isize, to.row_stride as isize, adds,
+            a.elements.as_ptr(), a.column_stride as isize, a.row_stride as isize,
+            b.elements.as_ptr(), b.column_stride as isize, b.row_stride as isize,
             1.0, scale, false, false, false, parallelism,
         );
     }

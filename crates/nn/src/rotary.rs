@@ -27,12 +27,16 @@ use crate::whole::wide;
 /// If the shapes differ from those above.
 pub fn rotary(heads: Tensor<4>, cos: Tensor<4>, sin: Tensor<4>) -> Tensor<4> {
     let [batch, _, length, head_dim] = heads.dims();
-    for table in [cos.dims(), sin.dims()] {
+    assert!(
+        head_dim % 2 == 0,
+        "`heads` has the shape {:?}: its last dimension must be even",
+        heads.dims()
+    );
+    for (table, name) in [(cos.dims(), "cos"), (sin.dims(), "sin")] {
         assert!(
-            head_dim % 2 == 0
-                && (table[0] == 1 || table[0] == batch)
-                && table[1..] == [1, length, head_dim / 2],
-            "heads of shape {:?} have a table of shape {table:?}: it must be [1 or {batch}, 1, {length}, {head_dim} / 2]",
+            [1, batch].contains(&table[0]) && table[1..] == [1, length, head_dim / 2],
+            "`{name}` has the shape {table:?}: it must be [1 or {batch}, 1, {length}, {}] for `heads` of the shape {:?}",
+            head_dim / 2,
             heads.dims()
         );
     }

@@ -69,10 +69,12 @@ pub(crate) fn exp(x: f32) -> f32 {
     (rest + 1.0) * power_of_two(half) * power_of_two(n.wrapping_sub(half))
 }
 
-/// Returns `1 / (1 + e^-x)`.
+/// Returns `s = 1 / (1 + e^-x)` and `1 - s`, which is precise also where it is small.
 #[inline(always)]
-pub(crate) fn sigmoid(x: f32) -> f32 {
-    1.0 / (1.0 + exp(-x))
+pub(crate) fn sigmoid(x: f32) -> [f32; 2] {
+    let e = exp(-x);
+    let s = 1.0 / (1.0 + e);
+    [s, if s < 0.5 { 1.0 - s } else { e * s }]
 }
 
 /// Returns the hyperbolic tangent, as `t / (t + 2)` with `t = e^2x - 1`.
@@ -86,80 +88,73 @@ pub(crate) fn tanh(x: f32) -> f32 {
     t / (t + 2.0)
 }
 
-/// Returns the sum of partial sums.
+/// Combines the lanes of a reduction, in pairs.
 #[inline(always)]
-pub(crate) fn total(mut lanes: [f32; LANES]) -> f32 {
+pub(crate) fn joined(mut lanes: [f32; LANES], join: impl Fn(f32, f32) -> f32) -> f32 {
     let mut width = LANES / 2;
     while width > 0 {
         for lane in 0..width {
-            lanes[lane] += lanes[lane + width];
+            lanes[lane] = join(lanes[lane], lanes[lane + width]);
         }
         width /= 2;
     }
     lanes[0]
 }
 
-/// Returns the sum of the products of two slices.
+/// Reduces a slice. `join` is a function: a closure would be compiled for the baseline processor.
 #[inline(always)]
-pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
-    dot_shifted(a, b, 0.0)
-}
-
-/// Returns the sum of the products of `a` and `b - shift`.
-#[inline(always)]
-pub(crate) fn dot_shifted(a: &[f32], b: &[f32], shift: f32) -> f32 {
-    let mut lanes = [0.0; LANES];
-    let (wholes_a, rest_a) = a.as_chunks::<LANES>();
-    let (wholes_b, rest_b) = b.as_chunks::<LANES>();
-    for (a, b) in wholes_a.iter().zip(wholes_b) {
+fn over_lanes(a: &[f32], start: f32, join: impl Fn(f32, f32) -> f32) -> f32 {
+    let mut lanes = [start; LANES];
+    let (wholes, rest) = a.as_chunks::<LANES>();
+    for a in wholes {
         for lane in 0..LANES {
-            lanes[lane] += a[lane] * (b[lane] - shift);
+            lanes[lane] = join(lanes[lane], a[lane]);
         }
     }
-    for (a, b) in rest_a.iter().zip(rest_b) {
-        lanes[0] += a * (b - shift);
+    for (lane, a) in lanes.iter_mut().zip(rest) {
+        *lane = join(*lane, *a);
     }
-    total(lanes)
+    joined(lanes, join)
+}
+
+#[inline(always)]
+pub(crate) fn add(a: f32, b: f32) -> f32 {
+    a + b
+}
+
+/// Returns the larger number, or `a` if `b` is NaN.
+#[inline(always)]
+fn larger(a: f32, b: f32) -> f32 {
+    if b > a { b } else { a }
 }
 
 /// Returns the sum of a slice.
 #[inline(always)]
 pub(crate) fn sum(a: &[f32]) -> f32 {
-    let mut lanes = [0.0; LANES];
-    let (wholes, rest) = a.as_chunks::<LANES>();
-    for a in wholes {
-        for lane in 0..LANES {
-            lanes[lane] += a[lane];
-        }
-    }
-    for a in rest {
-        lanes[0] += a;
-    }
-    total(lanes)
+    over_lanes(a, 0.0, add)
 }
 
 /// Returns the largest element, or negative infinity if there is none. NaN is passed over.
 #[inline(always)]
 pub(crate) fn max(a: &[f32]) -> f32 {
-    let mut lanes = [f32::NEG_INFINITY; LANES];
-    let (wholes, rest) = a.as_chunks::<LANES>();
-    for a in wholes {
+    over_lanes(a, f32::NEG_INFINITY, larger)
+}
+
+/// Returns the sum of the products of `a` and `b`, each less a shift.
+#[inline(always)]
+pub(crate) fn dot(a: &[f32], b: &[f32], shifts: [f32; 2]) -> f32 {
+    let mut lanes = [0.0; LANES];
+    let (wholes_a, rest_a) = a.as_chunks::<LANES>();
+    let (wholes_b, rest_b) = b.as_chunks::<LANES>();
+    for (a, b) in wholes_a.iter().zip(wholes_b) {
         for lane in 0..LANES {
-            lanes[lane] = if a[lane] > lanes[lane] {
-                a[lane]
-            } else {
-                lanes[lane]
-            };
+            lanes[lane] += (a[lane] - shifts[0]) * (b[lane] - shifts[1]);
         }
     }
-    for a in rest {
-        lanes[0] = if *a > lanes[0] { *a } else { lanes[0] };
+    for ((lane, a), b) in lanes.iter_mut().zip(rest_a).zip(rest_b) {
+        *lane += (a - shifts[0]) * (b - shifts[1]);
     }
-    let mut largest = f32::NEG_INFINITY;
-    for lane in lanes {
-        largest = if lane > largest { lane } else { largest };
-    }
-    largest
+    joined(lanes, add)
 }
 
 #[cfg(test)]
@@ -169,10 +164,11 @@ mod tests {
     #[test]
     fn functions_are_near_those_of_f64() {
         type Pair = (fn(f32) -> f32, fn(f64) -> f64);
-        let pairs: [Pair; 3] = [
+        let pairs: [Pair; 4] = [
             (exp, f64::exp),
             (tanh, f64::tanh),
-            (sigmoid, |x| 1.0 / (1.0 + (-x).exp())),
+            (|x| sigmoid(x)[0], |x| 1.0 / (1.0 + (-x).exp())),
+            (|x| sigmoid(x)[1], |x| 1.0 / (1.0 + x.exp())),
         ];
         for step in -200_000..200_000 {
             let x = step as f32 * 4.3e-4;
@@ -185,7 +181,7 @@ mod tests {
                 );
             }
         }
-        for function in [exp, tanh, sigmoid] {
+        for (function, _) in pairs {
             assert!(function(f32::NAN).is_nan());
         }
         assert_eq!(
@@ -193,5 +189,7 @@ mod tests {
             (0.0, f32::INFINITY)
         );
         assert_eq!((tanh(f32::NEG_INFINITY), tanh(f32::INFINITY)), (-1.0, 1.0));
+        assert_eq!(sigmoid(f32::NEG_INFINITY), [0.0, 1.0]);
+        assert_eq!(sigmoid(f32::INFINITY), [1.0, 0.0]);
     }
 }

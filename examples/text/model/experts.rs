@@ -1,4 +1,5 @@
 use backburn::gradient_checkpointing_tiled;
+use backburn_nn::swiglu;
 use burn::nn::{Linear, LinearConfig, SwiGlu, SwiGluConfig};
 use burn::prelude::*;
 use burn::tensor::activation::softmax;
@@ -23,7 +24,7 @@ struct Expert {
 
 impl Expert {
     fn forward(&self, x: Tensor<2>) -> Tensor<2> {
-        self.output.forward(self.gate.forward(x))
+        self.output.forward(swiglu(&self.gate, x))
     }
 }
 

@@ -1,3 +1,4 @@
+use backburn_nn::rms_norm;
 use burn::nn::{RmsNorm, RmsNormConfig, RotaryEncoding};
 use burn::prelude::*;
 
@@ -38,12 +39,10 @@ impl Layer {
         masked: Tensor<2, Bool>,
         tile: Option<usize>,
     ) -> (Tensor<3>, Tensor<1>) {
-        let x = x.clone()
-            + self
-                .attention
-                .forward(self.attention_norm.forward(x), masked, tile);
+        let normed = rms_norm(&self.attention_norm, x.clone());
+        let x = x + self.attention.forward(normed, masked, tile);
         let [batch, length, dim] = x.dims();
-        let tokens = self.experts_norm.forward(x.clone());
+        let tokens = rms_norm(&self.experts_norm, x.clone());
         let tokens = tokens.reshape([batch * length, dim]);
         let (mixed, balance) = self.experts.forward(tokens, tile);
         (x + mixed.reshape([batch, length, dim]), balance)

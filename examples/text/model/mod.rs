@@ -8,6 +8,7 @@ mod preset;
 use backburn::{
     Head, LinearCrossEntropyLoss, LinearCrossEntropyLossConfig, gradient_checkpointing,
 };
+use backburn_nn::rms_norm;
 use burn::module::Initializer;
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig, RmsNorm, RmsNormConfig};
@@ -170,7 +171,7 @@ impl LanguageModel {
             balance = balance + of_layer;
         }
         let layers = self.layers.len() as f64;
-        (self.norm.forward(x), balance.div_scalar(layers))
+        (rms_norm(&self.norm, x), balance.div_scalar(layers))
     }
 
     /// Returns the mask of the tokens (columns) that a token (row) does not attend to: later ones, and those before its window.

@@ -1,79 +1,9 @@
-//! Operations of `backburn-nn` train in fused steps and in checkpointed blocks as in stock Burn.
-
-use backburn_nn::{
-    AttentionOptions, LinearCrossEntropyOptions, attention, layer_norm, linear_cross_entropy,
-    rms_norm, rotary, swiglu,
-};
-use burn::nn::{RmsNorm, RmsNormConfig, SwiGlu, SwiGluConfig};
+//! Operations of `backburn-nn` train fused as in stock Burn, whatever the model and the way to train.
 
 use crate::common::*;
 
-const LENGTH: usize = 9;
-const DIM: usize = 8;
-
-#[derive(Module, Debug)]
-struct Decoder {
-    embedding: Embedding,
-    layer: Layer,
-}
-
-#[derive(Module, Debug)]
-struct Layer {
-    rms_norm: RmsNorm,
-    layer_norm: LayerNorm,
-    mlp: SwiGlu,
-}
-
-impl Decoder {
-    fn init(device: &Device) -> Self {
-        Self {
-            embedding: EmbeddingConfig::new(11, DIM).init(device),
-            layer: Layer {
-                rms_norm: RmsNormConfig::new(DIM).init(device),
-                layer_norm: LayerNormConfig::new(DIM).init(device),
-                mlp: SwiGluConfig::new(DIM, DIM).init(device),
-            },
-        }
-    }
-
-    fn loss(&self, step: usize, is_in_block: bool) -> Tensor<1> {
-        let device = self.embedding.weight.device();
-        let text: Vec<i64> = (0..LENGTH)
-            .map(|at| ((at * 7 + step) % 11) as i64)
-            .collect();
-        let text = Tensor::<1, Int>::from_data(&text[..], &device);
-        let x = self.embedding.forward(text.clone().unsqueeze());
-        let run = |layer: &Layer, x| layer.forward(x);
-        let x = match is_in_block {
-            true => gradient_checkpointing(&self.layer, x, run),
-            false => run(&self.layer, x),
-        };
-        let head = self.embedding.weight.val();
-        let options = LinearCrossEntropyOptions {
-            chunk_size: 4,
-            ..Default::default()
-        };
-        let losses = linear_cross_entropy(x.squeeze_dim(0), head, text, None, &options);
-        losses / LENGTH as f64
-    }
-}
-
-impl Layer {
-    fn forward(&self, x: Tensor<3>) -> Tensor<3> {
-        let heads = rms_norm(&self.rms_norm, x);
-        let heads = heads.reshape([1, LENGTH, 2, DIM / 2]).swap_dims(1, 2);
-        let angles = Tensor::<1, Int>::arange(0..(LENGTH * DIM / 4) as i64, &heads.device());
-        let angles = angles.float().reshape([1, 1, LENGTH, DIM / 4]);
-        let heads = rotary(heads, angles.clone().cos(), angles.sin());
-        let options = AttentionOptions {
-            is_causal: true,
-            ..Default::default()
-        };
-        let mixed = attention(heads.clone(), heads.clone(), heads, None, options);
-        let x = mixed.swap_dims(1, 2).reshape([1, LENGTH, DIM]);
-        swiglu(&self.mlp, layer_norm(&self.layer_norm, 1e-5, x))
-    }
-}
+const RATE: f64 = 1e-2;
+const STEPS: usize = 3;
 
 #[test]
 fn own_backward_trains_as_stock_in_steps_and_blocks() {
@@ -82,12 +12,109 @@ fn own_backward_trains_as_stock_in_steps_and_blocks() {
             let [initial, stock, fused] = train_both(
                 || Decoder::init(&device),
                 &AdamWConfig::new().init(),
-                3,
-                1e-2,
+                STEPS,
+                RATE,
                 |model, step| model.loss(step, is_in_block),
             );
             assert_equal_weights(&stock, &fused);
             assert_changed(&initial, &fused, |_| true);
+        }
+    }
+}
+
+type Edit = fn(Decoder) -> Decoder;
+
+/// Models of which a part is trained.
+const PARTS: [(&str, Edit); 4] = [
+    ("frozen head", |model| {
+        model.freeze_group(ParamGroup::from_predicate("embedding"))
+    }),
+    ("frozen norms", |model| {
+        model.freeze_group(ParamGroup::from_predicate("norm"))
+    }),
+    ("adapters", |model| {
+        let layers = ParamGroup::from_predicates(vec!["mlp", "weight"]);
+        model.apply_lora(Lora::new(2, 4.0).set_param_group(layers))
+    }),
+    ("adapters on codes", |model| {
+        let layers = ParamGroup::from_predicates(vec!["mlp", "weight"]);
+        let lora = Lora::new(2, 4.0).set_param_group(layers);
+        model.apply_reparameterization(QuantizedLora::new(lora, BaseFormat::Bits4))
+    }),
+];
+
+#[test]
+fn own_backward_with_a_part_trained_equals_stock() {
+    let device = flex();
+    for ((name, edit), is_in_block) in product(PARTS, [false, true]) {
+        println!("{name}, in a block: {is_in_block}");
+        let initial = edit(Decoder::init(&device));
+        let mut stock = AdamWConfig::new().init();
+        let loss = |model: &Decoder, step: usize| model.loss(step, is_in_block);
+        let expected = train_stock(initial.clone(), &mut stock, STEPS, RATE, loss);
+        let mut fused = FusedOptimizer::new(initial, AdamWConfig::new().init()).unwrap();
+        train_fused(&mut fused, STEPS, RATE, loss);
+        assert_equal_weights(&expected, &fused.model());
+    }
+}
+
+#[test]
+fn own_backward_dry_run_changes_nothing() {
+    let initial = Decoder::init(&flex());
+    for is_in_block in [false, true] {
+        let loss = |model: &Decoder, step: usize| model.loss(step, is_in_block);
+        let mut fused = FusedOptimizer::new(initial.clone(), AdamWConfig::new().init()).unwrap();
+        fused.dry_run(|model| loss(model, 1)).unwrap();
+        assert_equal_weights(&initial, &fused.model());
+        train_fused(&mut fused, STEPS, RATE, loss);
+        let mut stock = AdamWConfig::new().init();
+        let expected = train_stock(initial.clone(), &mut stock, STEPS, RATE, loss);
+        assert_equal_weights(&expected, &fused.model());
+    }
+}
+
+#[test]
+fn own_backward_clipped_in_two_passes_is_same_in_blocks() {
+    let initial = Decoder::init(&flex());
+    let clipping = GlobalNormClippingConfig::Exact(1e-3);
+    let in_blocks = [false, true].map(|is_in_block| {
+        let config = FusedConfig::new().with_clipping(Some(clipping));
+        let mut fused = FusedOptimizer::new(initial.clone(), SgdConfig::new().init())
+            .unwrap()
+            .with_config(config)
+            .unwrap();
+        for step in 0..STEPS {
+            fused
+                .step_repeatable(1.0, |model| model.loss(step, is_in_block))
+                .unwrap();
+        }
+        fused.model()
+    });
+    assert_changed(&initial, &in_blocks[0], |_| true);
+    assert_equal_weights(&in_blocks[0], &in_blocks[1]);
+}
+
+#[test]
+fn own_backward_in_compute_dtype_equals_mixed_precision_by_hand() {
+    let initial = Decoder::init(&flex());
+    for dtype in [FloatDType::BF16, FloatDType::F16] {
+        let mut expected = initial.clone();
+        let mut optimizer = AdamWConfig::new().init();
+        for step in 0..STEPS {
+            let computed = cast(expected.clone(), dtype).unwrap();
+            let gradients = computed.loss(step, false).backward();
+            let gradients = GradientsParams::from_grads(gradients, &computed);
+            let gradients = in_types_of(&expected, gradients);
+            expected = optimizer.step(RATE, expected, gradients);
+        }
+        for is_in_block in [false, true] {
+            let config = FusedConfig::new().with_compute_dtype(Some(dtype));
+            let fused = FusedOptimizer::new(initial.clone(), AdamWConfig::new().init()).unwrap();
+            let mut fused = fused.with_config(config).unwrap();
+            train_fused(&mut fused, STEPS, RATE, |model, step| {
+                model.loss(step, is_in_block)
+            });
+            assert_equal_weights(&expected, &fused.model());
         }
     }
 }

@@ -10,148 +10,116 @@ use std::ops::Range;
 use backburn_base::AnyTensor;
 use rayon::prelude::*;
 
-use super::rows::{Mask, Row, gradients_of_scores, softmax, sum_of_groups};
+use super::rows::{Mask, gradients_of_scores, softmax, sum_of_groups};
 use super::{Problem, Sizes};
 use crate::elements::{Elements, have_kernel, tensor};
 use crate::node::Computed;
 use crate::product::Effect::{Add, Set};
-use crate::product::{Shape, multiply};
+use crate::product::{ALONE, Matrix, multiply};
 
 /// Queries of a tile.
 const TILE: usize = 64;
 
 #[derive(Clone)]
 pub(super) struct Kernel {
-    sizes: Sizes,
-    scale: f32,
-    is_causal: bool,
-    window: Option<usize>,
+    problem: Problem,
     mask: Option<Mask>,
 }
 
-/// Slices of the buffers of a head.
+/// Slices of the buffers of a head of queries.
 struct Head<'a> {
-    /// Indices in the batch and in the heads of queries.
+    /// Indices in the batch and in the heads.
     index: [usize; 2],
-    query: Matrix<'a>,
-    key: Matrix<'a>,
-    value: Matrix<'a>,
+    query: Matrix<&'a [f32]>,
+    key: Matrix<&'a [f32]>,
+    value: Matrix<&'a [f32]>,
 }
 
-/// Rows of a matrix: the elements from its first one on, its columns, and the distance of rows.
-#[derive(Clone, Copy)]
-struct Matrix<'a>(&'a [f32], usize, usize);
-
-impl<'a> Matrix<'a> {
-    fn of(elements: &'a Elements, index: [usize; 2], columns: usize) -> Self {
-        let [of_batch, of_head, of_row, _] = elements.strides::<4>();
-        let start = index[0] * of_batch + index[1] * of_head;
-        Self(&elements.get()[start..], columns, of_row)
-    }
-
-    fn rows(self, rows: &Range<usize>) -> (&'a [f32], Shape) {
-        let Self(all, columns, stride) = self;
-        (
-            &all[rows.start * stride..],
-            Shape::new(rows.len(), columns, stride),
-        )
-    }
-
-    fn row(self, row: usize) -> &'a [f32] {
-        &self.0[row * self.2..][..self.1]
-    }
+/// Returns the rows of a head.
+fn of_head(elements: &Elements, [batch, head]: [usize; 2], sizes: [usize; 2]) -> Matrix<&[f32]> {
+    let [of_batch, of_head, of_row, _] = elements.strides::<4>();
+    let start = batch * of_batch + head * of_head;
+    Matrix::with_strides(&elements.get()[start..], sizes, [of_row, 1])
 }
 
 impl Kernel {
     /// Returns `None` if the kernel can't compute these tensors.
     pub(super) fn run(problem: &Problem, inputs: &[AnyTensor; 3]) -> Option<Computed<3>> {
-        if !have_kernel(inputs) {
+        let mask = problem.mask.as_ref();
+        let mask = mask.map(|mask| Mask::new(mask, &problem.sizes));
+        if !have_kernel(inputs) || matches!(mask, Some(None)) {
             return None;
         }
         let kernel = Self {
-            sizes: problem.sizes,
-            scale: problem.scale() as f32,
-            is_causal: problem.options.is_causal,
-            window: problem.options.window,
-            mask: Mask::new(problem)?,
+            problem: problem.clone(),
+            mask: mask.flatten(),
         };
         let inputs = inputs.clone();
-        let (output, numbers) = kernel.forward(&inputs);
-        Some(Computed::new(output.clone(), move |gradient| {
-            let gradients = kernel.backward(&inputs, &output, &numbers, &gradient);
-            gradients.map(Some)
+        Some(Computed::new(kernel.forward(&inputs), move |gradient| {
+            kernel.backward(&inputs, &gradient).map(Some)
         }))
     }
 
     fn head<'a>(&self, elements: &'a [Elements; 3], head: usize) -> Head<'a> {
-        let Sizes { heads, groups, .. } = self.sizes;
-        let [head_dim, value_dim] = self.sizes.dims;
-        let index = [head / heads, head % heads];
-        let of_group = [index[0], index[1] / (heads / groups)];
+        let sizes = self.problem.sizes;
+        let [head_dim, value_dim] = sizes.dims;
+        let index = [head / sizes.heads, head % sizes.heads];
+        let group = [index[0], index[1] / sizes.group()];
         Head {
             index,
-            query: Matrix::of(&elements[0], index, head_dim),
-            key: Matrix::of(&elements[1], of_group, head_dim),
-            value: Matrix::of(&elements[2], of_group, value_dim),
+            query: of_head(&elements[0], index, [sizes.queries, head_dim]),
+            key: of_head(&elements[1], group, [sizes.keys, head_dim]),
+            value: of_head(&elements[2], group, [sizes.keys, value_dim]),
         }
     }
 
-    /// Computes the output, and the numbers of each row.
-    fn forward(&self, inputs: &[AnyTensor; 3]) -> (AnyTensor, Vec<Row>) {
-        let Sizes { queries, .. } = self.sizes;
-        let (count, value_dim) = (self.sizes.all_heads(), self.sizes.dims[1]);
+    fn forward(&self, inputs: &[AnyTensor; 3]) -> AnyTensor {
+        let sizes = self.problem.sizes;
+        let (count, value_dim) = (sizes.batch * sizes.heads, sizes.dims[1]);
         let elements = inputs.each_ref().map(Elements::rows);
-        let mut output = vec![0.0; count * queries * value_dim];
-        let mut numbers = vec![Row::EMPTY; count * queries];
+        let mut output = vec![0.0; count * sizes.queries * value_dim];
         output
-            .par_chunks_mut(queries * value_dim)
-            .zip(numbers.par_chunks_mut(queries))
+            .par_chunks_mut(sizes.queries * value_dim)
             .enumerate()
-            .for_each(|(index, (output, numbers))| {
+            .for_each(|(index, output)| {
                 let head = self.head(&elements, index);
                 output
                     .par_chunks_mut(TILE * value_dim)
-                    .zip(numbers.par_chunks_mut(TILE))
                     .enumerate()
-                    .for_each_init(Vec::new, |scores, (tile, (output, numbers))| {
-                        self.forward_tile(&head, tile * TILE, scores, output, numbers);
+                    .for_each_init(Vec::new, |shares, (tile, output)| {
+                        self.forward_tile(&head, tile * TILE, shares, output);
                     });
             });
-        let output = tensor(output, self.sizes.of_output(), &inputs[0]);
-        (output, numbers)
+        tensor(output, sizes.of_output(), &inputs[0])
     }
 
     fn forward_tile(
         &self,
         head: &Head<'_>,
         first: usize,
-        scores: &mut Vec<f32>,
+        shares: &mut Vec<f32>,
         output: &mut [f32],
-        numbers: &mut [Row],
     ) {
-        let rows = first..first + numbers.len();
-        let (keys, columns) = (self.keys(&rows), self.sizes.dims[1]);
-        self.scores(head, &rows, &keys, scores);
+        let value_dim = self.problem.sizes.dims[1];
+        let rows = first..first + output.len() / value_dim;
+        let keys = self.keys(&rows);
         if keys.is_empty() {
             // The output is zero.
             return;
         }
-        for (row, number) in numbers.iter_mut().enumerate() {
-            *number = softmax(&mut scores[row * keys.len()..][..keys.len()]);
-        }
-        let shares = (&**scores, Shape::new(rows.len(), keys.len(), keys.len()));
-        let shape = Shape::new(rows.len(), columns, columns);
-        let values = head.value.rows(&keys);
-        multiply((output, shape), shares, values, Set(1.0));
+        self.shares(head, &rows, &keys, shares);
+        let output = Matrix::new(output, rows.len(), value_dim);
+        let shares = Matrix::new(&**shares, rows.len(), keys.len());
+        multiply(output, shares, head.value.part(&keys), Set(1.0), ALONE);
     }
 
     /// Returns the keys to which a query attends, unless they are masked.
     fn keys_of(&self, query: usize) -> Range<usize> {
-        let Sizes { queries, keys, .. } = self.sizes;
+        let (Sizes { queries, keys, .. }, options) = (self.problem.sizes, self.problem.options);
         // The key after the query: the last query is at the place of the last key.
         let next = (query + 1 + keys).saturating_sub(queries);
-        let start = self.window.map_or(0, |window| next.saturating_sub(window));
-        let end = if self.is_causal { next } else { keys };
+        let start = options.window.map_or(0, |it| next.saturating_sub(it));
+        let end = if options.is_causal { next } else { keys };
         start.min(end)..end
     }
 
@@ -160,65 +128,52 @@ impl Kernel {
         self.keys_of(rows.start).start..self.keys_of(rows.end - 1).end
     }
 
-    /// Computes the scores of `rows` and `keys` into `scores`, negative infinity where they are hidden.
-    fn scores(
+    /// Computes the softmax of the scores of `rows` and `keys` into `shares`, zero where they are hidden.
+    fn shares(
         &self,
         head: &Head<'_>,
         rows: &Range<usize>,
         keys: &Range<usize>,
-        scores: &mut Vec<f32>,
+        shares: &mut Vec<f32>,
     ) {
         let width = keys.len();
-        scores.resize(rows.len() * width, 0.0);
-        if width == 0 {
-            return;
-        }
-        let shape = Shape::new(rows.len(), width, width);
-        let (key, key_shape) = head.key.rows(keys);
-        let key = (key, key_shape.transposed());
-        let query = head.query.rows(rows);
-        multiply((scores, shape), query, key, Set(self.scale));
-        for (row, scores) in rows.clone().zip(scores.chunks_mut(width)) {
+        shares.resize(rows.len() * width, 0.0);
+        let to = Matrix::new(&mut **shares, rows.len(), width);
+        let key = head.key.part(keys).transposed();
+        let scale = Set(self.problem.scale() as f32);
+        multiply(to, head.query.part(rows), key, scale, ALONE);
+        for (row, scores) in rows.clone().zip(shares.chunks_mut(width)) {
             let seen = self.keys_of(row);
             scores[..(seen.start - keys.start).min(width)].fill(f32::NEG_INFINITY);
             scores[seen.end - keys.start..].fill(f32::NEG_INFINITY);
             if let Some(mask) = &self.mask {
                 mask.hide([head.index[0], head.index[1], row], keys.start, scores);
             }
+            softmax(scores);
         }
     }
 
-    fn backward(
-        &self,
-        inputs: &[AnyTensor; 3],
-        output: &AnyTensor,
-        numbers: &[Row],
-        gradient: &AnyTensor,
-    ) -> [AnyTensor; 3] {
-        let Sizes { queries, keys, .. } = self.sizes;
-        let (count, [head_dim, value_dim]) = (self.sizes.all_heads(), self.sizes.dims);
+    fn backward(&self, inputs: &[AnyTensor; 3], gradient: &AnyTensor) -> [AnyTensor; 3] {
+        let sizes = self.problem.sizes;
+        let (count, [head_dim, value_dim]) = (sizes.batch * sizes.heads, sizes.dims);
         let elements = inputs.each_ref().map(Elements::rows);
-        let results = [output, gradient].map(Elements::rows);
-        let mut of_query = vec![0.0; count * queries * head_dim];
-        let mut of_key = vec![0.0; count * keys * head_dim];
-        let mut of_value = vec![0.0; count * keys * value_dim];
+        let gradient = Elements::rows(gradient);
+        let mut of_query = vec![0.0; count * sizes.queries * head_dim];
+        let mut of_key = vec![0.0; count * sizes.keys * head_dim];
+        let mut of_value = vec![0.0; count * sizes.keys * value_dim];
         of_query
-            .par_chunks_mut(queries * head_dim)
-            .zip(of_key.par_chunks_mut(keys * head_dim))
-            .zip(of_value.par_chunks_mut(keys * value_dim))
-            .zip(numbers.par_chunks(queries))
+            .par_chunks_mut(sizes.queries * head_dim)
+            .zip(of_key.par_chunks_mut(sizes.keys * head_dim))
+            .zip(of_value.par_chunks_mut(sizes.keys * value_dim))
             .enumerate()
             .for_each_init(Default::default, |scratch, (index, gradients)| {
-                let (((of_query, of_key), of_value), numbers) = gradients;
+                let ((of_query, of_key), of_value) = gradients;
                 let head = self.head(&elements, index);
-                let results = results.each_ref();
-                let results = results.map(|it| Matrix::of(it, head.index, value_dim));
-                let gradients = [of_query, of_key, of_value];
-                self.backward_head(&head, results, numbers, gradients, scratch);
+                let gradient = of_head(&gradient, head.index, [sizes.queries, value_dim]);
+                self.backward_head(&head, gradient, [of_query, of_key, of_value], scratch);
             });
-        let group = self.sizes.heads / self.sizes.groups;
-        let of_key = sum_of_groups(of_key, group, keys * head_dim);
-        let of_value = sum_of_groups(of_value, group, keys * value_dim);
+        let of_key = sum_of_groups(of_key, sizes.group(), sizes.keys * head_dim);
+        let of_value = sum_of_groups(of_value, sizes.group(), sizes.keys * value_dim);
         [
             tensor(of_query, inputs[0].shape(), &inputs[0]),
             tensor(of_key, inputs[1].shape(), &inputs[1]),
@@ -229,55 +184,47 @@ impl Kernel {
     fn backward_head(
         &self,
         head: &Head<'_>,
-        [output, gradient]: [Matrix<'_>; 2],
-        numbers: &[Row],
+        gradient: Matrix<&[f32]>,
         [of_query, of_key, of_value]: [&mut [f32]; 3],
         [shares, of_scores]: &mut [Vec<f32>; 2],
     ) {
-        let (queries, [head_dim, value_dim]) = (self.sizes.queries, self.sizes.dims);
+        let (queries, [head_dim, value_dim]) =
+            (self.problem.sizes.queries, self.problem.sizes.dims);
+        let scale = self.problem.scale() as f32;
         for first in (0..queries).step_by(TILE) {
             let rows = first..queries.min(first + TILE);
             let keys = self.keys(&rows);
-            let width = keys.len();
-            if width == 0 {
+            if keys.is_empty() {
                 continue;
             }
-            self.scores(head, &rows, &keys, shares);
+            let (height, width) = (rows.len(), keys.len());
+            self.shares(head, &rows, &keys, shares);
             of_scores.resize(shares.len(), 0.0);
-            let shape = Shape::new(rows.len(), width, width);
-            let (values, value_shape) = head.value.rows(&keys);
-            let values = (values, value_shape.transposed());
-            let gradients = gradient.rows(&rows);
-            multiply((of_scores, shape), gradients, values, Set(1.0));
+            let gradients = gradient.part(&rows);
+            let to = Matrix::new(&mut **of_scores, height, width);
+            let values = head.value.part(&keys).transposed();
+            multiply(to, gradients, values, Set(1.0), ALONE);
             let all = shares.chunks_mut(width).zip(of_scores.chunks_mut(width));
-            for (row, (shares, of_scores)) in rows.clone().zip(all) {
-                let (output, gradient) = (output.row(row), gradient.row(row));
-                gradients_of_scores(
-                    shares,
-                    of_scores,
-                    numbers[row],
-                    output,
-                    gradient,
-                    self.scale,
-                );
+            for (shares, gradients) in all {
+                gradients_of_scores(shares, gradients, scale);
             }
-            let to = (
-                &mut of_value[keys.start * value_dim..],
-                Shape::new(width, value_dim, value_dim),
+            let shares = Matrix::new(&**shares, height, width);
+            let of_scores = Matrix::new(&**of_scores, height, width);
+            let to = &mut of_value[keys.start * value_dim..];
+            let to = Matrix::new(to, width, value_dim);
+            multiply(to, shares.transposed(), gradients, Add, ALONE);
+            let to = &mut of_key[keys.start * head_dim..];
+            let to = Matrix::new(to, width, head_dim);
+            multiply(
+                to,
+                of_scores.transposed(),
+                head.query.part(&rows),
+                Add,
+                ALONE,
             );
-            let transposed = (&**shares, shape.transposed());
-            multiply(to, transposed, gradients, Add);
-            let to = (
-                &mut of_key[keys.start * head_dim..],
-                Shape::new(width, head_dim, head_dim),
-            );
-            let transposed = (&**of_scores, shape.transposed());
-            multiply(to, transposed, head.query.rows(&rows), Add);
-            let to = (
-                &mut of_query[first * head_dim..],
-                Shape::new(rows.len(), head_dim, head_dim),
-            );
-            multiply(to, (of_scores, shape), head.key.rows(&keys), Set(1.0));
+            let to = &mut of_query[first * head_dim..];
+            let to = Matrix::new(to, height, head_dim);
+            multiply(to, of_scores, head.key.part(&keys), Set(1.0), ALONE);
         }
     }
 }

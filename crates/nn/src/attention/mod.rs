@@ -28,10 +28,10 @@ pub struct AttentionOptions {
 ///
 /// A position is hidden where `mask` is `true`, or by `options`. A token that attends to none has an output of zeros.
 ///
-/// For the backward pass it keeps its inputs, the output, and two numbers a row, from which it recomputes the softmax `p`: the largest
-/// score, and the sum of the exponentials ([Dao, 2023](https://arxiv.org/abs/2307.08691)). With `do` for the gradient of the output and
-/// `ds = p * (do * value^T - sum(do * output)) * scale`, the gradients of query, key and value are `ds * key`, `ds^T * query` and
-/// `p^T * do`. On `flex` the scores of up to 64 queries of a head are in memory at a time for each thread, elsewhere those of all.
+/// For the backward pass it keeps its inputs, and recomputes the softmax `p` ([Dao, 2023](https://arxiv.org/abs/2307.08691)). With `do`
+/// for the gradient of the output, `dp = do * value^T` and `ds = p * (dp - sum(dp * p)) * scale`, the gradients of query, key and value
+/// are `ds * key`, `ds^T * query` and `p^T * do`. On `flex` the scores of up to 64 queries of a head are in memory at a time for each
+/// thread, elsewhere those of all. Keys that are hidden from all of them by `is_causal` or `window` are not read.
 ///
 /// # Shapes
 ///
@@ -43,7 +43,7 @@ pub struct AttentionOptions {
 ///
 /// # Panics
 ///
-/// If the shapes differ from those above.
+/// If the shapes differ from those above, or `window` is 0.
 pub fn attention(
     query: Tensor<4>,
     key: Tensor<4>,
@@ -58,7 +58,7 @@ pub fn attention(
             [1, sizes.batch].contains(&batch)
                 && [1, sizes.heads].contains(&heads)
                 && mask.dims()[2..] == [sizes.queries, sizes.keys],
-            "the mask has the shape {:?}: it must be [1 or {}, 1 or {}, {}, {}]",
+            "`mask` has the shape {:?}: it must be [1 or {}, 1 or {}, {}, {}]",
             mask.dims(),
             sizes.batch,
             sizes.heads,
@@ -66,6 +66,10 @@ pub fn attention(
             sizes.keys
         );
     }
+    assert!(
+        options.window != Some(0),
+        "`window` is 0: it must be at least 1, the token itself"
+    );
     let problem = Problem {
         sizes,
         mask: mask.map(Tensor::inner),
@@ -75,7 +79,7 @@ pub fn attention(
     operation(
         inputs,
         |inputs, _| problem.run(inputs),
-        |inputs| problem.forward(&inputs.map(AnyTensor::of_rank)).0.into(),
+        |inputs| problem.forward(&inputs.map(AnyTensor::of_rank)).into(),
     )
     .of_rank()
 }
@@ -98,11 +102,11 @@ impl Sizes {
         let [_, groups, keys, value_dim] = value;
         assert!(
             key == [batch, groups, keys, head_dim] && value[0] == batch,
-            "query, key and value have the shapes {query:?}, {key:?} and {value:?}: batch and head dimension must be the same, and groups and keys of the last two"
+            "`query`, `key` and `value` have the shapes {query:?}, {key:?} and {value:?}: batch and head dimension must be the same, and groups and keys of the last two"
         );
         assert!(
             groups > 0 && heads % groups == 0,
-            "there are {heads} heads of queries and {groups} of keys: the second number must divide the first"
+            "`query` has {heads} heads and `key` has {groups}: the second number must divide the first"
         );
         Self {
             batch,
@@ -114,8 +118,9 @@ impl Sizes {
         }
     }
 
-    fn all_heads(&self) -> usize {
-        self.batch * self.heads
+    /// Returns the number of heads of queries that share their keys and values.
+    fn group(&self) -> usize {
+        self.heads / self.groups
     }
 
     fn of_output(&self) -> [usize; 4] {

@@ -10,61 +10,59 @@ use crate::node::Computed;
 use crate::whole::wide;
 
 impl Problem {
-    /// Computes the output; and of each row the largest score, and the sum of the exponentials.
-    pub(super) fn forward(&self, inputs: &[Tensor<4>; 3]) -> (Tensor<4>, [Tensor<4>; 2]) {
+    pub(super) fn forward(&self, inputs: &[Tensor<4>; 3]) -> Tensor<4> {
         let dtype = inputs[0].dtype();
         let [query, key, value] = inputs.clone().map(|it| in_type(it, wide(dtype)));
-        let scores = self.scores(query, key);
-        // Finite, so that a row without any key is zero.
-        let lowest = f64::from(f32::MIN);
-        let largest = scores.clone().max_dim(3).clamp_min(lowest);
-        let exponentials = (scores - largest.clone()).exp();
-        let sum = exponentials.clone().sum_dim(3);
-        let sum = sum.clamp_min(f64::from(f32::MIN_POSITIVE));
-        let share = exponentials / sum.clone();
-        let output = self.joined(self.grouped(share).matmul(value));
-        (in_type(output, dtype), [largest, sum])
+        let output = self.joined(self.shares(query, key).matmul(value));
+        in_type(output, dtype)
     }
 
     pub(super) fn operations(&self, inputs: [AnyTensor; 3]) -> Computed<3> {
         let inputs = inputs.map(AnyTensor::of_rank::<4>);
-        let (output, numbers) = self.forward(&inputs);
         let problem = self.clone();
-        Computed::new(output.clone().into(), move |gradient| {
-            let gradient = gradient.of_rank();
-            let gradients = problem.gradients(inputs, output, numbers, gradient);
+        Computed::new(self.forward(&inputs).into(), move |gradient| {
+            let gradients = problem.gradients(inputs, gradient.of_rank());
             gradients.map(|gradient| Some(gradient.into()))
         })
     }
 
-    fn gradients(
-        self,
-        inputs: [Tensor<4>; 3],
-        output: Tensor<4>,
-        [largest, sum]: [Tensor<4>; 2],
-        gradient: Tensor<4>,
-    ) -> [Tensor<4>; 3] {
-        let dtype = inputs[0].dtype();
-        let cast = |it| in_type(it, wide(dtype));
+    fn gradients(self, inputs: [Tensor<4>; 3], gradient: Tensor<4>) -> [Tensor<4>; 3] {
+        let dtypes = inputs.each_ref().map(Tensor::dtype);
+        let cast = |it| in_type(it, wide(dtypes[0]));
         let [query, key, value] = inputs.map(cast);
-        let [output, gradient] = [output, gradient].map(cast);
-        let scores = self.scores(query.clone(), key.clone());
-        let share = self.grouped((scores - largest).exp() / sum);
-        let of_row = self.grouped((gradient.clone() * output).sum_dim(3));
-        let gradient = self.grouped(gradient);
-        let of_value = share.clone().transpose().matmul(gradient.clone());
-        let of_share = gradient.matmul(value.transpose());
-        let of_scores = share * (of_share - of_row) * self.scale();
+        let gradient = self.grouped(cast(gradient));
+        let shares = self.shares(query.clone(), key.clone());
+        let of_value = shares.clone().transpose().matmul(gradient.clone());
+        let of_shares = gradient.matmul(value.transpose());
+        let of_row = (shares.clone() * of_shares.clone()).sum_dim(3);
+        let of_scores = shares * (of_shares - of_row) * self.scale();
+        // A hidden key has no gradient, also in a row with NaN.
+        let of_scores = self.grouped(self.filled(self.joined(of_scores), 0.0));
         let of_query = self.joined(of_scores.clone().matmul(key));
         let of_key = of_scores.transpose().matmul(self.grouped(query));
-        [of_query, of_key, of_value].map(|it| in_type(it, dtype))
+        [
+            in_type(of_query, dtypes[0]),
+            in_type(of_key, dtypes[1]),
+            in_type(of_value, dtypes[2]),
+        ]
     }
 
-    /// Computes the scores, negative infinity where they are hidden. Shape: `[batch, heads, queries, keys]`.
-    fn scores(&self, query: Tensor<4>, key: Tensor<4>) -> Tensor<4> {
-        let device = query.device();
+    /// Computes the softmax of the scores, zero where they are hidden. Shape: that of [`grouped`](Self::grouped).
+    fn shares(&self, query: Tensor<4>, key: Tensor<4>) -> Tensor<4> {
         let scores = self.grouped(query).matmul(key.transpose()) * self.scale();
-        let scores = self.joined(scores);
+        let scores = self.filled(self.joined(scores), f32::NEG_INFINITY);
+        // Finite, so that a row without any key is zero.
+        let lowest = f64::from(f32::MIN);
+        let largest = scores.clone().detach().max_dim(3).clamp_min(lowest);
+        let exponentials = (scores - largest).exp();
+        // The sum over some key is 1 or more.
+        let sum = exponentials.clone().sum_dim(3).clamp_min(0.5);
+        self.grouped(exponentials / sum)
+    }
+
+    /// Replaces positions that are hidden. Shape: `[batch, heads, queries, keys]`.
+    fn filled(&self, scores: Tensor<4>, value: f32) -> Tensor<4> {
+        let device = scores.device();
         let sizes = [self.sizes.queries, self.sizes.keys];
         let mut hidden = self.mask.clone();
         let mut hide = |more: Tensor<2, Bool>| {
@@ -86,7 +84,7 @@ impl Problem {
         match hidden {
             Some(hidden) => {
                 let hidden = hidden.expand(scores.dims());
-                scores.mask_fill(hidden, f32::NEG_INFINITY)
+                scores.mask_fill(hidden, value)
             }
             None => scores,
         }
@@ -94,9 +92,9 @@ impl Problem {
 
     /// Converts `[batch, heads, queries, n]` to `[batch, groups, heads / groups * queries, n]`.
     fn grouped(&self, x: Tensor<4>) -> Tensor<4> {
-        let [batch, heads, queries, columns] = x.dims();
-        let groups = self.sizes.groups;
-        x.reshape([batch, groups, heads / groups * queries, columns])
+        let [batch, _, queries, columns] = x.dims();
+        let rows = self.sizes.group() * queries;
+        x.reshape([batch, self.sizes.groups, rows, columns])
     }
 
     /// Reverts [`grouped`](Self::grouped).

@@ -8,8 +8,8 @@ use super::Problem;
 use crate::elements::{Elements, TASK, have_kernel, tensor};
 use crate::node::Computed;
 use crate::product::Effect::{Add, Set};
-use crate::product::{Shape, multiply_on_pool};
-use crate::simd::{LANES, exp, max, sum, tanh, total, vectorized};
+use crate::product::{Matrix, ON_POOL, multiply};
+use crate::simd::{LANES, add, exp, joined, max, sum, tanh, vectorized};
 
 /// Classes whose exponentials are added up before they are added to the sum, which bounds its rounding.
 const BLOCK: usize = 1024;
@@ -36,7 +36,7 @@ impl Problem {
                 let class = usize::try_from(target).ok();
                 let target = class.filter(|class| *class < self.classes).unwrap_or_else(|| {
                     panic!(
-                        "the target {target} is not one of the {} classes of the head: check the tokenizer, or set it as `ignored`",
+                        "`targets` has {target}, which is not one of the {} classes of the head: check the tokenizer, or set it as `ignored`",
                         self.classes
                     )
                 });
@@ -56,16 +56,9 @@ impl Problem {
         let [of_token, _] = states.strides();
         let head = Elements::strided(&weight);
         let [of_class, of_column] = head.strides();
-        let head = (
-            head.get(),
-            Shape::with_strides([classes, d_model], [of_class, of_column]),
-        );
+        let head = Matrix::with_strides(head.get(), [classes, d_model], [of_class, of_column]);
         // The gradient has the layout of the weight.
         let is_transposed = of_column != 1 && of_class == 1;
-        let of_head = match is_transposed {
-            true => Shape::with_strides([classes, d_model], [1, classes]),
-            false => Shape::new(classes, d_model, d_model),
-        };
         let size = self.options.chunk_size.min(counted.len());
         let (mut logits, mut chunk) = (vec![0.0; size * classes], vec![0.0; size * d_model]);
         let mut of_hidden = vec![0.0; if needed[0] { tokens * d_model } else { 0 }];
@@ -80,22 +73,24 @@ impl Problem {
             for (state, (token, _)) in chunk.chunks_mut(d_model).zip(counted) {
                 state.copy_from_slice(&states.get()[token * of_token..][..d_model]);
             }
-            let shape = Shape::new(count, classes, classes);
-            let of_chunk = Shape::new(count, d_model, d_model);
-            let transposed = (head.0, head.1.transposed());
-            let states = (&*chunk, of_chunk);
-            multiply_on_pool((logits, shape), states, transposed, Set(1.0));
+            let states = Matrix::new(&*chunk, count, d_model);
+            let to = Matrix::new(&mut *logits, count, classes);
+            multiply(to, states, head.transposed(), Set(1.0), ON_POOL);
             let rows = logits.par_chunks_mut(classes).zip(counted);
             let losses = rows.map(|(logits, (_, row))| self.row(logits, *row, needed));
             let losses: Vec<f32> = losses.collect();
             loss += losses.into_iter().map(f64::from).sum::<f64>();
+            let logits = Matrix::new(&*logits, count, classes);
             if needed[1] {
-                let transposed = (&*logits, shape.transposed());
-                let to = (&mut *of_weight, of_head);
-                multiply_on_pool(to, transposed, states, Add);
+                let to = match is_transposed {
+                    true => Matrix::new(&mut *of_weight, d_model, classes).transposed(),
+                    false => Matrix::new(&mut *of_weight, classes, d_model),
+                };
+                multiply(to, logits.transposed(), states, Add, ON_POOL);
             }
             if needed[0] {
-                multiply_on_pool((chunk, of_chunk), (logits, shape), head, Set(1.0));
+                let to = Matrix::new(&mut *chunk, count, d_model);
+                multiply(to, logits, head, Set(1.0), ON_POOL);
                 for (state, (token, _)) in chunk.chunks(d_model).zip(counted) {
                     of_hidden[token * d_model..][..d_model].copy_from_slice(state);
                 }
@@ -144,17 +139,8 @@ impl Problem {
         let (largest, all) = exponentials(logits, scale);
         if needed.contains(&true) {
             let even = weight * smoothing / self.classes as f32;
-            let of_one = weight * (1.0 - smoothing);
-            match cap {
-                Some(_) => {
-                    capped_gradients(logits, scale, largest, weight / all, even);
-                    logits[target] -= of_one * (1.0 - of_target * of_target);
-                }
-                None => {
-                    gradients(logits, largest, weight / all, even);
-                    logits[target] -= of_one;
-                }
-            }
+            gradients(logits, cap, largest, weight / all, even);
+            logits[target] -= weight * (1.0 - smoothing) * slope(of_target, cap);
         }
         (largest + all.ln() - expected * scale) * weight
     }
@@ -209,33 +195,34 @@ vectorized! {
             for logit in rest {
                 lanes[0] += exp(logit * scale - largest);
             }
-            all += total(lanes);
+            all += joined(lanes, add);
         }
         (largest, all)
     }
 }
 
-vectorized! {
-    /// Replaces logits by the gradients of the loss, without the term of the target.
-    fn gradients(logits: &mut [f32], largest: f32, share: f32, even: f32) -> () {
-        for logit in logits {
-            *logit = exp(*logit - largest) * share - even;
-        }
+/// Returns the derivative of the soft cap, if there is one, from its `tanh`.
+#[inline(always)]
+fn slope(tanh: f32, cap: Option<f32>) -> f32 {
+    match cap {
+        Some(_) => 1.0 - tanh * tanh,
+        None => 1.0,
     }
 }
 
 vectorized! {
-    /// Replaces `tanh(logits / cap)` by the gradients of the loss by the logits, without the term of the target.
-    fn capped_gradients(
+    /// Replaces logits, or their `tanh`, by the gradients of the loss, without the term of the target.
+    fn gradients(
         logits: &mut [f32],
-        cap: f32,
+        cap: Option<f32>,
         largest: f32,
         share: f32,
         even: f32,
     ) -> () {
+        let scale = cap.unwrap_or(1.0);
         for logit in logits {
-            let slope = 1.0 - *logit * *logit;
-            *logit = (exp(*logit * cap - largest) * share - even) * slope;
+            let gradient = exp(*logit * scale - largest) * share - even;
+            *logit = gradient * slope(*logit, cap);
         }
     }
 }

@@ -33,6 +33,26 @@ impl Default for LinearCrossEntropyOptions {
     }
 }
 
+impl LinearCrossEntropyOptions {
+    fn check(&self) {
+        assert!(
+            self.chunk_size > 0,
+            "`chunk_size` is 0: it must be at least 1"
+        );
+        assert!(
+            (0.0..=1.0).contains(&self.smoothing),
+            "`smoothing` is {}: it must be from 0 to 1",
+            self.smoothing
+        );
+        if let Some(cap) = self.soft_cap {
+            assert!(
+                cap > 0.0 && cap.is_finite(),
+                "`soft_cap` is {cap}: it must be a positive number"
+            );
+        }
+    }
+}
+
 /// Returns the sum of the cross entropies of `targets` in nats, with the logits `hidden * weight^T`. For the mean, divide by the
 /// number of tokens.
 ///
@@ -51,8 +71,8 @@ impl Default for LinearCrossEntropyOptions {
 ///
 /// # Panics
 ///
-/// If the shapes differ from those above or `chunk_size` is 0; on `flex` also if a target is neither ignored nor a class, except in
-/// f64. Otherwise the loss is NaN, and the token adds no gradient.
+/// If the shapes differ from those above, `chunk_size` is 0, `smoothing` is not from 0 to 1, or `soft_cap` is not a positive number; on
+/// `flex` also if a target is neither ignored nor a class, except in f64. Otherwise the loss is NaN, and the token adds no gradient.
 pub fn linear_cross_entropy(
     hidden: Tensor<2>,
     weight: Tensor<2>,
@@ -63,21 +83,20 @@ pub fn linear_cross_entropy(
     let ([tokens, d_model], [classes, of_head]) = (hidden.dims(), weight.dims());
     assert!(
         d_model == of_head,
-        "hidden states have {d_model} elements and rows of the head {of_head}: pass the weight as `[classes, d_model]`"
+        "`hidden` has {d_model} columns and `weight` {of_head}: pass the weight as `[classes, d_model]`"
     );
     for (given, name) in [
         (Some(targets.dims()), "targets"),
         (weights.as_ref().map(Tensor::dims), "weights"),
     ] {
-        assert!(
-            given.is_none_or(|given| given == [tokens]),
-            "there are {tokens} hidden states and {given:?} {name}: pass one for each hidden state"
-        );
+        if let Some([given]) = given {
+            assert!(
+                given == tokens,
+                "`{name}` has {given} elements and `hidden` {tokens} rows: pass one for each row"
+            );
+        }
     }
-    assert!(
-        options.chunk_size > 0,
-        "`chunk_size` is 0: it must be at least 1"
-    );
+    options.check();
     let problem = Problem {
         tokens,
         classes,

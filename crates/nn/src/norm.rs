@@ -1,0 +1,228 @@
+//! Root mean square norm, and layer norm.
+
+use std::array::from_fn;
+
+use backburn_base::{AnyTensor, in_type};
+use burn::nn::{LayerNorm, RmsNorm};
+use burn::tensor::Tensor;
+use rayon::prelude::*;
+
+use crate::elements::{Elements, have_kernel, rows_of_task, sum_of_tasks, tensor};
+use crate::node::{Computed, operation};
+use crate::simd::{dot, sum, vectorized};
+use crate::whole::{sum_of_rows, wide};
+
+/// Normalizes the last dimension of `x` as [`RmsNorm::forward`] does:
+/// `y = x / sqrt(mean(x^2) + epsilon) * gamma` ([Zhang and Sennrich, 2019](https://arxiv.org/abs/1910.07467)).
+///
+/// For the backward pass it keeps `x`, and recomputes `r = 1 / sqrt(mean(x^2) + epsilon)` and the normalized row `n = x * r`. With `g`
+/// for the gradient of `y` times `gamma`, the gradient of `x` is `r * (g - n * mean(g * n))`. That of `gamma` is the gradient of `y`
+/// times `n`, summed over the rows.
+///
+/// # Panics
+///
+/// If the last dimension of `x` is not that of the norm.
+pub fn rms_norm<const D: usize>(norm: &RmsNorm, x: Tensor<D>) -> Tensor<D> {
+    let kind = Norm {
+        epsilon: norm.epsilon,
+        is_centered: false,
+    };
+    kind.of([x.into(), norm.gamma.val().into()])
+}
+
+/// Normalizes the last dimension of `x` as [`LayerNorm::forward`] does:
+/// `y = (x - mean(x)) / sqrt(var(x) + epsilon) * gamma + beta` ([Ba et al., 2016](https://arxiv.org/abs/1607.06450)).
+/// `epsilon` must be that of the config of `norm`, whose field is private (1e-5 by default).
+///
+/// For the backward pass it keeps `x`, and recomputes `r = 1 / sqrt(var(x) + epsilon)` and the normalized row
+/// `n = (x - mean(x)) * r`. With `g` for the gradient of `y` times `gamma`, the gradient of `x` is
+/// `r * (g - mean(g) - n * mean(g * n))`. Those of `gamma` and `beta` are the gradient of `y` times `n`, and the gradient of `y`,
+/// summed over the rows.
+///
+/// # Panics
+///
+/// If the last dimension of `x` is not that of the norm.
+pub fn layer_norm<const D: usize>(norm: &LayerNorm, epsilon: f64, x: Tensor<D>) -> Tensor<D> {
+    let kind = Norm {
+        epsilon,
+        is_centered: true,
+    };
+    let (x, gamma) = (x.into(), norm.gamma.val().into());
+    match &norm.beta {
+        Some(beta) => kind.of([x, gamma, beta.val().into()]),
+        None => kind.of([x, gamma]),
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Norm {
+    epsilon: f64,
+    /// Subtracts the mean, as the layer norm does.
+    is_centered: bool,
+}
+
+impl Norm {
+    /// Normalizes the rows of `x`, the first of `inputs`. The others are `gamma`, and maybe `beta`.
+    fn of<const D: usize, const N: usize>(self, inputs: [AnyTensor; N]) -> Tensor<D> {
+        let [row, d_model] = [0, 1].map(|index: usize| *inputs[index].shape().last().unwrap_or(&0));
+        assert!(
+            row == d_model,
+            "the last dimension of `x` is {row}: it must be that of `norm`, {d_model}"
+        );
+        let run = |inputs: [AnyTensor; N], _| match have_kernel(&inputs) {
+            true => self.kernel(inputs),
+            false => self.operations::<D, N>(inputs),
+        };
+        let compose = |inputs: [AnyTensor; N]| self.forward::<D, N>(&inputs).0.into();
+        operation(inputs, run, compose).of_rank()
+    }
+
+    /// Computes the norm, the normalized rows, and `r`.
+    fn forward<const D: usize, const N: usize>(
+        self,
+        inputs: &[AnyTensor; N],
+    ) -> (Tensor<D>, Tensor<D>, Tensor<D>) {
+        let dtype = inputs[0].dtype();
+        let x = in_type(inputs[0].clone().of_rank::<D>(), wide(dtype));
+        let weight = |index: usize| in_type(inputs[index].0.clone(), wide(dtype)).unsqueeze();
+        let x = match self.is_centered {
+            true => x.clone() - x.mean_dim(D - 1),
+            false => x,
+        };
+        let squares = x.clone().square().mean_dim(D - 1);
+        let r = squares.add_scalar(self.epsilon).sqrt().recip();
+        let normed = x * r.clone();
+        let scaled = normed.clone() * weight(1);
+        let output = if N == 3 { scaled + weight(2) } else { scaled };
+        (in_type(output, dtype), normed, r)
+    }
+
+    fn operations<const D: usize, const N: usize>(self, inputs: [AnyTensor; N]) -> Computed<N> {
+        let (output, ..) = self.forward::<D, N>(&inputs);
+        Computed::new(output.into(), move |gradient| {
+            let dtype = wide(inputs[0].dtype());
+            let (_, normed, r) = self.forward::<D, N>(&inputs);
+            let gradient = in_type(gradient.of_rank::<D>(), dtype);
+            let scaled = gradient.clone() * in_type(inputs[1].0.clone(), dtype).unsqueeze();
+            let along = normed.clone() * (scaled.clone() * normed.clone()).mean_dim(D - 1);
+            let of_x = match self.is_centered {
+                true => scaled.clone() - scaled.mean_dim(D - 1) - along,
+                false => scaled - along,
+            };
+            let mut all = [
+                AnyTensor::from(of_x * r),
+                sum_of_rows(gradient.clone() * normed).into(),
+                sum_of_rows(gradient).into(),
+            ]
+            .into_iter();
+            inputs.map(|input| all.next().map(|found| found.in_type(input.dtype())))
+        })
+    }
+
+    fn kernel<const N: usize>(self, inputs: [AnyTensor; N]) -> Computed<N> {
+        let (shape, row) = (inputs[0].shape(), inputs[1].shape().num_elements());
+        let length = shape.num_elements();
+        let task = rows_of_task(row) * row.max(1);
+        let elements = inputs.each_ref().map(Elements::contiguous);
+        let gamma = &elements[1].get()[..row];
+        let beta = if N == 3 {
+            &elements[2].get()[..row]
+        } else {
+            &[]
+        };
+        let mut y = vec![0.0; length];
+        y.par_chunks_mut(task)
+            .zip(elements[0].get()[..length].par_chunks(task))
+            .for_each(|(y, x)| normalize(self, x, gamma, beta, y));
+        let output = tensor(y, shape.clone(), &inputs[0]);
+        Computed::new(output, move |gradient| {
+            let elements = inputs.each_ref().map(Elements::contiguous);
+            let gradients = Elements::contiguous(&gradient);
+            let mut of_x = vec![0.0; length];
+            let tasks = of_x
+                .par_chunks_mut(task)
+                .zip(elements[0].get()[..length].par_chunks(task))
+                .zip(gradients.get()[..length].par_chunks(task));
+            let tasks = tasks.map(|((of_x, x), gradient)| {
+                let mut sums = vec![0.0; (N - 1) * row];
+                gradients_of_rows(
+                    self,
+                    x,
+                    gradient,
+                    &elements[1].get()[..row],
+                    of_x,
+                    &mut sums,
+                );
+                sums
+            });
+            let sums = sum_of_tasks(tasks.collect(), (N - 1) * row);
+            let mut of_x = Some(tensor(of_x, shape, &inputs[0]));
+            from_fn(|input| match input {
+                0 => of_x.take(),
+                _ => {
+                    let sums = sums[(input - 1) * row..][..row].to_vec();
+                    Some(tensor(sums, [row], &inputs[input]))
+                }
+            })
+        })
+    }
+}
+
+/// Returns the mean that is subtracted from a row, and the factor `r`.
+#[inline(always)]
+fn statistics(norm: Norm, x: &[f32]) -> [f32; 2] {
+    let count = x.len() as f32;
+    let mean = if norm.is_centered {
+        sum(x) / count
+    } else {
+        0.0
+    };
+    let variance = dot(x, x, [mean; 2]) / count;
+    [mean, 1.0 / (variance + norm.epsilon as f32).sqrt()]
+}
+
+vectorized! {
+    fn normalize(norm: Norm, x: &[f32], gamma: &[f32], beta: &[f32], y: &mut [f32]) -> () {
+        let row = gamma.len();
+        for (x, y) in x.chunks_exact(row).zip(y.chunks_exact_mut(row)) {
+            let [mean, r] = statistics(norm, x);
+            for ((y, x), gamma) in y.iter_mut().zip(x).zip(gamma) {
+                *y = (x - mean) * r * gamma;
+            }
+            for (y, beta) in y.iter_mut().zip(beta) {
+                *y += beta;
+            }
+        }
+    }
+}
+
+vectorized! {
+    /// Computes the gradients of `x`, and adds those of `gamma` and `beta`, which are one after the other in `sums`.
+    fn gradients_of_rows(
+        norm: Norm,
+        x: &[f32],
+        gradient: &[f32],
+        gamma: &[f32],
+        of_x: &mut [f32],
+        sums: &mut [f32],
+    ) -> () {
+        let row = gamma.len();
+        let (of_gamma, of_beta) = sums.split_at_mut(row);
+        let rows = x.chunks_exact(row).zip(gradient.chunks_exact(row));
+        for ((x, gradient), of_x) in rows.zip(of_x.chunks_exact_mut(row)) {
+            let [mean, r] = statistics(norm, x);
+            for column in 0..row {
+                of_x[column] = gradient[column] * gamma[column];
+                of_gamma[column] += gradient[column] * (x[column] - mean) * r;
+            }
+            for (sum, gradient) in of_beta.iter_mut().zip(gradient) {
+                *sum += gradient;
+            }
+            let of_mean = if norm.is_centered { sum(of_x) / row as f32 } else { 0.0 };
+            let along = dot(of_x, x, [0.0, mean]) * (r * r / row as f32);
+            for (of_x, x) in of_x.iter_mut().zip(x) {
+                *of_x = (*of_x - of_mean - (x - mean) * along) * r;
+            }
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! The bytes that are allocated between the passes: those of the README, and the output. In a process of its own.
+
+#![cfg(feature = "flex")]
+
+use backburn_nn::{
+    AttentionOptions, LinearCrossEntropyOptions, attention, geglu, layer_norm,
+    linear_cross_entropy, rms_norm, rotary, swiglu,
+};
+use burn::nn::{LayerNormConfig, RmsNormConfig, SwiGluConfig};
+use burn::tensor::{Device, Int, Tensor};
+use peak_alloc::PeakAlloc;
+
+#[global_allocator]
+static BYTES: PeakAlloc = PeakAlloc;
+
+/// Bytes of the nodes of the graph.
+const NODES: usize = 8 * 1024;
+
+const ROWS: usize = 128;
+const DIM: usize = 64;
+
+fn leaf<const D: usize>(shape: [usize; D]) -> Tensor<D> {
+    Tensor::ones(shape, &Device::flex().autodiff()).require_grad()
+}
+
+/// Checks the bytes of `numbers` in f32, without those of the inputs.
+fn assert_kept<const D: usize>(name: &str, numbers: usize, operation: impl Fn() -> Tensor<D>) {
+    // The threads of the pool, and of buffers.
+    operation().sum().backward();
+    let before = BYTES.current_usage();
+    let output = operation();
+    let kept = BYTES.current_usage().saturating_sub(before);
+    let expected = 4 * numbers;
+    assert!(
+        (expected..expected + NODES).contains(&kept),
+        "{name}: {kept} bytes, expected {expected}"
+    );
+    output.sum().backward();
+}
+
+#[test]
+fn operations_keep_the_bytes_of_the_table() {
+    let device = Device::flex().autodiff();
+    let all = ROWS * DIM;
+    let x = leaf([1, ROWS, DIM]);
+    let norm = RmsNormConfig::new(DIM).init(&device);
+    assert_kept("rms_norm", all, || rms_norm(&norm, x.clone()));
+    let norm = LayerNormConfig::new(DIM).init(&device);
+    assert_kept("layer_norm", all, || layer_norm(&norm, 1e-5, x.clone()));
+    let layers = SwiGluConfig::new(DIM, DIM).init(&device);
+    assert_kept("swiglu", 3 * all, || swiglu(&layers, x.clone()));
+    let up = leaf([1, ROWS, DIM]);
+    assert_kept("geglu", all, || geglu(x.clone(), up.clone(), true));
+
+    let heads = leaf([1, 4, ROWS, DIM / 4]);
+    let table = Tensor::<4>::ones([1, 1, ROWS, DIM / 8], &device);
+    assert_kept("rotary", all, || {
+        rotary(heads.clone(), table.clone(), table.clone())
+    });
+    let few = leaf([1, 2, ROWS, DIM / 4]);
+    let options = AttentionOptions {
+        is_causal: true,
+        ..Default::default()
+    };
+    assert_kept("attention", all, || {
+        attention(heads.clone(), few.clone(), few.clone(), None, options)
+    });
+
+    let (hidden, head) = (leaf([ROWS, DIM]), leaf([2 * ROWS, DIM]));
+    let targets = Tensor::<1, Int>::arange(0..ROWS as i64, &device);
+    let options = LinearCrossEntropyOptions::default();
+    let losses = |head: &Tensor<2>| {
+        linear_cross_entropy(
+            hidden.clone(),
+            head.clone(),
+            targets.clone(),
+            None,
+            &options,
+        )
+    };
+    assert_kept("linear_cross_entropy", 3 * all, || losses(&head));
+    let frozen = Tensor::from_inner(head.clone().inner());
+    assert_kept("linear_cross_entropy, frozen head", all, || losses(&frozen));
+}

@@ -1,0 +1,169 @@
+//! Head and loss.
+
+use backburn_base::AnyTensor;
+use backburn_nn::{LinearCrossEntropyOptions, linear_cross_entropy};
+use burn::tensor::activation::log_softmax;
+use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
+
+use crate::case::{Case, assert_case, assert_same_places};
+
+/// The tokens that are ignored.
+#[derive(Clone, Copy, Debug)]
+enum Ignored {
+    None,
+    EveryThird,
+    All,
+}
+
+/// `is_weighted` gives each token a weight, 0 among them; `is_transposed` passes the weight of a linear layer.
+#[derive(Clone, Debug)]
+struct Problem {
+    /// Tokens, classes and width.
+    sizes: [usize; 3],
+    options: LinearCrossEntropyOptions,
+    ignored: Ignored,
+    is_weighted: bool,
+    is_transposed: bool,
+}
+
+impl Problem {
+    fn new(sizes: [usize; 3], chunk_size: usize) -> Self {
+        Self {
+            sizes,
+            options: LinearCrossEntropyOptions {
+                chunk_size,
+                ..Default::default()
+            },
+            ignored: Ignored::None,
+            is_weighted: false,
+            is_transposed: false,
+        }
+    }
+
+    fn smoothed(mut self, smoothing: f64, soft_cap: Option<f64>) -> Self {
+        self.options.smoothing = smoothing;
+        self.options.soft_cap = soft_cap;
+        self
+    }
+
+    fn ignoring(mut self, ignored: Ignored) -> Self {
+        self.options.ignored = Some(-100);
+        self.ignored = ignored;
+        self
+    }
+
+    fn weighted_and_transposed(mut self) -> Self {
+        (self.is_weighted, self.is_transposed) = (true, true);
+        self
+    }
+
+    fn targets(&self) -> Tensor<1, Int> {
+        let [tokens, classes, _] = self.sizes;
+        let target = |token: usize| match self.ignored {
+            Ignored::EveryThird if token % 3 == 1 => -100,
+            Ignored::All => -100,
+            _ => (token * 7 % classes) as i64,
+        };
+        let targets: Vec<i64> = (0..tokens).map(target).collect();
+        Tensor::from_data(TensorData::new(targets, [tokens]), &Device::flex())
+    }
+
+    fn weights(&self) -> Option<Tensor<1>> {
+        let [tokens, ..] = self.sizes;
+        let weights: Vec<f32> = (0..tokens).map(|token| token as f32 * 0.5 - 1.0).collect();
+        let data = TensorData::new(weights, [tokens]);
+        self.is_weighted
+            .then(|| Tensor::from_data(data, &Device::flex()))
+    }
+
+    fn weight(&self, inputs: &[AnyTensor]) -> Tensor<2> {
+        let weight: Tensor<2> = inputs[1].clone().of_rank();
+        match self.is_transposed {
+            true => weight.transpose(),
+            false => weight,
+        }
+    }
+
+    fn stock(&self, inputs: &[AnyTensor]) -> Tensor<1> {
+        let [tokens, classes, _] = self.sizes;
+        let hidden: Tensor<2> = inputs[0].clone().of_rank();
+        let logits = hidden.matmul(self.weight(inputs).transpose());
+        let dtype = match logits.dtype() {
+            DType::F64 => FloatDType::F64,
+            _ => FloatDType::F32,
+        };
+        let logits = logits.cast(dtype);
+        let logits = match self.options.soft_cap {
+            // Burn's gradient of a division by a number is rounded to f32.
+            Some(cap) => (logits * cap.recip()).tanh() * cap,
+            None => logits,
+        };
+        let all = log_softmax(logits, 1);
+        let is_ignored = self.targets().equal_scalar(-100);
+        let index = self.targets().mask_fill(is_ignored.clone(), 0);
+        let index = index.reshape([tokens, 1]);
+        let of_targets = all.clone().gather(1, index).reshape([tokens]);
+        let of_all = all.sum_dim(1).reshape([tokens]) * (classes as f64).recip();
+        let share = self.options.smoothing;
+        let losses = (of_targets * (1.0 - share) + of_all * share).neg();
+        let losses = losses.mask_fill(is_ignored, 0);
+        match self.weights() {
+            Some(weights) => (losses * weights.cast(dtype)).sum(),
+            None => losses.sum(),
+        }
+    }
+
+    fn checked(&self, check: impl Fn(&Case<'_, 1>)) {
+        let [tokens, classes, d_model] = self.sizes;
+        let weight = match self.is_transposed {
+            true => vec![d_model, classes],
+            false => vec![classes, d_model],
+        };
+        check(&Case {
+            name: &format!("linear_cross_entropy, {self:?}"),
+            inputs: vec![vec![tokens, d_model], weight],
+            operation: &|inputs| {
+                let hidden = inputs[0].clone().of_rank();
+                let (weight, targets) = (self.weight(inputs), self.targets());
+                linear_cross_entropy(hidden, weight, targets, self.weights(), &self.options)
+            },
+            stock: &|inputs| self.stock(inputs),
+            exact: None,
+        });
+    }
+}
+
+#[test]
+fn linear_cross_entropy_equals_composition() {
+    use Ignored::{All, EveryThird};
+    let new = Problem::new;
+    for problem in [
+        new([5, 11, 6], 256),
+        // The products of a chunk run on several threads: `gemm` uses them from 48 * 48 * 256 multiplications on.
+        new([70, 1100, 32], 32).ignoring(EveryThird),
+        new([9, 37, 8], 4)
+            .smoothed(0.1, Some(3.0))
+            .ignoring(EveryThird),
+        // One of each.
+        new([1, 5, 4], 1),
+        new([5, 2, 1], 2),
+        new([3, 1, 4], 2),
+        new([7, 5, 3], 1).smoothed(1.0, None),
+        new([7, 5, 3], usize::MAX).smoothed(0.0, Some(0.5)),
+        new([5, 11, 6], 2).ignoring(All),
+        new([0, 3, 4], 256),
+    ] {
+        problem.checked(assert_case);
+        problem.weighted_and_transposed().checked(assert_case);
+    }
+}
+
+#[test]
+fn linear_cross_entropy_spreads_nan_and_infinity_as_composition() {
+    let problem = Problem::new([3, 5, 4], 2);
+    problem
+        .clone()
+        .smoothed(0.1, None)
+        .checked(assert_same_places);
+    problem.checked(assert_same_places);
+}

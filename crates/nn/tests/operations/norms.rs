@@ -1,0 +1,97 @@
+//! Norms.
+
+use backburn_base::AnyTensor;
+use backburn_nn::{layer_norm, rms_norm};
+use burn::nn::{LayerNorm, LayerNormConfig, RmsNorm};
+use burn::tensor::{Device, Tensor};
+
+use crate::case::{Case, assert_case, assert_same_places, param};
+
+/// So large that the norm of a constant row doesn't multiply rounding errors.
+const EPSILON: f64 = 0.1;
+
+pub fn rms(gamma: &AnyTensor) -> RmsNorm {
+    RmsNorm {
+        gamma: param(gamma),
+        epsilon: EPSILON,
+    }
+}
+
+pub fn layer(gamma: &AnyTensor, beta: Option<&AnyTensor>) -> LayerNorm {
+    let config = LayerNormConfig::new(1).with_epsilon(EPSILON);
+    let mut norm = config.with_bias(beta.is_some()).init(&Device::flex());
+    norm.gamma = param(gamma);
+    norm.beta = beta.map(param);
+    norm
+}
+
+/// Checks the norm of inputs that are shifted by `offset`.
+fn with_rms_norm<const D: usize>(shape: [usize; D], offset: f64, check: impl Fn(&Case<'_, D>)) {
+    let x = |inputs: &[AnyTensor]| inputs[0].clone().of_rank::<D>() + offset;
+    check(&Case {
+        name: "rms_norm",
+        inputs: vec![shape.to_vec(), vec![shape[D - 1]]],
+        operation: &|inputs| rms_norm(&rms(&inputs[1]), x(inputs)),
+        stock: &|inputs| rms(&inputs[1]).forward(x(inputs)),
+        // Burn's norm is in f32 in a model in f64.
+        exact: Some(&|inputs| {
+            let x = x(inputs);
+            let squares = x.clone().square().mean_dim(D - 1);
+            let gamma: Tensor<1> = inputs[1].clone().of_rank();
+            x / (squares + EPSILON).sqrt() * gamma.unsqueeze()
+        }),
+    });
+}
+
+fn with_layer_norm<const D: usize>(
+    shape: [usize; D],
+    has_beta: bool,
+    offset: f64,
+    check: impl Fn(&Case<'_, D>),
+) {
+    let x = |inputs: &[AnyTensor]| inputs[0].clone().of_rank::<D>() + offset;
+    let mut inputs = vec![shape.to_vec(), vec![shape[D - 1]]];
+    if has_beta {
+        inputs.push(vec![shape[D - 1]]);
+    }
+    check(&Case {
+        name: "layer_norm",
+        inputs,
+        operation: &|inputs| layer_norm(&layer(&inputs[1], inputs.get(2)), EPSILON, x(inputs)),
+        stock: &|inputs| layer(&inputs[1], inputs.get(2)).forward(x(inputs)),
+        exact: None,
+    });
+}
+
+#[test]
+fn rms_norm_equals_burn() {
+    let shapes = [[3, 5, 64], [1, 300, 96], [2, 1, 3], [1, 7, 37], [4, 3, 1]];
+    for shape in shapes.into_iter().chain([[2, 0, 8], [0, 3, 8]]) {
+        with_rms_norm(shape, 0.0, assert_case);
+    }
+    with_rms_norm([2, 5, 64], 30.0, assert_case);
+    with_rms_norm([37], 0.0, assert_case);
+    with_rms_norm([2, 3, 2, 17], 0.0, assert_case);
+    // Rows that are longer than a task.
+    with_rms_norm([2, 20_000], 0.0, assert_case);
+}
+
+#[test]
+fn layer_norm_equals_burn() {
+    for has_beta in [true, false] {
+        let shapes = [[3, 5, 64], [1, 300, 96], [1, 7, 37], [4, 3, 1]];
+        for shape in shapes.into_iter().chain([[2, 0, 8], [0, 3, 8]]) {
+            with_layer_norm(shape, has_beta, 0.0, assert_case);
+        }
+        with_layer_norm([2, 5, 64], has_beta, 30.0, assert_case);
+        with_layer_norm([37], has_beta, 0.0, assert_case);
+        with_layer_norm([2, 3, 2, 17], has_beta, 0.0, assert_case);
+    }
+    with_layer_norm([2, 20_000], true, 0.0, assert_case);
+}
+
+#[test]
+fn norms_spread_nan_and_infinity_as_burn() {
+    with_rms_norm([2, 3, 17], 0.0, assert_same_places);
+    with_layer_norm([2, 3, 17], true, 0.0, assert_same_places);
+}

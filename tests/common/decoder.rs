@@ -1,0 +1,82 @@
+//! A decoder of the operations of `backburn-nn`.
+
+use backburn::gradient_checkpointing;
+use backburn_nn::{
+    AttentionOptions, LinearCrossEntropyOptions, attention, layer_norm, linear_cross_entropy,
+    rms_norm, rotary, swiglu,
+};
+use burn::module::Module;
+use burn::nn::{
+    Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, RmsNorm, RmsNormConfig, SwiGlu,
+    SwiGluConfig,
+};
+use burn::tensor::{Device, Int, Tensor};
+
+const LENGTH: usize = 9;
+const DIM: usize = 8;
+
+/// A decoder with one layer, whose head is the embedding.
+#[derive(Module, Debug)]
+pub struct Decoder {
+    embedding: Embedding,
+    layer: Layer,
+}
+
+#[derive(Module, Debug)]
+struct Layer {
+    rms_norm: RmsNorm,
+    layer_norm: LayerNorm,
+    mlp: SwiGlu,
+}
+
+impl Decoder {
+    pub fn init(device: &Device) -> Self {
+        Self {
+            embedding: EmbeddingConfig::new(11, DIM).init(device),
+            layer: Layer {
+                rms_norm: RmsNormConfig::new(DIM).init(device),
+                layer_norm: LayerNormConfig::new(DIM).init(device),
+                mlp: SwiGluConfig::new(DIM, DIM).init(device),
+            },
+        }
+    }
+
+    /// Returns the loss of the text of this number.
+    pub fn loss(&self, text: usize, is_in_block: bool) -> Tensor<1> {
+        let device = self.embedding.weight.device();
+        let text: Vec<i64> = (0..LENGTH)
+            .map(|at| ((at * 7 + text) % 11) as i64)
+            .collect();
+        let text = Tensor::<1, Int>::from_data(&text[..], &device);
+        let x = self.embedding.forward(text.clone().unsqueeze());
+        let run = |layer: &Layer, x| layer.forward(x);
+        let x = match is_in_block {
+            true => gradient_checkpointing(&self.layer, x, run),
+            false => run(&self.layer, x),
+        };
+        let head = self.embedding.weight.val();
+        let options = LinearCrossEntropyOptions {
+            chunk_size: 4,
+            ..Default::default()
+        };
+        let losses = linear_cross_entropy(x.squeeze_dim(0), head, text, None, &options);
+        losses / LENGTH as f64
+    }
+}
+
+impl Layer {
+    fn forward(&self, x: Tensor<3>) -> Tensor<3> {
+        let heads = rms_norm(&self.rms_norm, x);
+        let heads = heads.reshape([1, LENGTH, 2, DIM / 2]).swap_dims(1, 2);
+        let angles = Tensor::<1, Int>::arange(0..(LENGTH * DIM / 4) as i64, &heads.device());
+        let angles = angles.float().reshape([1, 1, LENGTH, DIM / 4]);
+        let heads = rotary(heads, angles.clone().cos(), angles.sin());
+        let options = AttentionOptions {
+            is_causal: true,
+            ..Default::default()
+        };
+        let mixed = attention(heads.clone(), heads.clone(), heads, None, options);
+        let x = mixed.swap_dims(1, 2).reshape([1, LENGTH, DIM]);
+        swiglu(&self.mlp, layer_norm(&self.layer_norm, 1e-5, x))
+    }
+}
