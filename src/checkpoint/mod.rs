@@ -221,12 +221,12 @@ impl Checkpoint {
         step: u64,
     ) -> Result<(), CheckpointError> {
         let temporary = &folder::begin(&self.folder, step)?;
-        // Records are written one after the other, so that the host memory of one is freed before the next is read.
+        // Records are written tensor by tensor, so that no more than one is in host memory twice.
         let model = temporary.join(MODEL);
-        read(|| training.core().model_record(self.trained_only).save(&model))?
+        read(|| training.core().save_model(&model, self.trained_only))?
             .map_err(|error| CheckpointError::cannot_write(&model, error))?;
         let optimizer = temporary.join(OPTIMIZER);
-        read(|| training.core().optimizer_record().save(&optimizer))?
+        read(|| training.core().save_optimizer(&optimizer))?
             .map_err(|error| CheckpointError::cannot_write(&optimizer, error))?;
         folder::write(&temporary.join(SCHEDULER), &scheduler)?;
         folder::write(&temporary.join(USER_DATA), &user_data)?;

@@ -1,5 +1,6 @@
 //! Optimizer records: validation against the model and the optimizer, loading, and reading into host memory.
 
+mod model;
 mod sample;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -21,6 +22,7 @@ use burn::tensor::{Bytes, Shape};
 use crate::error::FusedError;
 use crate::shared_optimizer::{EXTRA_STATE_ID, ExtraState, average_id, is_average, orthogonalizes};
 
+pub(crate) use model::save_model;
 use sample::Sample;
 
 /// The states of Muon and of SGD with momentum have the same name.

@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use backburn::optim::compact_records;
+use backburn::{Checkpoint, Progress};
 use burn::store::{ModuleRecord, ModuleSnapshot, PytorchStore, SafetensorsStore};
 
 use super::pytorch_file::{Entry, write};
@@ -105,5 +107,36 @@ fn weights_from_file_are_loaded_one_at_a_time() {
                 .unwrap()
                 .0
         });
+    }
+}
+
+#[test]
+fn checkpoint_is_saved_one_tensor_at_a_time() {
+    let _alone = alone();
+    let x = x(WIDTH);
+    for (states, weights) in [
+        (StateFormat::Full, WeightFormat::Plain),
+        (StateFormat::Bits8, WeightFormat::Plain),
+        (StateFormat::Full, WeightFormat::Split24),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let checkpoint = Checkpoint::at(folder.path());
+        let optimizer = backburn::optim::AdamWConfig::new()
+            .with_state_format(states)
+            .with_weight_format(weights)
+            .init();
+        let dtype = match weights {
+            WeightFormat::Plain => FloatDType::F32,
+            _ => FloatDType::BF16,
+        };
+        let (model, x) = (cast(init(), dtype).unwrap(), x.clone().cast(dtype));
+        let mut fused = FusedOptimizer::new(model, optimizer).unwrap();
+        fused.step(1e-3, |model| model.loss(x.clone())).unwrap();
+        let save = || compact_records(|| checkpoint.save(&fused, &Progress::new(1))).unwrap();
+        let needed = peak(save);
+        assert!(
+            needed < 2 * LARGEST,
+            "{states:?}, {weights:?}: {needed} bytes"
+        );
     }
 }

@@ -17,9 +17,10 @@ use std::sync::Arc;
 use backburn_base::caught::{Caught, catch, catch_message};
 use backburn_base::host;
 use backburn_optim::AverageState;
+use backburn_optim::optimizer_record::save_by_tensor;
 use burn::module::{Module, ParamGroup, ParamId};
 use burn::optim::{ModuleOptimizer, OptimizerRecord};
-use burn::store::ModuleRecord;
+use burn::store::RecordError;
 use burn::tensor::Device;
 use parking_lot::Mutex;
 
@@ -249,15 +250,12 @@ impl<M: Module> Core<M> {
         self.ranks.reports_errors_late
     }
 
-    /// Returns a record of the model, or only of its trained parameters, each at its location. Tensors on a CubeCL
-    /// device are read when the record is saved, which must happen before the next step.
-    pub(crate) fn model_record(&self, trained_only: bool) -> ModuleRecord {
+    /// Writes a record of the model, or only of its trained parameters, to `file`, one tensor after the other.
+    pub(crate) fn save_model(&self, file: &Path, trained_only: bool) -> Result<(), RecordError> {
         let model = self.ranks.export(AttachedModule::export_in_place);
-        if !trained_only {
-            return self.and_collect(model.into_record());
-        }
-        let trained = self.trained_in(&model).into_iter().collect();
-        self.and_collect(model.into_record_group(ParamGroup::from_ids(trained)))
+        let trained = || ParamGroup::from_ids(self.trained_in(&model).into_iter().collect());
+        let group = trained_only.then(trained);
+        self.and_collect(record::save_model(&model, group.as_ref(), file))
     }
 
     /// Returns the trained parameters and the running statistics of `model`.
@@ -270,6 +268,11 @@ impl<M: Module> Core<M> {
     /// Returns the optimizer state, which is also read lazily.
     pub(crate) fn optimizer_record(&self) -> OptimizerRecord {
         self.ranks.session().optimizer.lock().to_record()
+    }
+
+    /// Writes the optimizer state to `file`, one tensor after the other.
+    pub(crate) fn save_optimizer(&self, file: &Path) -> Result<(), RecordError> {
+        save_by_tensor(file, || self.optimizer_record())
     }
 
     /// Returns the paths whose velocity in `file`, a record of this optimizer, belongs to Muon; `None` without a velocity.

@@ -11,7 +11,7 @@ use super::square_root_code::{CodeScheme, GROUP, Width};
 use super::state::{PackedState, StateTensor};
 use crate::optimizer_record::{
     AROUND, ELEMENTS, FORMAT, LOW_BITS, RecordedState, STATE_BITS, TIME, WEIGHT_BITS, WRAPS,
-    in_own_memory, records_are_compact,
+    in_own_memory, push_tensor, records_are_compact,
 };
 
 /// Bits of a weight in bf16 and its residual.
@@ -76,8 +76,9 @@ impl RecordedFormat {
         if let Some(low) = self.residual {
             sink.push_scalar(&prefix, WEIGHT_BITS, SPLIT.into());
             sink.push_scalar(&prefix, ELEMENTS, low.elements.into());
-            let words = unlike_a_parameter(rank, low.words.to_data());
-            sink.push_tensor(&prefix, LOW_BITS, words);
+            let (dtype, shape) = (low.words.dtype(), low.words.shape());
+            let read = move || low.words.to_data();
+            push_flat(sink, (&prefix, LOW_BITS), rank, (dtype, shape), read);
         }
     }
 
@@ -123,16 +124,23 @@ impl<const D: usize> StateTensor<D> {
             Self::Packed(packed) if records_are_compact() => {
                 packed.flatten(&format!("{prefix}.{leaf}"), sink);
             }
-            state => sink.push_tensor(prefix, leaf, state.clone().full().into_data()),
+            Self::Full(state) => {
+                let tensor = state.clone();
+                let read = move || tensor.to_data();
+                push_tensor(sink, (prefix, leaf), (state.dtype(), state.shape()), read);
+            }
+            packed => sink.push_tensor(prefix, leaf, packed.clone().full().into_data()),
         }
     }
 }
 
 impl<const D: usize> PackedState<D> {
     fn flatten(&self, prefix: &str, sink: &mut StateSink) {
-        let [codes, scales] = [self.codes.to_data(), self.scales.to_data()];
-        sink.push_tensor(prefix, "codes", unlike_a_parameter(D, codes));
-        sink.push_tensor(prefix, "scales", unlike_a_parameter(D, scales));
+        let (codes, scales) = (self.codes.clone(), self.scales.clone());
+        let kind = (codes.dtype(), codes.shape());
+        push_flat(sink, (prefix, "codes"), D, kind, move || codes.to_data());
+        let kind = (scales.dtype(), scales.shape());
+        push_flat(sink, (prefix, "scales"), D, kind, move || scales.to_data());
         for (dim, size) in self.shape.iter().enumerate() {
             sink.push_scalar(prefix, &format!("dim_{dim}"), (*size).into());
         }
@@ -180,11 +188,19 @@ fn scalar(source: &mut StateSource, prefix: &str, leaf: &str) -> Option<usize> {
     source.take_scalar(prefix, leaf)?.try_into().ok()
 }
 
-/// Adds a dimension to `data`, so that no reader takes it for a state of the parameter's shape.
-fn unlike_a_parameter(rank: usize, data: TensorData) -> TensorData {
+/// Adds the flat tensor that `read` returns to `sink`, with one dimension more than the parameter of this rank, so that no reader
+/// takes it for a state of the parameter's shape.
+fn push_flat(
+    sink: &mut StateSink,
+    name: (&str, &str),
+    rank: usize,
+    (dtype, flat): (DType, Shape),
+    read: impl Fn() -> TensorData + Send + Sync + 'static,
+) {
     let mut shape = vec![1; rank + 1];
-    shape[0] = data.num_elements();
-    reshaped(data, shape)
+    shape[0] = flat.num_elements();
+    let kind = (dtype, Shape::from(shape.clone()));
+    push_tensor(sink, name, kind, move || reshaped(read(), shape.clone()));
 }
 
 /// Flattens `data`, if it is of this type.

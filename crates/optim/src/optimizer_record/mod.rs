@@ -3,11 +3,14 @@
 //! Burn exposes the contents of a record only in serialized form: a pack of tensors and scalars with names of the form
 //! `{parameter id}.{name in the state}`, and the paths of the parameters as metadata.
 
+mod by_tensor;
 mod names;
 mod options;
 mod own_memory;
 mod state;
 
+pub(crate) use by_tensor::push_tensor;
+pub use by_tensor::save_by_tensor;
 pub use names::{
     AROUND, ELEMENTS, FORMAT, LOW_BITS, RANK, STATE_BITS, TIME, WEIGHT_BITS, WRAPS, expected,
     is_of_elements, stock_can_ignore,

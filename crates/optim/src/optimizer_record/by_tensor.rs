@@ -1,0 +1,96 @@
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use burn::optim::{OptimizerRecord, StateSink};
+use burn::store::RecordError;
+use burn::tensor::{DType, Shape, TensorData};
+use burn_pack::{Error, Reader, Tensor, Writer};
+
+use backburn_base::caught::catch;
+
+thread_local! {
+    /// Tensors of the record that is made inside of [`save_by_tensor`], by name.
+    static WITHHELD: RefCell<Option<BTreeMap<String, Withheld>>> = const { RefCell::new(None) };
+}
+
+/// A tensor of a state that is not read yet.
+struct Withheld {
+    dtype: DType,
+    shape: Shape,
+    read: Arc<dyn Fn() -> TensorData + Send + Sync>,
+}
+
+/// Writes the record that `record` returns to `file`, and reads one state after the other.
+///
+/// A record of Burn holds a copy of all states at once. The states of this crate leave their tensors out of it instead, and each is
+/// read when it is written. Other states are copied at once.
+///
+/// # Errors
+///
+/// If the file can't be written.
+pub fn save_by_tensor(
+    file: &Path,
+    record: impl FnOnce() -> OptimizerRecord,
+) -> Result<(), RecordError> {
+    let before = WITHHELD.replace(Some(BTreeMap::new()));
+    let record = catch(record);
+    let withheld = WITHHELD.replace(before).unwrap_or_default();
+    let record = record.unwrap_or_else(|panic| panic.resume());
+    let reader = Reader::from_bytes(record.into_bytes()?)?;
+    let (scalars, paths) = (reader.scalars().clone(), reader.metadata().clone());
+    let tensors = reader.into_tensors()?.into_iter();
+    let tensors = tensors.map(|tensor| match withheld.get(&tensor.name) {
+        Some(state) => state.deferred(&tensor),
+        None => tensor,
+    });
+    let mut writer = Writer::new(tensors.collect());
+    for (name, scalar) in &scalars {
+        writer = writer.with_scalar(name, *scalar);
+    }
+    for (id, path) in &paths {
+        writer = writer.with_metadata(id, path);
+    }
+    Ok(writer.write_to_file(file)?)
+}
+
+/// Adds the tensor that `read` returns to `sink` as `{prefix}.{leaf}`, or withholds it inside of [`save_by_tensor`].
+pub(crate) fn push_tensor(
+    sink: &mut StateSink,
+    (prefix, leaf): (&str, &str),
+    (dtype, shape): (DType, Shape),
+    read: impl Fn() -> TensorData + Send + Sync + 'static,
+) {
+    let is_withheld = WITHHELD.with_borrow(Option::is_some);
+    if !is_withheld {
+        return sink.push_tensor(prefix, leaf, read());
+    }
+    let state = Withheld {
+        dtype,
+        shape,
+        read: Arc::new(read),
+    };
+    WITHHELD.with_borrow_mut(|all| {
+        let name = format!("{prefix}.{leaf}");
+        all.get_or_insert_default().insert(name, state);
+    });
+    sink.push_tensor(prefix, leaf, TensorData::new(Vec::<f32>::new(), [0]));
+}
+
+impl Withheld {
+    /// Returns the tensor, which is read when it is written, in place of the empty one in a record.
+    fn deferred(&self, empty: &Tensor) -> Tensor {
+        let read = self.read.clone();
+        let bytes = self.shape.num_elements() * self.dtype.size();
+        let read = move || Ok::<_, Error>(read().into_parts().0);
+        Tensor::deferred(
+            empty.name.clone(),
+            self.dtype,
+            self.shape.clone(),
+            empty.param_id,
+            bytes,
+            read,
+        )
+    }
+}
