@@ -58,12 +58,19 @@ impl Template {
         let is_used = |messages: &[Json], tools: &Json| -> Result<bool> {
             Ok(self.render(messages, tools, false)? != whole)
         };
+        let tools = &chat.tools;
         ensure!(
-            chat.tools.is_null() || is_used(&chat.messages, &Json::Null).unwrap_or(true),
+            tools.is_null() || is_used(&chat.messages, &Json::Null).unwrap_or(true),
             "the chat template leaves out `tools`: remove them, or use another template"
         );
         let blanks_removed = |text: &str| text.split_whitespace().collect::<String>();
         let written = blanks_removed(whole);
+        // The text of a message that is left out can be in another one: marks tell them apart.
+        let marked = self.render(&marked(&chat.messages), tools, false);
+        let is_left_out = |index| {
+            let marked = marked.as_ref().ok();
+            marked.is_some_and(|text| !text.contains(mark(index)))
+        };
         for (index, message) in chat.messages.iter().enumerate() {
             let place = format!("message {} with the role {}", index + 1, message["role"]);
             let without = |name: &str| {
@@ -82,24 +89,71 @@ impl Template {
                 }
                 // A template that fails without a field uses it.
                 ensure!(
-                    is_used(&without(name), &chat.tools).unwrap_or(true),
+                    is_used(&without(name), tools).unwrap_or(true),
                     "the chat template leaves out `{name}` of {place}: remove it, or use another template"
                 );
             }
+            for (call, part, field) in fields_of_calls(message) {
+                let mut messages = chat.messages.clone();
+                let call = &mut messages[index]["tool_calls"][call];
+                let fields = match part {
+                    None => call.as_object_mut(),
+                    Some(part) => call[part].as_object_mut(),
+                };
+                fields.and_then(|fields| fields.shift_remove(&field));
+                ensure!(
+                    is_used(&messages, tools).unwrap_or(true),
+                    "the chat template leaves out `{field}` in `tool_calls` of {place}: remove it, or use another template"
+                );
+            }
             let content = message["content"].as_str().unwrap_or_default();
-            if written.contains(&blanks_removed(content)) {
+            let is_written = written.contains(&blanks_removed(content)) && !is_left_out(index);
+            if content.trim().is_empty() || is_written {
                 continue;
             }
             let mut messages = chat.messages.clone();
             messages[index]["content"] = Json::from(format!("{content}."));
             ensure!(
-                message["role"] == "tool" && is_used(&messages, &chat.tools).unwrap_or(true),
+                message["role"] == "tool" && is_used(&messages, tools).unwrap_or(true),
                 "the chat template leaves out {place}, or a part of it: move its text to another message, or write the data with \
                  `prompt` and `completion` as texts"
             );
         }
         Ok(())
     }
+}
+
+/// Returns a character that marks the message at `index`. It is in no text.
+fn mark(index: usize) -> char {
+    char::from_u32(0xf_0000 + index as u32 % 0xfffe).unwrap_or_default()
+}
+
+/// Returns `messages` with a mark at the end of each text.
+fn marked(messages: &[Json]) -> Vec<Json> {
+    let mut messages = messages.to_vec();
+    for (index, message) in messages.iter_mut().enumerate() {
+        if let Some(content) = message["content"].as_str().filter(|it| !it.is_empty()) {
+            message["content"] = Json::from(format!("{content}{}", mark(index)));
+        }
+    }
+    messages
+}
+
+/// Returns the fields in `tool_calls` of a message: the number of the call, the object in it that has the field, and the name.
+/// `"type": "function"` is left out: all calls have it.
+fn fields_of_calls(message: &Json) -> Vec<(usize, Option<&'static str>, String)> {
+    let calls = message["tool_calls"].as_array().into_iter().flatten();
+    let fields = calls.enumerate().flat_map(|(index, call)| {
+        let parts = [(None, call), (Some("function"), &call["function"])];
+        parts.into_iter().flat_map(move |(part, value)| {
+            let fields = value.as_object().into_iter().flatten();
+            let fields = fields.filter(move |(name, value)| {
+                part.is_some() || *name != "type" || *value != "function"
+            });
+            fields.map(move |(name, _)| (index, part, name.clone()))
+        })
+    });
+    fields.collect()
 }
 
 /// Returns the length of the longest common beginning.
@@ -177,9 +231,14 @@ mod tests {
     #[test]
     fn part_of_chat_that_template_leaves_out_is_refused() {
         let without_system = "{% for m in messages %}{% if m.role != 'system' %}{{ m.content }}{% endif %}{% endfor %}";
-        let error = answers(without_system, &["system", "user", "assistant"]).unwrap_err();
         let words = "leaves out message 1 with the role \"system\"";
-        assert!(error.to_string().contains(words), "{error}");
+        for text in ["system", "user"] {
+            let mut messages = ["system", "user", "assistant"].map(message);
+            messages[0]["content"] = json!(text);
+            let chat = Chat::new(&messages, &Json::Null).unwrap();
+            let error = template(without_system).answers(&chat).unwrap_err();
+            assert!(error.to_string().contains(words), "{error}");
+        }
 
         let chat = |extra: Json, tools: Json| {
             let mut answer = message("assistant");
@@ -187,6 +246,20 @@ mod tests {
             answer.as_object_mut().unwrap().extend(fields);
             Chat::new(&[message("user"), answer], &tools).unwrap()
         };
+        let call =
+            json!({"tool_calls": [{"id": "1", "type": "function", "function": {"name": "f"}}]});
+        let calls = "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls %}{{ c.function.name }}{{ c.id }}{% endfor %}{% endfor %}";
+        let ids = calls.replace("{{ c.id }}", "");
+        let function = calls.replace("{{ c.function.name }}", "");
+        for (without, words) in [(ids, "`id`"), (function, "`function`")] {
+            let chat = chat(call.clone(), Json::Null);
+            template(calls).answers(&chat).unwrap();
+            let error = template(&without).answers(&chat).unwrap_err().to_string();
+            assert!(
+                error.contains(&format!("leaves out {words} in `tool_calls`")),
+                "{error}"
+            );
+        }
         let tools = "{% if tools is not none %}{{ tools | tojson }}{% endif %}";
         let name = "{% for m in messages %}{{ m.name }}{{ m.content }};{% endfor %}";
         for (chat, field, with) in [

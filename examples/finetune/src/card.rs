@@ -5,8 +5,8 @@ use std::path::Path;
 use anyhow::{Context, Result};
 
 use crate::losses::Losses;
+use crate::model_files::CARD;
 use crate::options::Options;
-use crate::output::CARD;
 
 /// Writes the description of the model that `options` have trained to `folder`.
 pub fn write(options: &Options, steps: usize, losses: Losses, folder: &Path) -> Result<()> {
@@ -22,16 +22,19 @@ pub fn write(options: &Options, steps: usize, losses: Losses, folder: &Path) -> 
     };
     let loss = |loss: Option<f64>| loss.map_or("-".to_owned(), |loss| format!("{loss:.4}"));
     let text = format!(
-        "---\nbase_model: {base}\nlibrary_name: {library}\npipeline_tag: text-generation\n---\n\n\
+        "---\nbase_model: {}\nlibrary_name: {library}\npipeline_tag: text-generation\n---\n\n\
          # {kind} `{base}`\n\n\
          | | |\n|---|---|\n\
          | base | `{base}` |\n\
          | data | `{data}` |\n\
          | method | {} |\n\
-         | steps | {steps}, with {} rows each |\n\
+         | steps | {steps} |\n\
+         | rows per step | {} |\n\
          | learning rate | {:e} |\n\
          | held-out loss before | {} |\n\
          | held-out loss after | {} |\n",
+        // A text of JSON is one of YAML.
+        serde_json::Value::from(base.as_str()),
         options.method.name(),
         options.batch,
         options.learning_rate(),

@@ -89,7 +89,7 @@ fn in_config(tokenizer: &Json) -> Option<String> {
     }
 }
 
-/// Returns `source` with comments for the tags of answers, which are no Jinja.
+/// Returns `source` with comments for the tags of answers, which are not Jinja.
 fn without_generation(source: &str) -> String {
     let mut left = source;
     let mut result = String::with_capacity(source.len());

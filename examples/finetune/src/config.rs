@@ -5,6 +5,8 @@ use std::path::Path;
 use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 
+use crate::config_fields;
+use crate::print::say;
 use crate::rope::{Rope, WrittenRope};
 
 /// The largest size of a dimension.
@@ -35,6 +37,35 @@ pub struct DecoderConfig {
     pub max_length: usize,
     pub end_of_text: Option<u32>,
 }
+
+/// Fields of [`Written`].
+const READ: [&str; 25] = [
+    "model_type",
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "hidden_act",
+    "max_position_embeddings",
+    "rms_norm_eps",
+    "tie_word_embeddings",
+    "attention_bias",
+    "mlp_bias",
+    "attention_dropout",
+    "sliding_window",
+    "use_sliding_window",
+    "max_window_layers",
+    "layer_types",
+    "rope_theta",
+    "rope_scaling",
+    "rope_parameters",
+    "quantization_config",
+    "pretraining_tp",
+    "eos_token_id",
+];
 
 #[derive(Deserialize)]
 struct Written {
@@ -88,7 +119,7 @@ impl DecoderConfig {
     ///
     /// # Errors
     ///
-    /// If it asks for something that this decoder does not compute: the error names it.
+    /// If it has an option that this decoder does not compute: the error names it.
     pub fn read(folder: &Path) -> Result<Self> {
         let file = folder.join("config.json");
         let text = std::fs::read_to_string(&file).with_context(|| {
@@ -108,6 +139,13 @@ impl DecoderConfig {
             ["llama", "mistral", "qwen2", "qwen3"].contains(&kind.as_str()),
             "`model_type` is {kind}: this program trains llama, mistral, qwen2 and qwen3"
         );
+        let unknown = config_fields::unknown(&value, &READ)?;
+        if !unknown.is_empty() {
+            say!(
+                "warning: this program does not read these fields of the config: {}",
+                unknown.join(", ")
+            );
+        }
         let written: Written = serde_json::from_value(value)?;
         written.check()?;
         let heads = written.num_attention_heads;
@@ -118,7 +156,7 @@ impl DecoderConfig {
         };
         ensure!(
             key_value_heads > 0 && heads.is_multiple_of(key_value_heads),
-            "`num_attention_heads` is {heads}, which is no multiple of `num_key_value_heads`, {key_value_heads}"
+            "`num_attention_heads` is {heads}, which is not a multiple of `num_key_value_heads`, {key_value_heads}"
         );
         let head_dim = match (written.head_dim, kind.as_str()) {
             (Some(number), _) => number,

@@ -2,8 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use crate::config::DecoderConfig;
 use crate::header::Entry;
 use crate::options::Options;
+use crate::weights;
 
 /// Numbers of weights of a training.
 #[derive(Clone, Copy, Debug)]
@@ -16,8 +18,15 @@ pub struct Counts {
 
 impl Counts {
     /// Counts the weights of a base with these `tensors`, and those that `options` train.
-    pub fn of(options: &Options, tensors: &BTreeMap<String, Entry>) -> Self {
-        let base = tensors.values().map(Entry::elements).sum();
+    pub fn of(
+        options: &Options,
+        config: &DecoderConfig,
+        tensors: &BTreeMap<String, Entry>,
+    ) -> Self {
+        let loaded = tensors
+            .iter()
+            .filter(|(name, _)| weights::is_loaded(name, config.tied));
+        let base = loaded.map(|(_, entry)| entry.elements()).sum();
         let adapters = options.adapters();
         let has_adapter = |name: &str| {
             let mut targets = adapters.targets.iter();
@@ -31,5 +40,37 @@ impl Counts {
             false => base,
         };
         Self { base, trained }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use clap::Parser;
+
+    use super::*;
+
+    #[test]
+    fn tensors_that_are_not_loaded_are_not_counted() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("reference/llama-tied");
+        let config = DecoderConfig::read(&folder).unwrap();
+        let mut tensors = weights::check(&folder, &config).unwrap();
+        let line = "finetune --model m --data d --output o --method";
+        let counts = |method, tensors: &BTreeMap<String, Entry>| {
+            let options = Options::parse_from(line.split(' ').chain([method]));
+            let counts = Counts::of(&options, &config, tensors);
+            (counts.base, counts.trained)
+        };
+        let before = ["full", "lora"].map(|method| counts(method, &tensors));
+        assert_eq!(before[0].0, before[0].1);
+        let embedding = tensors["model.embed_tokens.weight"].clone();
+        let rotation = "model.layers.0.self_attn.rotary_emb.inv_freq".to_owned();
+        tensors.insert("lm_head.weight".to_owned(), embedding.clone());
+        tensors.insert(rotation, embedding);
+        assert_eq!(
+            ["full", "lora"].map(|method| counts(method, &tensors)),
+            before
+        );
     }
 }

@@ -7,7 +7,7 @@ use crate::documents::Documents;
 use crate::evaluation;
 use crate::held_out;
 use crate::options::Options;
-use crate::print::say;
+use crate::print::{self, say};
 use crate::rows::{Rows, divide};
 use crate::tokens::{Encoded, Tokens};
 
@@ -32,8 +32,15 @@ impl Data {
         let (count, is_chats) = (documents.len(), documents.chats == documents.len());
         if documents.without_end > 0 {
             say!(
-                "warning: {} chats have no special token among those that count: the model does not learn where an answer ends",
-                documents.without_end
+                "warning: {} without a special token among those that count: the model does not learn where an answer ends",
+                print::count(documents.without_end, "chat")
+            );
+        }
+        if documents.crossing > 0 {
+            say!(
+                "warning: in {} a token begins in the prompt and ends in the answer, and it counts: end the prompt without a \
+                 blank, and begin the answer with it",
+                print::count(documents.crossing, "document")
             );
         }
         let all = documents.into_rows(length, options.pad);
@@ -48,7 +55,10 @@ impl Data {
         let (held_out, cut_held_out) = rows_of(held_out, length, options.pad);
         let cut = cut + cut_held_out;
         if cut > 0 {
-            say!("{cut} documents are cut off after {length} tokens: raise `--length` for more");
+            say!(
+                "{} cut off after {length} tokens: raise `--length` for more",
+                print::count(cut, "document")
+            );
         }
         ensure!(
             !rows.is_empty() || cut == 0,
@@ -63,8 +73,9 @@ impl Data {
             "`--validation` has no token that counts: name a longer file"
         );
         say!(
-            "{count} documents in {} rows of {length} tokens, {} of them held out{}",
-            rows.len() + held_out.len(),
+            "{} in {} of {length} tokens, {} of them held out{}",
+            print::count(count, "document"),
+            print::count(rows.len() + held_out.len(), "row"),
             held_out.len(),
             match held_out.len() > evaluation::ROWS {
                 true => format!(", of which {} are evaluated", evaluation::ROWS),

@@ -9,8 +9,9 @@ use serde_json::Value as Json;
 
 use crate::line::Document;
 use crate::tokens::{Encoded, Tokens};
+use crate::unique_fields;
 
-/// A mark at the beginning of files in UTF-8, which some editors write. It is no text.
+/// A mark at the beginning of files in UTF-8, which some editors write. It is not text.
 const BYTE_ORDER_MARK: &str = "\u{feff}";
 
 /// Documents as tokens.
@@ -24,6 +25,8 @@ pub struct Documents {
     pub chats: usize,
     /// The number of chats whose answers end with no special token.
     pub without_end: usize,
+    /// The number of documents with a token that begins in the prompt and ends in the answer.
+    pub crossing: usize,
 }
 
 impl Documents {
@@ -85,8 +88,8 @@ impl Documents {
                 _ => line.as_str(),
             };
             if !line.trim().is_empty() {
-                let value = serde_json::from_str(line);
-                let value = value.context("the line is no JSON: write one object in each line");
+                let advice = "the line is not JSON: write one object in each line";
+                let value = unique_fields::from_str(line, advice);
                 let added = value.and_then(|value| self.add(value, tokens));
                 added.with_context(place)?;
             }
@@ -101,8 +104,10 @@ impl Documents {
             return self.lines(path, tokens);
         }
         let name = path.display();
-        let entries: Vec<Json> = serde_json::from_str(&text)
-            .with_context(|| format!("{name} is no JSON: write a list of objects"))?;
+        let advice = format!("{name} is not JSON: write a list of objects");
+        let Json::Array(entries) = unique_fields::from_str(&text, &advice)? else {
+            bail!(advice);
+        };
         for (index, entry) in entries.into_iter().enumerate() {
             let place = || format!("{name}, entry {}", index + 1);
             self.add(entry, tokens).with_context(place)?;
@@ -117,6 +122,7 @@ impl Documents {
             self.chats += 1;
             self.without_end += usize::from(!tokens.has_end(&encoded));
         }
+        self.crossing += usize::from(encoded.crosses);
         self.entries.push(encoded);
         Ok(())
     }
@@ -134,7 +140,7 @@ fn read(path: &Path) -> Result<String> {
     let mut text = String::from_utf8(bytes).map_err(|error| {
         let valid = &error.as_bytes()[..error.utf8_error().valid_up_to()];
         let line = valid.split(|byte| *byte == b'\n').count();
-        anyhow!("{name}:{line}: this is no UTF-8 text: convert the file")
+        anyhow!("{name}:{line}: the text is not UTF-8: convert the file")
     })?;
     if text.starts_with(BYTE_ORDER_MARK) {
         text.drain(..BYTE_ORDER_MARK.len());

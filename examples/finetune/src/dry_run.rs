@@ -3,24 +3,24 @@
 use anyhow::Result;
 
 use crate::data::Data;
-use crate::print::say;
+use crate::print::{count, say};
 use crate::tokens::Tokens;
 
 /// The number of rows to print.
 const ROWS: usize = 3;
 
 /// Prints the first rows, with the tokens that count in brackets, and the numbers of rows and tokens.
-pub fn print(data: &Data, tokens: &Tokens, steps: usize, batch: usize) -> Result<()> {
+pub fn print(data: &Data, tokens: &Tokens) -> Result<()> {
     for index in 0..data.rows.len().min(ROWS) {
         let (row, counted) = data.rows.row(index);
-        // The first token is no target.
+        // The first token is not a target.
         let counted = [&[false][..], &counted[1..]].concat();
         say!("row {}: {}\n", index + 1, marked(tokens, row, &counted)?);
     }
     let targets = (0..data.rows.len()).flat_map(|row| &data.rows.row(row).1[1..]);
     say!(
-        "{steps} steps of {batch} rows; {} rows to train on with {} tokens, of which {} count",
-        data.rows.len(),
+        "{} to train on with {} tokens, of which {} count",
+        count(data.rows.len(), "row"),
         data.rows.len() * data.rows.length(),
         targets.filter(|counts| **counts).count()
     );

@@ -10,18 +10,29 @@ use serde_json::Value as Json;
 use crate::adapters::{self, Adapters};
 use crate::header;
 
-/// Settings of `adapter_config.json` that this program has no use for, and the values that change nothing.
-const UNUSED: [(&str, &[&str]); 10] = [
-    ("peft_type", &["\"LORA\""]),
-    ("bias", &["\"none\""]),
-    ("use_rslora", &["false"]),
-    ("use_dora", &["false"]),
-    ("fan_in_fan_out", &["false"]),
-    ("modules_to_save", &["[]"]),
-    ("rank_pattern", &["{}"]),
-    ("alpha_pattern", &["{}"]),
-    ("layers_to_transform", &["[]"]),
-    ("lora_bias", &["false"]),
+/// Settings of `adapter_config.json` that don't change what the adapters compute.
+const WITHOUT_EFFECT: [&str; 12] = [
+    "auto_mapping",
+    "base_model_name_or_path",
+    "inference_mode",
+    "lora_alpha",
+    "lora_dropout",
+    "megatron_core",
+    "peft_version",
+    "qalora_group_size",
+    "r",
+    "revision",
+    "target_modules",
+    "task_type",
+];
+
+/// The values of other settings that change nothing, in addition to `null`, false, and an empty list or object.
+const NEUTRAL: [(&str, &str); 5] = [
+    ("peft_type", "\"LORA\""),
+    ("bias", "\"none\""),
+    ("init_lora_weights", "true"),
+    ("init_lora_weights", "\"gaussian\""),
+    ("init_lora_weights", "\"orthogonal\""),
 ];
 
 #[derive(Deserialize)]
@@ -38,12 +49,14 @@ pub fn check(folder: &Path, adapters: &Adapters, layers: usize) -> Result<()> {
     let text = std::fs::read(&file)
         .with_context(|| format!("{name} can't be read: `--adapters` is a folder of `peft`"))?;
     let value: Json = serde_json::from_slice(&text).with_context(|| name.to_string())?;
-    for (field, values) in UNUSED {
-        let text = value[field].to_string();
+    for (field, value) in value.as_object().into_iter().flatten() {
+        let text = value.to_string();
+        let is_neutral = ["null", "false", "[]", "{}"].contains(&text.as_str())
+            || NEUTRAL.contains(&(field, &text))
+            || WITHOUT_EFFECT.contains(&field.as_str());
         ensure!(
-            value[field].is_null() || values.contains(&text.as_str()),
-            "`{field}` in {name} is {text}: this program trains adapters with {}",
-            values[0]
+            is_neutral,
+            "`{field}` in {name} is {text}: this program has no such adapters"
         );
     }
     let written: Written = serde_json::from_value(value).with_context(|| name.to_string())?;
@@ -73,13 +86,20 @@ pub fn check(folder: &Path, adapters: &Adapters, layers: usize) -> Result<()> {
 fn check_tensors(folder: &Path, adapters: &Adapters, layers: usize) -> Result<()> {
     let file = folder.join(adapters::WEIGHTS);
     let found = header::read(&file).with_context(|| file.display().to_string())?;
+    for (name, entry) in &found {
+        ensure!(
+            entry.is_finite()?,
+            "`{name}` in {} has a number that is not finite: use other adapters",
+            file.display()
+        );
+    }
     let found: BTreeSet<String> = found.into_keys().collect();
     let expected: BTreeSet<String> = (0..layers)
         .flat_map(|layer| adapters.names(layer))
         .collect();
     for (name, state) in [
         (expected.difference(&found).next(), "missing"),
-        (found.difference(&expected).next(), "of no use"),
+        (found.difference(&expected).next(), "not used"),
     ] {
         ensure!(
             name.is_none(),

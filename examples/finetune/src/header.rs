@@ -6,13 +6,16 @@ use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
+use burn::tensor::DType;
 use serde::Deserialize;
 use serde_json::Value as Json;
+
+use crate::tensor_file::are_finite;
 
 /// The longest header that Hugging Face's library reads.
 const MAX_BYTES: u64 = 100_000_000;
 
-/// Bytes that are compared at once.
+/// Bytes that are read at once: a number of whole elements.
 const CHUNK: usize = 1 << 20;
 
 /// A tensor in a file.
@@ -69,6 +72,29 @@ impl Entry {
     /// Returns the number of elements.
     pub fn elements(&self) -> u64 {
         self.shape.iter().map(|size| *size as u64).product()
+    }
+
+    /// Returns `true` if the tensor has no infinity and no NaN.
+    pub fn is_finite(&self) -> Result<bool> {
+        let dtype = match self.dtype.as_str() {
+            "F16" => DType::F16,
+            "BF16" => DType::BF16,
+            "F32" => DType::F32,
+            "F64" => DType::F64,
+            _ => return Ok(true),
+        };
+        let mut file = self.open()?;
+        let mut left = self.bytes as usize;
+        let mut bytes = vec![0; CHUNK.min(left)];
+        while left > 0 {
+            let count = left.min(CHUNK);
+            file.read_exact(&mut bytes[..count])?;
+            if !are_finite(&bytes[..count], dtype) {
+                return Ok(false);
+            }
+            left -= count;
+        }
+        Ok(true)
     }
 
     /// Returns `true` if both have the same type, shape and bytes.

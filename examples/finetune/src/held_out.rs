@@ -34,6 +34,7 @@ mod tests {
         let document = |number| Encoded {
             tokens: vec![number],
             counted: vec![true],
+            crosses: false,
         };
         let (trained, held_out) = split((0..count).map(document).collect(), share, seed);
         let held_out: Vec<u32> = held_out.iter().map(|it| it.tokens[0]).collect();

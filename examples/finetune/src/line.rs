@@ -48,7 +48,7 @@ impl Document {
             "prompt" => {
                 let (prompt, completion) = (text(fields, "prompt")?, text(fields, "completion")?);
                 ensure!(
-                    !completion.is_empty(),
+                    !completion.trim().is_empty(),
                     "`completion` is empty: remove the line"
                 );
                 Ok(Self::Completion(prompt, completion))
@@ -59,7 +59,12 @@ impl Document {
                     question = format!("{question}\n{}", text(fields, "input")?);
                 }
                 let question = json!({"role": "user", "content": question});
-                let answer = json!({"role": "assistant", "content": text(fields, "output")?});
+                let output = text(fields, "output")?;
+                ensure!(
+                    !output.trim().is_empty(),
+                    "`output` is empty: remove the line"
+                );
+                let answer = json!({"role": "assistant", "content": output});
                 Ok(Self::Chat(Chat::new(&[question, answer], &Json::Null)?))
             }
             "conversations" => {
@@ -71,8 +76,11 @@ impl Document {
                 let tools = fields.get("tools").unwrap_or(&Json::Null);
                 ensure!(
                     tools.is_null() || tools.is_array(),
-                    "`tools` is no list: write a list of functions"
+                    "`tools` is not a list: write a list of functions"
                 );
+                // An empty list has no tool that a template could write.
+                let is_empty = tools.as_array().is_some_and(Vec::is_empty);
+                let tools = if is_empty { &Json::Null } else { tools };
                 Ok(Self::Chat(Chat::new(list(fields, "messages")?, tools)?))
             }
         }
@@ -103,13 +111,13 @@ fn format(fields: &Map<String, Json>) -> Result<&'static str> {
 
 fn text(fields: &Map<String, Json>, name: &str) -> Result<String> {
     let text = fields[name].as_str();
-    let text = text.with_context(|| format!("`{name}` is no text: write a text"))?;
+    let text = text.with_context(|| format!("`{name}` is not a text: write a text"))?;
     Ok(text.to_owned())
 }
 
 fn list<'a>(fields: &'a Map<String, Json>, name: &str) -> Result<&'a [Json]> {
     let list = fields[name].as_array();
-    let list = list.with_context(|| format!("`{name}` is no list: write a list of messages"))?;
+    let list = list.with_context(|| format!("`{name}` is not a list: write a list of messages"))?;
     Ok(list)
 }
 
@@ -134,6 +142,12 @@ fn from_sharegpt(message: &Json) -> Result<Json> {
         None => bail!("a message of `conversations` has no `from`: add it, or write `messages`"),
     };
     let mut fields = message.as_object().cloned().unwrap_or_default();
+    for name in ["role", "content"] {
+        ensure!(
+            fields.get(name).is_none_or(Json::is_null),
+            "a message of `conversations` has the field `{name}`, which is not used: remove it, or write `messages`"
+        );
+    }
     fields.shift_remove("from");
     let value = fields.shift_remove("value");
     fields.insert("role".to_owned(), json!(role));
@@ -154,6 +168,7 @@ mod tests {
             json!([{"role": "user", "content": "a\nb"}, {"role": "assistant", "content": "c"}]);
         for other in [
             json!({"messages": answer, "tools": null}),
+            json!({"messages": answer, "tools": []}),
             json!({"instruction": "a", "input": "b", "output": "c"}),
             json!({"instruction": "a\nb", "input": "", "output": "c"}),
             json!({"conversations": [{"from": "human", "value": "a\nb"}, {"from": "gpt", "value": "c"}]}),
@@ -208,7 +223,30 @@ mod tests {
                 "`from` is observation",
             ),
             (json!({"id": 1}), "a line is an object"),
-            (json!({"messages": [], "tools": "a"}), "`tools` is no list"),
+            (
+                json!({"messages": [], "tools": "a"}),
+                "`tools` is not a list",
+            ),
+            (
+                json!({"prompt": "a", "completion": " \n"}),
+                "`completion` is empty",
+            ),
+            (
+                json!({"instruction": "a", "output": ""}),
+                "`output` is empty",
+            ),
+            (
+                json!({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": " "}]}),
+                "message 2 is an empty answer",
+            ),
+            (
+                json!({"conversations": [{"from": "gpt", "value": "a", "content": "b"}]}),
+                "has the field `content`",
+            ),
+            (
+                json!({"conversations": [{"from": "gpt", "value": "a", "role": "user"}]}),
+                "has the field `role`",
+            ),
         ] {
             let error = Document::new(line).unwrap_err().to_string();
             assert!(error.contains(words), "{words}: {error}");

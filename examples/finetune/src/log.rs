@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, anyhow, bail};
 use serde::{Deserialize, Serialize};
 
-use crate::output;
+use crate::model_files;
 
 /// Name of the file.
 pub const LOG: &str = "log.jsonl";
@@ -55,7 +55,7 @@ impl Log {
                 ),
             }
         }
-        output::replace(&path, kept.as_bytes()).with_context(unwritable)?;
+        model_files::replace(&path, kept.as_bytes()).with_context(unwritable)?;
         let file = OpenOptions::new().append(true).open(&path);
         Ok(Self {
             file: file.with_context(unwritable)?,

@@ -28,7 +28,7 @@ impl Chat {
         for (index, message) in messages.iter().enumerate() {
             let place = format!("message {}", index + 1);
             let Some(fields) = message.as_object() else {
-                bail!("{place} is no object: write one with `role` and `content`");
+                bail!("{place} is not an object: write one with `role` and `content`");
             };
             let mut fields = fields.clone();
             fields.retain(|_, value| !value.is_null());
@@ -42,6 +42,11 @@ impl Chat {
                 None if fields.contains_key("tool_calls") => Json::Null,
                 None => bail!("{place} has no `content`: write it as a text"),
             };
+            let is_empty = content.as_str().is_none_or(|text| text.trim().is_empty());
+            ensure!(
+                !counts || !is_empty || fields.contains_key("tool_calls"),
+                "{place} is an empty answer: remove it, or exclude it with `weight` 0"
+            );
             fields.insert("content".to_owned(), content);
             chat.messages.push(Json::Object(fields));
             chat.counted.push(counts);
@@ -84,7 +89,9 @@ fn text(content: &Json, place: &str) -> Result<String> {
         return Ok(text.to_owned());
     }
     let Some(parts) = content.as_array() else {
-        bail!("`content` of {place} is no text: write a text, or a list of parts of type `text`");
+        bail!(
+            "`content` of {place} is not a text: write a text, or a list of parts of type `text`"
+        );
     };
     let texts = parts.iter().map(|part| {
         let kind = part["type"].as_str().unwrap_or("none");
@@ -157,10 +164,10 @@ mod tests {
     #[test]
     fn bad_messages_are_refused_by_field() {
         for (message, words) in [
-            (json!("a"), "message 1 is no object"),
+            (json!("a"), "message 1 is not an object"),
             (json!({"content": "a"}), "message 1 has no `role`"),
             (json!({"role": "assistant"}), "message 1 has no `content`"),
-            (json!({"role": "assistant", "content": 1}), "is no text"),
+            (json!({"role": "assistant", "content": 1}), "is not a text"),
             (
                 json!({"role": "assistant", "content": "a", "weight": 0.5}),
                 "has `weight` 0.5",

@@ -2,8 +2,8 @@
 
 use anyhow::Result;
 use backburn::{BaseFormat, QuantizedLora};
-use burn::module::Module;
-use burn::tensor::{Device, FloatDType};
+use burn::module::{Module, ModuleMapper, Param};
+use burn::tensor::{DType, Device, FloatDType, Tensor};
 use clap::ValueEnum;
 
 use crate::adapters::{self, Adapters};
@@ -11,6 +11,17 @@ use crate::config::DecoderConfig;
 use crate::decoder::Decoder;
 use crate::options::Options;
 use crate::weights;
+
+/// A mapper that replaces parameters by zeros without memory.
+struct Outline(FloatDType);
+
+impl ModuleMapper for Outline {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let (id, shape, device) = (param.id, param.lazy_shape(), param.lazy_device());
+        let zero = Tensor::<D>::zeros([1; D], (&device, DType::from(self.0)));
+        Param::initialized(id, zero.expand(shape).require_grad())
+    }
+}
 
 #[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Method {
@@ -33,6 +44,24 @@ impl Method {
     pub fn name(self) -> String {
         let value = self.to_possible_value();
         value.map_or(String::new(), |value| value.get_name().to_owned())
+    }
+
+    /// Returns the model of a training that a checkpoint resumes. Weights that the checkpoint contains are zeros without memory.
+    pub fn outline(
+        self,
+        options: &Options,
+        config: &DecoderConfig,
+        dtype: FloatDType,
+        device: &Device,
+    ) -> Result<Decoder> {
+        match self {
+            Self::Full => {
+                let decoder = Decoder::init(config, !options.keep_activations, device);
+                Ok(decoder.map(&mut Outline(dtype)))
+            }
+            // The checkpoint contains the adapters only.
+            _ => self.load(options, config, dtype, device),
+        }
     }
 
     /// Returns the model in the files of `options.model`, as it is trained.

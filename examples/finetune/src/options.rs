@@ -2,16 +2,13 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Context, Result, ensure};
-use backburn::optim::{AdamWConfig, StateFormat, WeightFormat};
-use backburn::{Budget, FusedConfig, GlobalNormClippingConfig};
+use backburn::Budget;
 use burn::tensor::{DType, FloatDType};
 use clap::{Parser, ValueEnum};
 
 use crate::adapters::{Adapters, TARGETS};
 use crate::backend::Backend;
 use crate::config::DecoderConfig;
-use crate::first_adapters;
 use crate::method::Method;
 use crate::save_every::SaveEvery;
 
@@ -22,14 +19,7 @@ const RANK: usize = 8;
 const ALPHA: f64 = 16.0;
 
 /// The rows in a step if `--batch` is missing.
-const BATCH: usize = 8;
-
-/// The most tokens in a row, and in a step: the masks and the indices of more could not be allocated.
-const MAX_LENGTH: usize = 1 << 20;
-const MAX_TOKENS: usize = 1 << 28;
-
-/// The most passes over the rows.
-const MAX_EPOCHS: usize = 1_000_000;
+pub const BATCH: usize = 8;
 
 const EXAMPLE: &str = "Example, for a model in the folder `SmolLM2-135M` and a text:\n\n  \
     cargo run --release -p finetune -- --model SmolLM2-135M --data book.txt --fit 6GB --output out";
@@ -42,7 +32,8 @@ pub struct Options {
     #[arg(long)]
     pub model: PathBuf,
 
-    /// Training data: a text, or a file `.jsonl` whose lines have `text`, or `messages` of a chat. Several are read one after the other.
+    /// Training data: a text (`.txt`, `.md`), or documents in JSON (`.jsonl`, `.ndjson`, `.json`) with `text`, `messages`, `prompt` and
+    /// `completion`, `instruction` and `output`, or `conversations`. Several files are read one after the other.
     #[arg(long, required = true)]
     pub data: Vec<PathBuf>,
 
@@ -50,7 +41,7 @@ pub struct Options {
     #[arg(long)]
     pub output: PathBuf,
 
-    /// Train within a number of bytes (`6GB`, or `machine` for what there is), with no more techniques than that takes.
+    /// Train within a number of bytes (`6GB`, or `machine` for the memory of the machine), with the fewest techniques that fit.
     #[arg(long, value_name = "BYTES", conflicts_with_all = ["states", "weights", "accumulate"])]
     pub fit: Option<Budget>,
 
@@ -62,7 +53,7 @@ pub struct Options {
     #[arg(long, value_enum, default_value_t = Weights::F32)]
     pub weights: Weights,
 
-    /// Bits of a number in the optimizer's states, if not 32.
+    /// Bits of a number in the optimizer's states; by default 32.
     #[arg(long, value_enum)]
     pub states: Option<States>,
 
@@ -92,7 +83,7 @@ pub struct Options {
     pub dtype: FileType,
 
     /// Replace the files of a model in `--output` that this program has not written, or that were changed since. Other files of a model
-    /// there are removed.
+    /// there are removed. Checkpoints of another training are not replaced: remove their folder.
     #[arg(long)]
     pub overwrite: bool,
 
@@ -104,7 +95,7 @@ pub struct Options {
     #[arg(long)]
     pub pad: bool,
 
-    /// Rows in a step.
+    /// Rows in a step; all rows, if the data has fewer.
     #[arg(long, default_value_t = BATCH)]
     pub batch: usize,
 
@@ -116,7 +107,7 @@ pub struct Options {
     #[arg(long, default_value_t = 1)]
     pub epochs: usize,
 
-    /// Number of steps, instead of that of the epochs.
+    /// Number of steps, instead of `--epochs`.
     #[arg(long, conflicts_with = "epochs")]
     pub steps: Option<usize>,
 
@@ -148,7 +139,8 @@ pub struct Options {
     #[arg(long, value_name = "FILE", conflicts_with = "held_out")]
     pub validation: Vec<PathBuf>,
 
-    /// Print the first rows, with the tokens that count in brackets, and the numbers of steps, tokens and trained weights, and end.
+    /// Print the first rows, with the tokens that count in brackets, the numbers of steps, tokens and trained weights, and the plan of
+    /// `--fit`. Nothing is trained.
     #[arg(long)]
     pub dry_run: bool,
 
@@ -172,7 +164,7 @@ pub struct Options {
     #[arg(long, conflicts_with = "fit")]
     pub keep_activations: bool,
 
-    /// The beginning of the sample at the end; a question if all documents are chats; by default that of a row that is held out.
+    /// The beginning of the sample at the end; a question if all documents are chats; by default the beginning of a row that is held out.
     #[arg(long)]
     pub prompt: Option<String>,
 
@@ -184,7 +176,7 @@ pub struct Options {
     #[arg(long, default_value_t = 42)]
     pub seed: u64,
 
-    /// Where to train.
+    /// Backend to train on.
     #[arg(long, value_enum, default_value_t = Backend::Flex)]
     pub device: Backend,
 }
@@ -229,124 +221,6 @@ pub enum States {
 }
 
 impl Options {
-    /// Returns an error for a value that is out of range, and for an option that the selected method does not use.
-    pub fn check(&self, config: &DecoderConfig) -> Result<()> {
-        self.check_method(config)?;
-        for (option, number) in [
-            ("batch", self.batch),
-            ("accumulate", self.accumulate),
-            ("epochs", self.epochs),
-            ("steps", self.steps.unwrap_or(1)),
-            ("stop", self.stop.unwrap_or(1)),
-            ("keep-last", self.keep_last),
-            ("patience", self.patience.unwrap_or(1)),
-            ("length", self.length(config)),
-        ] {
-            ensure!(number > 0, "`--{option}` is 0: use 1 or more");
-        }
-        ensure!(
-            self.accumulate <= self.batch,
-            "`--accumulate` is {}, and a step has {} rows: each micro-batch takes one",
-            self.accumulate,
-            self.batch
-        );
-        let length = self.length(config);
-        let most = config.max_length.min(MAX_LENGTH);
-        ensure!(
-            length <= most,
-            "`--length` is {length}, and the model was made for {}{}",
-            config.max_length,
-            match most < config.max_length {
-                true => format!(": this program trains on rows of at most {most} tokens"),
-                false => " tokens".to_owned(),
-            }
-        );
-        ensure!(
-            self.batch <= MAX_TOKENS / length,
-            "`--batch` is {}: with rows of {length} tokens use at most {}",
-            self.batch,
-            MAX_TOKENS / length
-        );
-        ensure!(
-            self.epochs <= MAX_EPOCHS,
-            "`--epochs` is {}: use at most {MAX_EPOCHS}",
-            self.epochs
-        );
-        for (option, number) in [
-            ("learning-rate", self.learning_rate()),
-            ("alpha", self.adapters().alpha),
-        ] {
-            ensure!(
-                number > 0.0 && number.is_finite(),
-                "`--{option}` is {number}: it must be a positive number"
-            );
-        }
-        for (option, number) in [
-            ("clip", self.clip),
-            ("weight-decay", f64::from(self.weight_decay)),
-        ] {
-            ensure!(
-                number >= 0.0 && number.is_finite(),
-                "`--{option}` is {number}: it must be 0 or a positive number"
-            );
-        }
-        for (option, share) in [("warm-up", self.warm_up), ("held-out", self.held_out)] {
-            ensure!(
-                (0.0..1.0).contains(&share),
-                "`--{option}` is {share}: it is a share from 0 to below 1"
-            );
-        }
-        Ok(())
-    }
-
-    /// Checks the options of adapters and of the written file.
-    fn check_method(&self, config: &DecoderConfig) -> Result<()> {
-        let has_adapters = self.method.has_adapters();
-        for (option, is_set) in [
-            ("rank", self.rank.is_some()),
-            ("alpha", self.alpha.is_some()),
-            ("targets", !self.targets.is_empty()),
-            ("adapters", self.adapters.is_some()),
-            ("merge", self.merge),
-        ] {
-            ensure!(
-                has_adapters || !is_set,
-                "`--{option}` is for adapters: choose them with `--method`"
-            );
-        }
-        ensure!(
-            !has_adapters || self.merge || self.dtype == FileType::Base,
-            "`--dtype` is for a whole model, and adapters are written as they are trained: add `--merge`, or leave `--dtype` out"
-        );
-        let adapters = self.adapters();
-        adapters.check()?;
-        ensure!(
-            adapters.rank <= config.hidden,
-            "`--rank` is {}, and the model has {} hidden elements: use at most that many",
-            adapters.rank,
-            config.hidden
-        );
-        match &self.adapters {
-            Some(folder) => first_adapters::check(folder, &adapters, config.layers()),
-            None => Ok(()),
-        }
-    }
-
-    /// Returns the number of steps of a training on `rows`.
-    pub fn steps(&self, rows: usize) -> Result<usize> {
-        ensure!(
-            self.batch <= rows.max(BATCH),
-            "`--batch` is {}, and the data has {rows} rows to train on: use at most that many",
-            self.batch
-        );
-        let all = rows.checked_mul(self.epochs);
-        let all = all.with_context(|| format!("`--epochs` is {}: use fewer", self.epochs))?;
-        let steps = self.steps.unwrap_or(all.div_ceil(self.batch));
-        let fits = steps.checked_mul(self.batch).is_some();
-        ensure!(fits, "`--steps` is {steps}: use fewer");
-        Ok(steps)
-    }
-
     /// Returns `true` if the held-out loss decides about the training.
     pub fn follows_loss(&self) -> bool {
         self.keep_best || self.patience.is_some()
@@ -354,13 +228,17 @@ impl Options {
 
     pub fn adapters(&self) -> Adapters {
         let is_all = self.targets.is_empty() || self.targets == ["all-linear"];
+        let mut targets = match is_all {
+            true => TARGETS.map(String::from).to_vec(),
+            false => self.targets.clone(),
+        };
+        // The order on the command line has no effect.
+        targets.sort_by_key(|target| TARGETS.iter().position(|it| it == target));
+        targets.dedup();
         Adapters {
             rank: self.rank.unwrap_or(RANK),
             alpha: self.alpha.unwrap_or(ALPHA),
-            targets: match is_all {
-                true => TARGETS.map(String::from).to_vec(),
-                false => self.targets.clone(),
-            },
+            targets,
         }
     }
 
@@ -382,34 +260,5 @@ impl Options {
             Weights::F32 => FloatDType::F32,
             Weights::Bf16 | Weights::Stochastic => FloatDType::BF16,
         }
-    }
-
-    pub fn optimizer(&self) -> AdamWConfig {
-        AdamWConfig::new()
-            .with_epsilon(1e-8)
-            .with_weight_decay(self.weight_decay)
-            .with_state_format(match self.states {
-                None => StateFormat::Full,
-                Some(States::Eight) => StateFormat::Bits8,
-                Some(States::Four) => StateFormat::Bits4,
-            })
-            .with_weight_format(match self.weights {
-                Weights::F32 => WeightFormat::Plain,
-                Weights::Bf16 => WeightFormat::Split24,
-                Weights::Stochastic => WeightFormat::Stochastic,
-            })
-    }
-
-    /// Gradient policies.
-    pub fn fused(&self) -> FusedConfig {
-        // The gradients of adapters are small enough to wait for their norm.
-        let clipping = match self.method {
-            Method::Full => GlobalNormClippingConfig::Lagged(self.clip),
-            _ => GlobalNormClippingConfig::ExactInBuffer(self.clip),
-        };
-        FusedConfig::new()
-            .with_clipping((self.clip > 0.0).then_some(clipping))
-            // The gradient of the head is a sum over chunks of tokens.
-            .with_full_precision_accumulation(true)
     }
 }

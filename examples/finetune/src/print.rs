@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 static FAILED: AtomicBool = AtomicBool::new(false);
 
-/// Prints a line as `println!` does, but an error (a closed pipe, a full disk) is no panic: it ends the training with a checkpoint.
+/// Prints a line as `println!` does, but an error (a closed pipe, a full disk) does not panic: it ends the training with a checkpoint.
 macro_rules! say {
     ($($text:tt)*) => {
         $crate::print::line(format_args!($($text)*))
@@ -24,6 +24,12 @@ pub fn line(text: Arguments<'_>) {
     if written.is_err() {
         FAILED.store(true, Ordering::Relaxed);
     }
+}
+
+/// Returns a number with its noun, such as `1 step` and `2 steps`.
+pub fn count(number: usize, noun: &str) -> String {
+    let plural = if number == 1 { "" } else { "s" };
+    format!("{number} {noun}{plural}")
 }
 
 /// Returns `true` if a line could not be printed.

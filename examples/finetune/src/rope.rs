@@ -9,6 +9,7 @@ use serde::Deserialize;
 
 /// `rope_parameters` of `transformers` 5, `rope_scaling` of version 4.
 #[derive(Deserialize, Clone, Debug, Default)]
+#[serde(deny_unknown_fields)]
 pub struct WrittenRope {
     pub rope_theta: Option<f64>,
     rope_type: Option<String>,
@@ -38,7 +39,7 @@ pub struct Rope {
 }
 
 impl Rope {
-    /// Returns the rotation of heads of `head_dim` elements that `written` asks for.
+    /// Returns the rotation of heads of `head_dim` elements by `written`.
     pub fn new(
         written: Option<&WrittenRope>,
         theta: f64,

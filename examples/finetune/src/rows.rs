@@ -187,6 +187,7 @@ pub fn divide(document: Encoded, length: usize) -> Vec<Encoded> {
         Encoded {
             tokens: document.tokens[start..end].to_vec(),
             counted: document.counted[start..end].to_vec(),
+            crosses: document.crosses,
         }
     });
     parts.collect()
@@ -238,6 +239,7 @@ mod tests {
         Encoded {
             counted: vec![true; tokens.len()],
             tokens,
+            crosses: false,
         }
     }
 

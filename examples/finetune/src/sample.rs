@@ -9,7 +9,7 @@ use rand::{RngExt, SeedableRng, rngs::StdRng};
 use crate::decoder::Decoder;
 use crate::tokens::Tokens;
 
-/// Logits are divided by this before one is drawn: below 1, the likely are likelier.
+/// Logits are divided by this before a token is drawn. Below 1, likely tokens become likelier.
 const TEMPERATURE: f64 = 0.7;
 
 /// Continues `prompt` by up to `tokens` tokens with the inference `model`, until the text ends. It looks back over no

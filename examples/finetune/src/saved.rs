@@ -141,7 +141,7 @@ impl Saved {
         let refused = |option: &str, saved: &str, asked: &str| {
             anyhow!(
                 "the checkpoint in {} is of another training: `{option}` was {saved} and is {asked}. Name another folder with \
-                 `--output`, or remove the checkpoint",
+                 `--output`, or remove the folder {0}",
                 folder.display()
             )
         };
@@ -255,7 +255,7 @@ impl Checkpoints {
         let folder = self.folder.display();
         match error {
             CheckpointError::Unreadable { file, reason } => anyhow!(
-                "{} can't be read: {reason}. Remove its folder: the same command goes on with the checkpoint before it, or from the beginning",
+                "{} can't be read: {reason}. Remove its folder: the same command resumes from the checkpoint before it, or begins again",
                 file.display()
             ),
             CheckpointError::UserData { .. } => anyhow!(

@@ -72,13 +72,17 @@ pub fn check_finite(
 /// Returns `true` if the tensor has no infinity and no NaN: their exponents are all ones.
 fn is_finite(tensor: PackTensor) -> Result<bool> {
     let dtype = tensor.dtype;
+    let data = bridge::into_data(tensor)?;
+    Ok(are_finite(data.as_bytes(), dtype))
+}
+
+/// Returns `true` if `bytes` of numbers in `dtype` have no infinity and no NaN.
+pub fn are_finite(bytes: &[u8], dtype: DType) -> bool {
     let exponent_16 = match dtype {
         DType::F16 => 0x7c00,
         _ => 0x7f80,
     };
-    let data = bridge::into_data(tensor)?;
-    let bytes = data.as_bytes();
-    Ok(match dtype {
+    match dtype {
         DType::F16 | DType::BF16 => {
             let mut numbers = bytes.as_chunks().0.iter().map(|it| u16::from_le_bytes(*it));
             numbers.all(|bits| bits & exponent_16 != exponent_16)
@@ -92,5 +96,5 @@ fn is_finite(tensor: PackTensor) -> Result<bool> {
             numbers.all(f64::is_finite)
         }
         _ => true,
-    })
+    }
 }

@@ -32,6 +32,8 @@ pub struct Encoded {
     pub tokens: Vec<u32>,
     /// `true` for each token that counts as a target.
     pub counted: Vec<bool>,
+    /// `true` if a token that counts begins in the prompt.
+    pub crosses: bool,
 }
 
 impl Encoded {
@@ -105,7 +107,11 @@ impl Tokens {
             tokens.push(end);
         }
         let counted = vec![true; tokens.len()];
-        Ok(Encoded { tokens, counted })
+        Ok(Encoded {
+            tokens,
+            counted,
+            crosses: false,
+        })
     }
 
     /// Returns a document of the data.
@@ -166,18 +172,24 @@ impl Tokens {
         )
     }
 
-    /// Returns a text that has all its special tokens; the tokens within `ranges` of its bytes count.
+    /// Returns a text that has all its special tokens; the tokens that have a byte in `ranges` count.
     fn marked(&self, text: &str, ranges: &[Range<usize>]) -> Result<Encoded> {
         let encoding = self.tokenizer.encode(text, false);
         let encoding =
             encoding.map_err(|error| anyhow!("the text can't be cut into tokens: {error}"))?;
-        let counts = |&(start, end): &(usize, usize)| {
-            let within = |range: &Range<usize>| start >= range.start && end <= range.end;
-            start < end && ranges.iter().any(within)
+        let is_in = |&(start, end): &(usize, usize)| {
+            let overlaps = |range: &Range<usize>| start < range.end && end > range.start;
+            start < end && ranges.iter().any(overlaps)
         };
+        let crosses = |&(start, end): &(usize, usize)| {
+            let within = |range: &Range<usize>| start < range.start && end > range.start;
+            ranges.iter().any(within)
+        };
+        let offsets = encoding.get_offsets();
         Ok(Encoded {
             tokens: encoding.get_ids().to_vec(),
-            counted: encoding.get_offsets().iter().map(counts).collect(),
+            counted: offsets.iter().map(is_in).collect(),
+            crosses: offsets.iter().any(crosses),
         })
     }
 

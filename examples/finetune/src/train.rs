@@ -13,7 +13,7 @@ use crate::decoder::Decoder;
 use crate::evaluation::Evaluation;
 use crate::log::{Line, Log};
 use crate::names;
-use crate::print::{self, say};
+use crate::print::{self, count, say};
 use crate::rows::{Order, Rows};
 use crate::save_every::SaveEvery;
 use crate::saved::{Checkpoints, Saved};
@@ -136,7 +136,10 @@ impl Training<'_> {
         let later = saved.best.map_or(0, |best| best.later);
         let is_over = self.patience.is_some_and(|patience| later >= patience);
         if is_over {
-            say!("{later} checkpoints have no lower held-out loss: the training ends");
+            say!(
+                "no lower held-out loss in {}: the training ends",
+                count(later, "checkpoint")
+            );
         }
         is_over
     }
@@ -157,7 +160,7 @@ impl Training<'_> {
         let loss = loss.map_err(|error| anyhow!("step {made} failed: {}", advice(error)))?;
         ensure!(
             loss.is_finite(),
-            "the loss of step {made} is {loss}: lower `--learning-rate`, and go on with the last checkpoint, or from the beginning"
+            "the loss of step {made} is {loss}: lower `--learning-rate`, and begin in another folder"
         );
         Ok(Line {
             step: made,
@@ -176,7 +179,7 @@ fn advice(error: FusedError) -> String {
         FusedError::NormNotFinite { path, .. }
         | FusedError::UpdatedNotFinite { path, .. }
         | FusedError::GradientNotFinite { path } => format!(
-            "the gradient of `{}` is not finite. Lower `--learning-rate`, and go on with the last checkpoint, or from the beginning",
+            "the gradient of `{}` is not finite. Lower `--learning-rate`, and begin in another folder",
             names::in_files(&path)
         ),
         error => names::in_files(&error),

@@ -1,4 +1,4 @@
-//! The result of a training, as it is written.
+//! Weights of a finished training, with the numbers that are written.
 
 use std::path::Path;
 
@@ -9,8 +9,8 @@ use burn::tensor::DType;
 
 use crate::decoder::Decoder;
 use crate::evaluation::Evaluation;
+use crate::model_files;
 use crate::options::{Options, Weights};
-use crate::output;
 use crate::rounding::rounded;
 
 /// A trained model, and its losses on the rows that are held out.
@@ -68,8 +68,8 @@ impl Trained {
     /// Returns the names of the files, with those of the `base`.
     pub fn files(&self, base: &Path) -> Vec<&'static str> {
         match self.weights {
-            TrainedWeights::Adapters(_) => output::adapter_files(base),
-            TrainedWeights::Whole(_) => output::model_files(base),
+            TrainedWeights::Adapters(_) => model_files::adapter_files(base),
+            TrainedWeights::Whole(_) => model_files::model_files(base),
         }
     }
 
@@ -78,9 +78,9 @@ impl Trained {
         let base = &options.model;
         match &self.weights {
             TrainedWeights::Adapters(fused) => {
-                output::write_adapters(&fused.model(), &options.adapters(), base, folder)
+                model_files::write_adapters(&fused.model(), &options.adapters(), base, folder)
             }
-            TrainedWeights::Whole(model) => output::write_model(model, base, folder, dtype),
+            TrainedWeights::Whole(model) => model_files::write_model(model, base, folder, dtype),
         }
     }
 

@@ -66,13 +66,26 @@ fn weight_map(folder: &Path) -> Result<BTreeMap<String, String>> {
 ///
 /// # Errors
 ///
-/// If the index disagrees with the files, or if the head of a tied model differs from its embedding: `transformers` 5 would use it,
+/// If a number is not finite, if the index disagrees with the files, or if the head of a tied model differs from its embedding: `transformers` 5 would use it,
 /// version 4 would drop it.
 pub fn check(folder: &Path, config: &DecoderConfig) -> Result<BTreeMap<String, Entry>> {
     let mut tensors: BTreeMap<String, Entry> = BTreeMap::new();
     for file in files(folder)? {
         let entries = header::read(&file).with_context(|| unreadable(&file))?;
-        tensors.extend(entries);
+        for (name, entry) in entries {
+            let is_finite = entry.is_finite().with_context(|| unreadable(&file))?;
+            ensure!(
+                is_finite,
+                "`{name}` in {} has a number that is not finite, so nothing can be trained: download the file again",
+                file.display()
+            );
+            ensure!(
+                !tensors.contains_key(&name),
+                "`{name}` is in two of the files in {}: download {INDEX} and the files again",
+                folder.display()
+            );
+            tensors.insert(name, entry);
+        }
     }
     if !folder.join(WEIGHTS).exists() {
         let named: BTreeSet<String> = weight_map(folder)?.into_keys().collect();
@@ -171,7 +184,7 @@ pub fn load(
         unused.retain(|it| !is_known(it));
         ensure!(
             unused.is_empty(),
-            "{} has tensors that the config says nothing of: {}",
+            "{} has tensors that are not in the config: {}",
             file.display(),
             names::in_files(&format!("{unused:?}"))
         );
@@ -207,7 +220,16 @@ fn part(name: &str) -> &str {
 
 /// Returns `true` for a tensor that a file may have in addition: the table of rotations of old files, and the head of a tied model.
 fn is_known(name: &str) -> bool {
-    name.ends_with("rotary_emb.inv_freq") || name == "head.weight"
+    is_rotation(name) || name == "head.weight"
+}
+
+fn is_rotation(name: &str) -> bool {
+    name.ends_with("rotary_emb.inv_freq")
+}
+
+/// Returns `true` if the tensor with this name in a file is a part of the model, which has no head of its own if it is `tied`.
+pub fn is_loaded(name: &str, tied: bool) -> bool {
+    !is_rotation(name) && !(tied && name == "lm_head.weight")
 }
 
 /// Writes the weights of `decoder`, which has no adapters, to `file` in `dtype`.

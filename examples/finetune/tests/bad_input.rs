@@ -58,7 +58,7 @@ fn bad_data_is_refused_with_file_and_line() {
             "{\"text\": \"yes\"}\n{\"text\": 1}\n",
             "a.jsonl:2: a line is an object",
         ),
-        ("b.jsonl", "\n{text}", "b.jsonl:2: the line is no JSON"),
+        ("b.jsonl", "\n{text}", "b.jsonl:2: the line is not JSON"),
         (
             "b.json",
             "[\n{}\n]\n",
@@ -76,7 +76,7 @@ fn bad_data_is_refused_with_file_and_line() {
     }
     let missing = |_: &Path, folder: &Path| folder.join("none.txt");
     assert_refused("", "none.txt can't be read", missing);
-    assert_refused("", "e.txt:2: this is no UTF-8 text", |_, folder| {
+    assert_refused("", "e.txt:2: the text is not UTF-8", |_, folder| {
         let file = folder.join("e.txt");
         fs::write(&file, b"first\n\xff\xfe").unwrap();
         file
@@ -86,13 +86,15 @@ fn bad_data_is_refused_with_file_and_line() {
 #[test]
 fn bad_model_is_refused_by_field_or_file() {
     let longrope = json!({"rope_type": "longrope", "factor": 2.0});
+    let of_layers = json!({"full_attention": {"rope_type": "default", "rope_theta": 1e6}});
     for (field, value, words) in [
         ("model_type", json!("gemma2"), "`model_type` is gemma2"),
         ("rope_scaling", longrope, "`rope_type` is longrope"),
+        ("rope_parameters", of_layers, "field `full_attention`"),
         ("hidden_act", json!("gelu"), "`hidden_act` is gelu"),
         ("vocab_size", json!(300), "use the tokenizer of the model"),
         ("num_hidden_layers", json!(3), "lack [\"model.layers.2."),
-        ("num_hidden_layers", json!(1), "the config says nothing of"),
+        ("num_hidden_layers", json!(1), "are not in the config"),
         ("intermediate_size", json!(97), "mlp.down_proj.weight"),
     ] {
         assert_refused("", words, |model, folder| {

@@ -123,9 +123,14 @@ fn files_are_read_or_refused_by_extension() {
             Err("id.json, entry 1: the field `id`"),
         ),
         (
+            "twice.jsonl",
+            "{\"text\": \"one\", \"text\": \"two\"}",
+            Err("twice.jsonl:1: an object has the field `text` twice"),
+        ),
+        (
             "bad.json",
             "[{\"text\": \"one\"}",
-            Err("bad.json is no JSON: write a list"),
+            Err("bad.json is not JSON: write a list"),
         ),
     ] {
         let path = write(folder.path(), file, content);
@@ -207,6 +212,8 @@ fn answers_and_completions_count() {
             (json!({"prompt": "Why? ", "completion": "So."}), "So."),
             (json!({"instruction": "Why?", "output": "So."}), "So.\n"),
             (json!({"text": "all of it"}), "all of it"),
+            // One token begins in the prompt and ends in the answer.
+            (json!({"prompt": "a m", "completion": "odel"}), " model"),
         ] {
             let file = write(folder.path(), "line.jsonl", &line.to_string());
             for more in ["", "--pad"] {
@@ -255,8 +262,8 @@ fn validation_file_is_held_out_instead_of_documents() {
 fn dry_run_trains_and_writes_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let (file, out) = (text(folder.path()), folder.path().join("out"));
-    for method in ["full", "qlora4"] {
-        let more = format!("--dry-run --method {method}");
+    for options in ["--method full", "--method qlora4", "--fit 40MB"] {
+        let more = format!("--dry-run {options}");
         assert_eq!(
             command(&reference("qwen3"), &file, &out, &[&more]).unwrap(),
             0

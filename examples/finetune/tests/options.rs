@@ -79,6 +79,7 @@ fn option_without_effect_is_refused_by_name() {
         ("--merge", "--merge"),
         ("--method lora --dtype f32", "--dtype"),
         ("--steps 1 --epochs 2", "--epochs"),
+        ("--steps 3 --stop 4", "--stop"),
         ("--keep-activations --fit 6GB", "--fit"),
     ] {
         let error = refused(&reference("llama"), options);
@@ -97,6 +98,9 @@ fn config_out_of_range_is_refused_by_field() {
         ("head_dim", json!(1_u64 << 62)),
         ("rope_theta", json!(-1)),
         ("max_position_embeddings", json!(0)),
+        ("partial_rotary_factor", json!(0.5)),
+        ("rope_interleaved", json!(true)),
+        ("logits_scaling", json!(8.0)),
     ] {
         let folder = tempfile::tempdir().unwrap();
         let model = copy("llama", folder.path());
@@ -138,6 +142,36 @@ fn index_without_tensor_is_refused() {
         error.contains("`model.other.weight` is in the index, but not"),
         "{error}"
     );
+}
+
+#[test]
+fn tensor_in_two_files_is_refused() {
+    let index = "model.safetensors.index.json";
+    let folder = tempfile::tempdir().unwrap();
+    let model = copy("mistral", folder.path());
+    let first = "model-00001-of-00003.safetensors";
+    fs::copy(model.join(first), model.join("more.safetensors")).unwrap();
+    edit(&model.join(index), |index| {
+        index["weight_map"]["more"] = json!("more.safetensors");
+    });
+    let error = refused(&model, "");
+    assert!(error.contains("is in two of the files"), "{error}");
+}
+
+#[test]
+fn base_with_number_that_is_not_finite_is_refused() {
+    for number in [f32::NAN, f32::INFINITY] {
+        let folder = tempfile::tempdir().unwrap();
+        let model = copy("llama", folder.path());
+        let file = model.join("model.safetensors");
+        let mut bytes = fs::read(&file).unwrap();
+        let last = bytes.len() - 4;
+        bytes[last..].copy_from_slice(&number.to_le_bytes());
+        fs::write(&file, bytes).unwrap();
+        let error = refused(&model, "--method qlora4");
+        assert!(error.contains("has a number that is not finite"), "{error}");
+        assert!(error.contains("`model."), "{error}");
+    }
 }
 
 #[test]

@@ -19,6 +19,7 @@ use serde_json::Value;
 use command::{BYTES, alone, command, copy, reference, text};
 use finetune::config::DecoderConfig;
 use finetune::decoder::Decoder;
+use finetune::model_files;
 use finetune::options::Options;
 use finetune::output;
 use finetune::run::run;
@@ -75,7 +76,7 @@ fn weight_that_is_not_finite_is_never_written() {
     let folder = tempfile::tempdir().unwrap();
     let base = reference("llama");
     let decoder = load(&base).map(&mut Spoil { parameters: 0 });
-    let error = output::write_model(&decoder, &base, folder.path(), DType::F32).unwrap_err();
+    let error = model_files::write_model(&decoder, &base, folder.path(), DType::F32).unwrap_err();
     let error = format!("{error:#}");
     assert!(
         error.contains("`model.layers.0.input_layernorm.weight`"),
@@ -196,6 +197,39 @@ fn result_of_another_method_is_removed() {
     assert!(
         names.iter().all(|name| !name.contains("adapter")),
         "{names:?}"
+    );
+}
+
+#[test]
+fn incomplete_file_of_a_killed_run_is_removed() {
+    let folder = tempfile::tempdir().unwrap();
+    let (data, model) = (text(folder.path()), reference("llama"));
+    let out = folder.path().join("out");
+    fs::create_dir_all(&out).unwrap();
+    fs::write(out.join("config.json.tmp"), "of another program").unwrap();
+    command(&model, &data, &out, &["--steps 1 --stop 1 --method lora"]).unwrap();
+    assert!(out.join("config.json.tmp").exists());
+    for file in ["adapter_model.safetensors.tmp", "notes.tmp"] {
+        fs::write(out.join(file), "").unwrap();
+    }
+    command(&model, &data, &out, &["--steps 1 --method lora"]).unwrap();
+    assert!(!out.join("adapter_model.safetensors.tmp").exists());
+    assert!(out.join("notes.tmp").exists());
+}
+
+#[test]
+fn name_in_card_is_a_text_of_yaml() {
+    let folder = tempfile::tempdir().unwrap();
+    let name = "a: \"b\" #c";
+    let model = folder.path().join(name);
+    fs::rename(copy("llama", folder.path()), &model).unwrap();
+    let out = folder.path().join("out");
+    command(&model, &text(folder.path()), &out, &["--steps 1"]).unwrap();
+    let card = fs::read_to_string(out.join("README.md")).unwrap();
+    let quoted = Value::from(name).to_string();
+    assert!(
+        card.contains(&format!("\nbase_model: {quoted}\n")),
+        "{card}"
     );
 }
 

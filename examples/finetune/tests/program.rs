@@ -124,7 +124,7 @@ fn unwritable_output_leaves_last_checkpoint() {
     let in_the_way = out.join("config.json");
     fs::create_dir_all(&in_the_way).unwrap();
     let error = format!("{:#}", train().unwrap_err());
-    assert!(error.contains("the same command goes on"), "{error}");
+    assert!(error.contains("the same command resumes it"), "{error}");
     fs::remove_dir(&in_the_way).unwrap();
     assert_eq!(train().unwrap(), 2);
     assert!(out.join("model.safetensors").exists());

@@ -14,7 +14,7 @@ use serde::Deserialize;
 use finetune::adapters::{Adapters, TARGETS};
 use finetune::config::DecoderConfig;
 use finetune::decoder::{Decoder, IGNORED};
-use finetune::output;
+use finetune::model_files;
 use finetune::rows::Batch;
 use finetune::schedule::Schedule;
 use finetune::step::step;
@@ -212,11 +212,11 @@ fn ten_steps_equal_those_of_pytorch() {
             let file = match run {
                 "lora" => {
                     let adapters = adapters(&expected);
-                    output::write_adapters(&decoder, &adapters, &folder(model), &out).unwrap();
+                    model_files::write_adapters(&decoder, &adapters, &folder(model), &out).unwrap();
                     out.join("adapter_model.safetensors")
                 }
                 _ => {
-                    output::write_model(&decoder, &folder(model), &out, DType::F32).unwrap();
+                    model_files::write_model(&decoder, &folder(model), &out, DType::F32).unwrap();
                     out.join("model.safetensors")
                 }
             };
@@ -244,7 +244,7 @@ fn merged_adapters_keep_logits() {
         assert!(apart < 1e-3, "{model}, adapters: {apart:e}");
         let merged: Decoder = decoder.materialize();
         let out = out.with_file_name(format!("{model}-merged"));
-        output::write_model(&merged, &folder(model), &out, DType::F32).unwrap();
+        model_files::write_model(&merged, &folder(model), &out, DType::F32).unwrap();
         let config = DecoderConfig::read(&out).unwrap();
         let again = Decoder::init(&config, true, &device());
         let again = weights::load(again, &out, FloatDType::F32, None).unwrap();
@@ -263,9 +263,10 @@ fn quantized_base_trains_as_its_dense_weights() {
             let dense: Decoder = quantized.clone().materialize();
             let (out, _temporary) = out(model, run);
             let base = out.join("base");
-            output::write_model(&dense, &folder(model), &base, DType::F32).unwrap();
+            model_files::write_model(&dense, &folder(model), &base, DType::F32).unwrap();
             let (losses, trained) = steps(quantized, model, run);
-            output::write_adapters(&trained, &adapters(&expected(model)), &base, &out).unwrap();
+            model_files::write_adapters(&trained, &adapters(&expected(model)), &base, &out)
+                .unwrap();
             let text = serde_json::to_string(&losses).unwrap();
             std::fs::write(out.join("losses.json"), text).unwrap();
 
@@ -282,7 +283,8 @@ fn quantized_base_trains_as_its_dense_weights() {
             let file = |out: &Path| norms(&out.join("adapter_model.safetensors"));
             let found = file(&out);
             let other = out.join("dense");
-            output::write_adapters(&dense, &adapters(&expected(model)), &base, &other).unwrap();
+            model_files::write_adapters(&dense, &adapters(&expected(model)), &base, &other)
+                .unwrap();
             for (name, wanted) in file(&other) {
                 let apart = (found[&name] - wanted).abs() / wanted;
                 assert!(apart < 1e-4, "{model}, {run}, {name}: {apart:e}");

@@ -1,4 +1,4 @@
-//! Trainings that go on, and those that must not.
+//! Trainings that are resumed, and those that must not be.
 
 mod command;
 
@@ -91,7 +91,7 @@ fn finished_training_is_left_alone() {
         ["model.safetensors", "log.jsonl", "finetune.json"].map(written),
         before
     );
-    // More steps go on after the last one.
+    // More steps continue after the last one.
     let error = command(&model, &data, &out, &["--steps 5"]).unwrap_err();
     let error = format!("{error:#}");
     assert!(error.contains("changed since: README.md"), "{error}");
@@ -163,10 +163,52 @@ fn adapters_are_trained_further() {
     }
     let config = first.join("adapter_config.json");
     let text = fs::read_to_string(&config).unwrap();
-    let text = text.replace("\"bias\": \"none\"", "\"bias\": \"all\"");
-    fs::write(&config, text).unwrap();
-    let error = command(&model, &data, &other, &[&start]).unwrap_err();
-    assert!(format!("{error:#}").contains("`bias` in"), "{error:#}");
+    for (field, value) in [
+        ("bias", "\"all\""),
+        ("use_dora", "true"),
+        ("use_rslora", "true"),
+        ("use_qalora", "true"),
+        ("init_lora_weights", "\"pissa\""),
+        ("layers_to_transform", "[0]"),
+        ("modules_to_save", "[\"lm_head\"]"),
+        ("rank_pattern", "{\"q_proj\": 2}"),
+        ("alpha_pattern", "{\"q_proj\": 2}"),
+        ("trainable_token_indices", "[1]"),
+        ("a_later_setting", "1"),
+    ] {
+        let bias = "\"bias\": \"none\",";
+        let text = match field {
+            "bias" => text.replace("\"none\"", value),
+            _ => text.replace(bias, &format!("{bias} \"{field}\": {value},")),
+        };
+        fs::write(&config, text).unwrap();
+        let error = command(&model, &data, &other, &[&start]).unwrap_err();
+        let error = format!("{error:#}");
+        assert!(error.contains(&format!("`{field}` in")), "{error}");
+    }
+}
+
+#[test]
+fn order_of_targets_has_no_effect() {
+    let folder = tempfile::tempdir().unwrap();
+    let (model, data) = (copy("llama", folder.path()), text(folder.path()));
+    let out = folder.path().join("out");
+    let train = |options: &str| command(&model, &data, &out, &["--method lora", options]);
+    train("--targets v_proj,q_proj --steps 2 --stop 1").unwrap();
+    assert_eq!(train("--targets q_proj,v_proj --steps 2").unwrap(), 2);
+}
+
+#[test]
+fn checkpoint_of_another_text_is_not_overwritten() {
+    let folder = tempfile::tempdir().unwrap();
+    let (model, data) = (copy("llama", folder.path()), text(folder.path()));
+    let out = folder.path().join("out");
+    command(&model, &data, &out, &["--steps 4 --stop 2"]).unwrap();
+    change(&data, 20, b'0', b'7');
+    let error = command(&model, &data, &out, &["--steps 4 --overwrite"]).unwrap_err();
+    let error = format!("{error:#}");
+    assert!(error.contains("or remove the folder"), "{error}");
+    assert!(out.join("checkpoints/step-2").is_dir());
 }
 
 #[test]
@@ -195,7 +237,7 @@ fn best_checkpoint_is_written() {
         .count();
     assert_eq!(made, steps);
     assert!(best < last, "{made} steps, {best}, {last}");
-    // With more patience the training goes on.
+    // With more patience the training continues.
     let more = options.replace("--patience 3", "--patience 4");
     let more = command(&model, &data, &out, &[&more]).unwrap();
     assert!(more > ended, "{more} steps");

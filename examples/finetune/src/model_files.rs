@@ -1,0 +1,121 @@
+//! Files of a model that `transformers` loads, and of adapters that `peft` loads.
+
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use burn::tensor::DType;
+
+use crate::adapters::{self, Adapters};
+use crate::decoder::Decoder;
+use crate::weights;
+
+/// Files of the base that the model needs, those of its config first. They are copied as they are: a version of `transformers` does
+/// not read all files of another version.
+pub const COPIED: &[&str] = &[
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+];
+
+/// The files of [`COPIED`] that a tokenizer consists of. Adapters are written with them.
+const TOKENIZER: &[&str] = COPIED.split_at(2).1;
+
+/// The description of the model.
+pub const CARD: &str = "README.md";
+
+/// Returns the names of the files of a whole model, with those in `base`.
+pub fn model_files(base: &Path) -> Vec<&'static str> {
+    let copied = COPIED
+        .iter()
+        .copied()
+        .filter(|name| base.join(name).exists());
+    copied.chain([weights::WEIGHTS, CARD]).collect()
+}
+
+/// Returns the names of the files of adapters, with those in `base`.
+pub fn adapter_files(base: &Path) -> Vec<&'static str> {
+    let copied = TOKENIZER
+        .iter()
+        .copied()
+        .filter(|name| base.join(name).exists());
+    copied
+        .chain([adapters::WEIGHTS, adapters::CONFIG, CARD])
+        .collect()
+}
+
+/// Writes `decoder`, which has no adapters, and what belongs to the model in `base`.
+pub fn write_model(decoder: &Decoder, base: &Path, folder: &Path, dtype: DType) -> Result<()> {
+    create(folder)?;
+    copy(COPIED, base, folder)?;
+    if dtype != weights::dtype(base)? {
+        set_dtype(&folder.join("config.json"), dtype)?;
+    }
+    weights::save(decoder, &folder.join(weights::WEIGHTS), dtype)
+}
+
+/// Sets the float type in a config, in which `transformers` loads the weights.
+fn set_dtype(file: &Path, dtype: DType) -> Result<()> {
+    let change = || -> Result<()> {
+        let mut config: serde_json::Map<String, serde_json::Value> =
+            serde_json::from_slice(&std::fs::read(file)?)?;
+        let name = match dtype {
+            DType::BF16 => "bfloat16",
+            DType::F16 => "float16",
+            _ => "float32",
+        };
+        // Version 4 of `transformers` reads the second one.
+        for key in ["dtype", "torch_dtype"] {
+            if config.contains_key(key) || key == "torch_dtype" {
+                config.insert(key.to_owned(), name.into());
+            }
+        }
+        Ok(replace(file, &serde_json::to_vec_pretty(&config)?)?)
+    };
+    change().with_context(|| format!("{} can't be changed", file.display()))
+}
+
+/// Writes the adapters of `decoder`, and the tokenizer in `base`.
+pub fn write_adapters(
+    decoder: &Decoder,
+    adapters: &Adapters,
+    base: &Path,
+    folder: &Path,
+) -> Result<()> {
+    create(folder)?;
+    copy(TOKENIZER, base, folder)?;
+    adapters.save(decoder, base, folder)
+}
+
+/// Copies the files with these `names` that `base` has.
+fn copy(names: &[&str], base: &Path, folder: &Path) -> Result<()> {
+    for name in names {
+        let from = base.join(name);
+        if from.exists() {
+            let copied = std::fs::read(&from).and_then(|bytes| replace(&folder.join(name), &bytes));
+            copied.with_context(|| format!("{} can't be copied", from.display()))?;
+        }
+    }
+    Ok(())
+}
+
+/// Writes a new file and renames it to `file`, which may be a link to a file of the user.
+pub fn replace(file: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    let mut name = file.file_name().unwrap_or_default().to_owned();
+    name.push(".tmp");
+    let incomplete = file.with_file_name(name);
+    std::fs::write(&incomplete, bytes)?;
+    std::fs::rename(&incomplete, file)
+}
+
+/// Creates `folder`, if it does not exist.
+pub fn create(folder: &Path) -> Result<()> {
+    let created = std::fs::create_dir_all(folder);
+    created.with_context(|| format!("{} can't be created", folder.display()))
+}
