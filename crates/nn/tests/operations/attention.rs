@@ -24,9 +24,9 @@ enum Mask {
     None,
     /// About a third of the positions and all of the third query, for all heads.
     Shared,
-    /// The same positions, for each head.
+    /// Positions for each head.
     Own,
-    /// The same positions, backwards in memory.
+    /// Positions in reversed memory order.
     Flipped,
     /// The last keys of each sequence, as of shorter texts: a view.
     Padding,
