@@ -134,8 +134,9 @@ fn checkpoint_is_saved_one_tensor_at_a_time() {
         fused.step(1e-3, |model| model.loss(x.clone())).unwrap();
         let save = || compact_records(|| checkpoint.save(&fused, &Progress::new(1))).unwrap();
         let needed = peak(save);
+        // The tensor, a buffer of its bytes, and names.
         assert!(
-            needed < 2 * LARGEST,
+            needed < 5 * LARGEST / 2,
             "{states:?}, {weights:?}: {needed} bytes"
         );
     }

@@ -59,7 +59,7 @@ impl<S: Deref<Target = [f32]>> Matrix<S> {
     }
 }
 
-impl<'a> Matrix<&'a [f32]> {
+impl Matrix<&[f32]> {
     /// Returns the rows of this range.
     pub(crate) fn part(self, range: &Range<usize>) -> Self {
         let elements = &self.elements[range.start * self.row_stride..];

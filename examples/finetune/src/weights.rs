@@ -229,7 +229,7 @@ fn is_rotation(name: &str) -> bool {
 
 /// Returns `true` if the tensor with this name in a file is a part of the model, which has no head of its own if it is `tied`.
 pub fn is_loaded(name: &str, tied: bool) -> bool {
-    !is_rotation(name) && !(tied && name == "lm_head.weight")
+    !(is_rotation(name) || tied && name == "lm_head.weight")
 }
 
 /// Writes the weights of `decoder`, which has no adapters, to `file` in `dtype`.

@@ -5,6 +5,9 @@
 #[path = "../../../examples/vit/model.rs"]
 mod model;
 
+use burn::nn::attention::MhaInput;
+use burn::tensor::Tolerance;
+
 use crate::common::*;
 use model::{Vit, VitConfig};
 
@@ -14,6 +17,16 @@ fn vit_presets_have_parameter_counts_of_torchvision() {
     let count = |config: VitConfig| config.init(&Device::flex()).num_params();
     assert_eq!(count(VitConfig::vit_b_16()), 86_567_656);
     assert_eq!(count(VitConfig::vit_l_16()), 304_326_632);
+}
+
+#[test]
+fn block_attention_equals_module_of_burn() {
+    let device = Device::flex();
+    let block = VitConfig::digits().init_block(&device);
+    let x = Tensor::<3>::random([2, 17, 64], Distribution::Default, &device);
+    let expected = block.attention.forward(MhaInput::self_attn(x.clone()));
+    let (expected, found) = (expected.context.into_data(), block.attend(x).into_data());
+    found.assert_approx_eq::<f32>(&expected, Tolerance::absolute(1e-5));
 }
 
 fn vit_with_recomputed_blocks_trains_as_plain(device: &Device) {

@@ -45,7 +45,7 @@ impl Mask {
         let hidden = |index: usize| match self {
             Self::All => true,
             Self::Padding => index % keys + index / keys > keys / 2,
-            _ => index * 7 % 3 == 0 || index / keys % queries == 2,
+            _ => (index * 7).is_multiple_of(3) || index / keys % queries == 2,
         };
         let hidden: Vec<bool> = (0..shape.iter().product()).map(hidden).collect();
         let data = TensorData::new(hidden, shape);
