@@ -30,6 +30,9 @@ pub(crate) use vectorized;
 /// Number of partial sums of a reduction, which are in registers.
 pub(crate) const LANES: usize = 16;
 
+/// Elements that are added up before they are added to the sum, which bounds its rounding.
+pub(crate) const BLOCK: usize = 1024;
+
 /// Rounds to an integer when it is added to a number below `2^22`.
 const ROUND: f32 = 12_582_912.0;
 
@@ -131,7 +134,11 @@ fn larger(a: f32, b: f32) -> f32 {
 /// Returns the sum of a slice.
 #[inline(always)]
 pub(crate) fn sum(a: &[f32]) -> f32 {
-    over_lanes(a, 0.0, add)
+    let mut all = 0.0;
+    for block in a.chunks(BLOCK) {
+        all += over_lanes(block, 0.0, add);
+    }
+    all
 }
 
 /// Returns the largest element, or negative infinity if there is none. NaN is passed over.
@@ -143,18 +150,22 @@ pub(crate) fn max(a: &[f32]) -> f32 {
 /// Returns the sum of the products of `a` and `b`, each less a shift.
 #[inline(always)]
 pub(crate) fn dot(a: &[f32], b: &[f32], shifts: [f32; 2]) -> f32 {
-    let mut lanes = [0.0; LANES];
-    let (wholes_a, rest_a) = a.as_chunks::<LANES>();
-    let (wholes_b, rest_b) = b.as_chunks::<LANES>();
-    for (a, b) in wholes_a.iter().zip(wholes_b) {
-        for lane in 0..LANES {
-            lanes[lane] += (a[lane] - shifts[0]) * (b[lane] - shifts[1]);
+    let mut all = 0.0;
+    for (a, b) in a.chunks(BLOCK).zip(b.chunks(BLOCK)) {
+        let mut lanes = [0.0; LANES];
+        let (wholes_a, rest_a) = a.as_chunks::<LANES>();
+        let (wholes_b, rest_b) = b.as_chunks::<LANES>();
+        for (a, b) in wholes_a.iter().zip(wholes_b) {
+            for lane in 0..LANES {
+                lanes[lane] += (a[lane] - shifts[0]) * (b[lane] - shifts[1]);
+            }
         }
+        for ((lane, a), b) in lanes.iter_mut().zip(rest_a).zip(rest_b) {
+            *lane += (a - shifts[0]) * (b - shifts[1]);
+        }
+        all += joined(lanes, add);
     }
-    for ((lane, a), b) in lanes.iter_mut().zip(rest_a).zip(rest_b) {
-        *lane += (a - shifts[0]) * (b - shifts[1]);
-    }
-    joined(lanes, add)
+    all
 }
 
 #[cfg(test)]

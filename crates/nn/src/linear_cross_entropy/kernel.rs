@@ -9,10 +9,7 @@ use crate::elements::{Elements, TASK, have_kernel, tensor};
 use crate::node::Computed;
 use crate::product::Effect::{Add, Set};
 use crate::product::{Matrix, ON_POOL, multiply};
-use crate::simd::{LANES, add, exp, joined, max, sum, tanh, vectorized};
-
-/// Classes whose exponentials are added up before they are added to the sum, which bounds its rounding.
-const BLOCK: usize = 1024;
+use crate::simd::{BLOCK, LANES, add, exp, joined, max, sum, tanh, vectorized};
 
 impl Problem {
     /// Returns `true` if the kernel computes with these tensors. It reads a head in a half type as a copy in f32, for all chunks.
@@ -134,7 +131,7 @@ impl Problem {
         let of_target = logits[target];
         let mut expected = of_target * (1.0 - smoothing);
         if smoothing != 0.0 {
-            expected += sum_of_blocks(logits) / self.classes as f32 * smoothing;
+            expected += sum_of(logits) / self.classes as f32 * smoothing;
         }
         let (largest, all) = exponentials(logits, scale);
         if needed.contains(&true) {
@@ -170,12 +167,8 @@ vectorized! {
 }
 
 vectorized! {
-    fn sum_of_blocks(logits: &[f32]) -> f32 {
-        let mut all = 0.0;
-        for block in logits.chunks(BLOCK) {
-            all += sum(block);
-        }
-        all
+    fn sum_of(logits: &[f32]) -> f32 {
+        sum(logits)
     }
 }
 
