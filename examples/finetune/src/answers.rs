@@ -84,26 +84,14 @@ impl Template {
                 .into_iter()
                 .flat_map(|fields| fields.keys())
             {
-                if ["role", "content"].contains(&name.as_str()) {
+                // An id connects two messages. It is not a text to learn.
+                if ["role", "content", "tool_call_id"].contains(&name.as_str()) {
                     continue;
                 }
                 // A template that fails without a field uses it.
                 ensure!(
                     is_used(&without(name), tools).unwrap_or(true),
                     "the chat template leaves out `{name}` of {place}: remove it, or use another template"
-                );
-            }
-            for (call, part, field) in fields_of_calls(message) {
-                let mut messages = chat.messages.clone();
-                let call = &mut messages[index]["tool_calls"][call];
-                let fields = match part {
-                    None => call.as_object_mut(),
-                    Some(part) => call[part].as_object_mut(),
-                };
-                fields.and_then(|fields| fields.shift_remove(&field));
-                ensure!(
-                    is_used(&messages, tools).unwrap_or(true),
-                    "the chat template leaves out `{field}` in `tool_calls` of {place}: remove it, or use another template"
                 );
             }
             let content = message["content"].as_str().unwrap_or_default();
@@ -137,23 +125,6 @@ fn marked(messages: &[Json]) -> Vec<Json> {
         }
     }
     messages
-}
-
-/// Returns the fields in `tool_calls` of a message: the number of the call, the object in it that has the field, and the name.
-/// `"type": "function"` is left out: all calls have it.
-fn fields_of_calls(message: &Json) -> Vec<(usize, Option<&'static str>, String)> {
-    let calls = message["tool_calls"].as_array().into_iter().flatten();
-    let fields = calls.enumerate().flat_map(|(index, call)| {
-        let parts = [(None, call), (Some("function"), &call["function"])];
-        parts.into_iter().flat_map(move |(part, value)| {
-            let fields = value.as_object().into_iter().flatten();
-            let fields = fields.filter(move |(name, value)| {
-                part.is_some() || *name != "type" || *value != "function"
-            });
-            fields.map(move |(name, _)| (index, part, name.clone()))
-        })
-    });
-    fields.collect()
 }
 
 /// Returns the length of the longest common beginning.
@@ -246,20 +217,6 @@ mod tests {
             answer.as_object_mut().unwrap().extend(fields);
             Chat::new(&[message("user"), answer], &tools).unwrap()
         };
-        let call =
-            json!({"tool_calls": [{"id": "1", "type": "function", "function": {"name": "f"}}]});
-        let calls = "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls %}{{ c.function.name }}{{ c.id }}{% endfor %}{% endfor %}";
-        let ids = calls.replace("{{ c.id }}", "");
-        let function = calls.replace("{{ c.function.name }}", "");
-        for (without, words) in [(ids, "`id`"), (function, "`function`")] {
-            let chat = chat(call.clone(), Json::Null);
-            template(calls).answers(&chat).unwrap();
-            let error = template(&without).answers(&chat).unwrap_err().to_string();
-            assert!(
-                error.contains(&format!("leaves out {words} in `tool_calls`")),
-                "{error}"
-            );
-        }
         let tools = "{% if tools is not none %}{{ tools | tojson }}{% endif %}";
         let name = "{% for m in messages %}{{ m.name }}{{ m.content }};{% endfor %}";
         for (chat, field, with) in [
@@ -278,5 +235,7 @@ mod tests {
             let error = template(PLAIN).answers(&chat).unwrap_err().to_string();
             assert!(error.contains(&format!("leaves out {field}")), "{error}");
         }
+        let with_id = chat(json!({"tool_call_id": "1"}), Json::Null);
+        template(PLAIN).answers(&with_id).unwrap();
     }
 }

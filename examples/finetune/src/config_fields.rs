@@ -61,7 +61,7 @@ const WITHOUT_EFFECT: [&str; 29] = [
     "use_cache",
 ];
 
-/// Returns the fields of `config` that are not `known`, and of which nothing is known.
+/// Returns the fields of `config` that are neither `known` nor in a list of this file.
 ///
 /// # Errors
 ///

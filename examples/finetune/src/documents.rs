@@ -9,7 +9,6 @@ use serde_json::Value as Json;
 
 use crate::line::Document;
 use crate::tokens::{Encoded, Tokens};
-use crate::unique_fields;
 
 /// A mark at the beginning of files in UTF-8, which some editors write. It is not text.
 const BYTE_ORDER_MARK: &str = "\u{feff}";
@@ -88,8 +87,8 @@ impl Documents {
                 _ => line.as_str(),
             };
             if !line.trim().is_empty() {
-                let advice = "the line is not JSON: write one object in each line";
-                let value = unique_fields::from_str(line, advice);
+                let value = serde_json::from_str(line);
+                let value = value.context("the line is not JSON: write one object in each line");
                 let added = value.and_then(|value| self.add(value, tokens));
                 added.with_context(place)?;
             }
@@ -104,10 +103,8 @@ impl Documents {
             return self.lines(path, tokens);
         }
         let name = path.display();
-        let advice = format!("{name} is not JSON: write a list of objects");
-        let Json::Array(entries) = unique_fields::from_str(&text, &advice)? else {
-            bail!(advice);
-        };
+        let entries: Vec<Json> = serde_json::from_str(&text)
+            .with_context(|| format!("{name} is not JSON: write a list of objects"))?;
         for (index, entry) in entries.into_iter().enumerate() {
             let place = || format!("{name}, entry {}", index + 1);
             self.add(entry, tokens).with_context(place)?;

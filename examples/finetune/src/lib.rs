@@ -55,5 +55,4 @@ mod tensor_file;
 pub mod tokens;
 mod train;
 mod trained;
-mod unique_fields;
 pub mod weights;

@@ -123,11 +123,6 @@ fn files_are_read_or_refused_by_extension() {
             Err("id.json, entry 1: the field `id`"),
         ),
         (
-            "twice.jsonl",
-            "{\"text\": \"one\", \"text\": \"two\"}",
-            Err("twice.jsonl:1: an object has the field `text` twice"),
-        ),
-        (
             "bad.json",
             "[{\"text\": \"one\"}",
             Err("bad.json is not JSON: write a list"),
