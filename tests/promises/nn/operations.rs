@@ -24,7 +24,7 @@ fn own_backward_trains_as_stock_in_steps_and_blocks() {
 
 type Edit = fn(Decoder) -> Decoder;
 
-/// Models of which a part is trained.
+/// Decoders with a frozen part, with adapters, and with a quantized base.
 const PARTS: [(&str, Edit); 4] = [
     ("frozen head", |model| {
         model.freeze_group(ParamGroup::from_predicate("embedding"))

@@ -97,7 +97,7 @@ fn layer_that_returns_starts_without_state(device: &Device) {
     }
 }
 
-/// Returns the layer with parameters of which no optimizer has a state.
+/// Returns the layer with new parameters, without optimizer states.
 fn with_new_ids(layer: &Linear) -> Linear {
     let bias = layer.bias.as_ref();
     Linear {
