@@ -11,11 +11,11 @@
 use std::time::Instant;
 
 use backburn_nn::{
-    AttentionOptions, LinearCrossEntropyOptions, attention, geglu, layer_norm,
+    AttentionOptions, LinearCrossEntropyOptions, attention, embedding, geglu, layer_norm,
     linear_cross_entropy, rms_norm, rotary, swiglu,
 };
 use burn::nn::loss::CrossEntropyLossConfig;
-use burn::nn::{LayerNormConfig, RmsNormConfig, SwiGluConfig};
+use burn::nn::{EmbeddingConfig, LayerNormConfig, RmsNormConfig, SwiGluConfig};
 use burn::tensor::activation::gelu_approximate;
 use burn::tensor::module as stock;
 use burn::tensor::ops::AttentionModuleOptions;
@@ -40,6 +40,7 @@ fn main() {
         "", "Burn (ms)", "times", "Burn (MB)", "ours (MB)"
     );
     table.norms();
+    table.embedding();
     table.gated();
     table.rotary();
     table.attention("attention, SmolLM", [1, 9, 3, TOKENS, 64], true);
@@ -98,6 +99,16 @@ impl Table {
             "layer_norm, ViT-S, 8 images",
             || norm.forward(x.clone()),
             || layer_norm(&norm, 1e-6, x.clone()),
+        );
+    }
+
+    fn embedding(&self) {
+        let layer = EmbeddingConfig::new(49152, 576).init(&self.device);
+        let tokens = Tensor::<1, Int>::arange(0..TOKENS as i64, &self.device).unsqueeze();
+        self.row(
+            "embedding, SmolLM",
+            || layer.forward(tokens.clone()),
+            || embedding(&layer, tokens.clone()),
         );
     }
 

@@ -6,6 +6,7 @@
 
 mod attention;
 mod elements;
+mod embedding;
 mod gated;
 mod linear_cross_entropy;
 mod node;
@@ -16,6 +17,7 @@ mod simd;
 mod whole;
 
 pub use attention::{AttentionOptions, attention};
+pub use embedding::embedding;
 pub use gated::{geglu, swiglu};
 pub use linear_cross_entropy::{LinearCrossEntropyOptions, linear_cross_entropy};
 pub use norm::{layer_norm, rms_norm};

@@ -3,10 +3,10 @@
 #![cfg(feature = "flex")]
 
 use backburn_nn::{
-    AttentionOptions, LinearCrossEntropyOptions, attention, geglu, layer_norm,
+    AttentionOptions, LinearCrossEntropyOptions, attention, embedding, geglu, layer_norm,
     linear_cross_entropy, rms_norm, rotary, swiglu,
 };
-use burn::nn::{LayerNormConfig, RmsNormConfig, SwiGluConfig};
+use burn::nn::{EmbeddingConfig, LayerNormConfig, RmsNormConfig, SwiGluConfig};
 use burn::tensor::{Device, Int, Tensor};
 use peak_alloc::PeakAlloc;
 
@@ -81,4 +81,15 @@ fn operations_keep_the_bytes_of_the_table() {
     assert_kept("linear_cross_entropy", 3 * all, || losses(&head));
     let frozen = Tensor::from_inner(head.clone().inner());
     assert_kept("linear_cross_entropy, frozen head", all, || losses(&frozen));
+
+    let table = EmbeddingConfig::new(16 * ROWS, DIM).init(&device);
+    let tokens = Tensor::<2, Int>::zeros([1, ROWS], &device);
+    assert_kept("embedding", all, || embedding(&table, tokens.clone()));
+    let sum = embedding(&table, tokens).sum();
+    let before = BYTES.current_usage();
+    BYTES.reset_peak_usage();
+    sum.backward();
+    let gradient = 4 * 16 * all;
+    let peak = BYTES.peak_usage() - before;
+    assert!((gradient..2 * gradient).contains(&peak), "{peak} bytes");
 }

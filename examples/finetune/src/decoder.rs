@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use backburn::gradient_checkpointing;
-use backburn_nn::{LinearCrossEntropyOptions, linear_cross_entropy, rms_norm, swiglu};
+use backburn_nn::{LinearCrossEntropyOptions, embedding, linear_cross_entropy, rms_norm, swiglu};
 use burn::nn::{
     Embedding, EmbeddingConfig, Linear, LinearConfig, RmsNorm, RmsNormConfig, SwiGlu, SwiGluConfig,
 };
@@ -142,7 +142,7 @@ impl Decoder {
             None => self.rope.table(&Vec::from_iter(0..length), 1, &device),
         };
         let apart = packed.map(|packed| packed.apart(&device));
-        let mut x = self.embedding.forward(tokens);
+        let mut x = embedding(&self.embedding, tokens);
         let run = |layer: &Layer, (x, cos, sin, masked)| layer.forward(x, [cos, sin], masked);
         // A block keeps its inputs, so layers with the same window share one mask.
         let mut masks = BTreeMap::new();

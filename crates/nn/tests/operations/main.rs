@@ -4,6 +4,7 @@
 
 mod attention;
 mod case;
+mod embedding;
 mod gated;
 mod graph;
 mod linear_cross_entropy;

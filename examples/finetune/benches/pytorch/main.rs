@@ -7,7 +7,8 @@
 //! PYTHON=venv/bin/python cargo bench -p finetune --bench pytorch -- --rounds 3
 //! ```
 //!
-//! The model has the shape of SmolLM-135M and random weights, the same in all rows; a step trains it on the same 512 tokens. Each row
+//! The model has the shape of SmolLM-135M and random weights, the same in all rows; a step trains it on the same 512 tokens. The row of
+//! stock Burn has Burn's loop, loss and optimizer, and the decoder of the program with the operations of `backburn-nn`. Each row
 //! runs in a process of its own, `--rounds` times, one round of all rows after the other. *allocated* is the most bytes allocated at
 //! once: in Burn by the whole program, in PyTorch by the tensors of a step. *resident* is the most memory of the process, and beside
 //! it that beyond the program itself, which for Python are the imports. *s a step* is the median without the first step of a process.
@@ -39,9 +40,10 @@ const PROGRAM: &str = concat!(
 );
 
 /// The rows in PyTorch, and the words for its program.
-const PYTORCH: [(&str, &str); 8] = [
+const PYTORCH: [(&str, &str); 9] = [
     ("pytorch full", "plain"),
     ("pytorch full, backward", "backward"),
+    ("pytorch full, backward, chunked", "backward+chunked"),
     ("pytorch full, backward, checkpoint", "backward+checkpoint"),
     (
         "pytorch full, backward, checkpoint, chunked",

@@ -39,9 +39,9 @@ enum Method {
 pub struct Row {
     pub name: &'static str,
     method: Method,
-    /// `false` for Burn's own loop and optimizer.
+    /// `false` for Burn's own loop, loss and optimizer.
     fused: bool,
-    /// `true` if layers and chunks of the loss are checkpointed blocks.
+    /// `true` if layers are checkpointed blocks.
     blocks: bool,
     /// `true` for bf16 weights with 8 more bits in the state, and states in 8 bits.
     few_bits: bool,
@@ -127,17 +127,10 @@ pub fn train(row: &Row, folder: &Path) -> Result<Numbers> {
     let [tokens, targets] = tokens(folder, &device)?;
     let decoder = load(row, folder, &device)?;
     let parameters = 4 * decoder.num_params();
-    let blocks = row.blocks;
+    let (inputs, next) = (tokens.clone(), targets.clone());
     let loss = move |model: &Decoder| {
-        let (tokens, targets) = (tokens.clone(), targets.clone());
-        if blocks {
-            return model
-                .sum_of_losses(tokens, targets)
-                .div_scalar(TOKENS as f64);
-        }
-        let logits = model.logits(tokens).squeeze_dim::<2>(0);
-        let loss = CrossEntropyLossConfig::new().init(&logits.device());
-        loss.forward(logits, targets.squeeze_dim::<1>(0))
+        let sum = model.sum_of_losses(inputs.clone(), next.clone());
+        sum.div_scalar(TOKENS as f64)
     };
     let (seconds, losses) = if row.fused {
         let mut fused = fuse(row, decoder)?;
@@ -148,7 +141,9 @@ pub fn train(row: &Row, folder: &Path) -> Result<Numbers> {
         let mut model = Some(decoder);
         steps(|| {
             let current = model.take().context("the step before has left a model")?;
-            let value = loss(&current);
+            let logits = current.logits(tokens.clone()).squeeze_dim::<2>(0);
+            let loss = CrossEntropyLossConfig::new().init(&device);
+            let value = loss.forward(logits, targets.clone().squeeze_dim::<1>(0));
             let number = value.clone().into_scalar();
             let gradients = GradientsParams::from_grads(value.backward(), &current);
             model = Some(optimizer.step(RATE, current, gradients));

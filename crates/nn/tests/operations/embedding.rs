@@ -1,0 +1,64 @@
+//! Embedding.
+
+use backburn_base::AnyTensor;
+use backburn_nn::embedding;
+use burn::module::{Param, ParamId};
+use burn::nn::{Embedding, EmbeddingConfig};
+use burn::tensor::{Device, FloatDType, Int, Tensor};
+
+use crate::case::{Case, assert_case, assert_same_places};
+
+fn layer(weight: &AnyTensor) -> Embedding {
+    let mut layer = EmbeddingConfig::new(1, 1).init(&Device::flex());
+    layer.weight = Param::initialized(ParamId::new(), weight.clone().of_rank());
+    layer
+}
+
+/// Tokens that occur once, several times and never.
+fn tokens([batch, length]: [usize; 2], classes: i64, device: &Device) -> Tensor<2, Int> {
+    let tokens = Tensor::<1, Int>::arange(0..(batch * length) as i64, device);
+    let tokens = (tokens.clone() * tokens).remainder_scalar(classes);
+    tokens.reshape([batch, length])
+}
+
+fn with_embedding(shape: [usize; 2], classes: usize, check: impl Fn(&Case<'_, 3>)) {
+    let tokens = |device: &Device| tokens(shape, classes as i64, device);
+    check(&Case {
+        name: "embedding",
+        inputs: vec![vec![classes, 8]],
+        operation: &|inputs| embedding(&layer(&inputs[0]), tokens(&inputs[0].device())),
+        stock: &|inputs| layer(&inputs[0]).forward(tokens(&inputs[0].device())),
+        exact: None,
+    });
+}
+
+#[test]
+fn embedding_equals_composition() {
+    for (shape, classes) in [([1, 1], 1), ([2, 3], 5), ([3, 40], 7), ([1, 700], 64)] {
+        with_embedding(shape, classes, assert_case);
+    }
+}
+
+#[test]
+fn embedding_spreads_nan_and_infinity_as_composition() {
+    with_embedding([2, 3], 5, assert_same_places);
+}
+
+#[test]
+fn embedding_equals_burn_to_the_bit() {
+    let device = Device::flex().autodiff();
+    for dtype in [FloatDType::F32, FloatDType::BF16] {
+        let weight = Tensor::<2>::ones([7, 8], &device).cast(dtype);
+        let layer = layer(&weight.clone().detach().require_grad().into());
+        let gradient = |output: Tensor<3>| {
+            let steps = Tensor::<1, Int>::arange(0..3 * 40 * 8, &device).float();
+            let weights = (steps * 0.7).sin().reshape([3, 40, 8]).cast(dtype);
+            let gradients = (output * weights).sum().backward();
+            let gradient = layer.weight.val().grad(&gradients);
+            gradient.expect("the weight is used").into_data()
+        };
+        let found = gradient(embedding(&layer, tokens([3, 40], 7, &device)));
+        let expected = gradient(layer.forward(tokens([3, 40], 7, &device)));
+        found.assert_eq(&expected, true);
+    }
+}
