@@ -4,9 +4,6 @@
 //! cargo run --release --example learner
 //! ```
 
-#[path = "shared/lines.rs"]
-mod lines;
-
 use backburn::train::{FusedLearner, LaunchFused};
 use burn::data::dataloader::{DataLoaderBuilder, batcher::Batcher};
 use burn::data::dataset::InMemDataset;
@@ -85,7 +82,7 @@ pub fn main() {
     let scheduler = scheduler.expect("the rate and the number of steps are valid");
 
     let learner = FusedLearner::new(model, AdamWConfig::new().init(), scheduler); // was Learner::new
-    let result = lines::without_a_terminal(training).launch_fused(learner); // was training.launch
+    let result = training.launch_fused(learner); // was training.launch
     if let Some(error) = result.error {
         panic!("the training ended with an error: {error}");
     }

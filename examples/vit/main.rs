@@ -15,7 +15,6 @@ mod fit;
 #[path = "../shared/formats.rs"]
 mod formats;
 mod gradient_checkpointing;
-#[path = "../shared/lines.rs"]
 mod lines;
 mod model;
 #[path = "../shared/offload.rs"]
