@@ -8,7 +8,7 @@ mod preset;
 use backburn::{
     Head, LinearCrossEntropyLoss, LinearCrossEntropyLossConfig, gradient_checkpointing,
 };
-use backburn_nn::rms_norm;
+use backburn_nn::{embedding, rms_norm};
 use burn::module::Initializer;
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig, RmsNorm, RmsNormConfig};
@@ -160,7 +160,7 @@ impl LanguageModel {
         let tile = self.tile;
         let run = move |layer: &Layer, (x, masked)| layer.forward(x, masked, tile);
         let mut balance = Tensor::zeros([1], &text.device());
-        let mut x = self.embedding.forward(text);
+        let mut x = embedding(&self.embedding, text);
         for layer in &self.layers {
             let input = (x, masked.clone());
             let (output, of_layer) = match self.recompute_layers {
