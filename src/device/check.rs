@@ -124,7 +124,7 @@ fn is_there(device: &Device) -> Result<(), FusedError> {
 
 /// Returns the devices of the same kind on this machine, if they have numbers.
 fn listed(device: &Device) -> Option<Vec<Device>> {
-    #![allow(unreachable_patterns, unused_variables)] // What is there depends on the build.
+    #![allow(unreachable_patterns, unused_variables)] // The variants depend on the features.
     let list = |kind: DeviceType| Some(Device::enumerate(kind).iter().cloned().collect::<Vec<_>>());
     match device.as_dispatch() {
         #[cfg(feature = "cuda")]

@@ -1,6 +1,6 @@
 //! Offload of optimizer states, updates, weights and activations to host memory: config, threads, and activations.
 //!
-//! States are transferred in `policy`, weights and frozen parameters in `weights`.
+//! States are transferred in `shared_optimizer`, weights and frozen parameters in `weights`.
 //!
 //! # Memory
 //!

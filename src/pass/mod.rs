@@ -24,7 +24,7 @@ use parking_lot::Mutex;
 use crate::error::FusedError;
 use crate::offload::{ActivationOffload, TransferWorkers};
 use crate::policy::GradientPipeline;
-use crate::random::{Seeds, StepSeeds, mix, of_rank};
+use crate::random::{Seeds, StepSeeds, mix, seed_of_rank};
 use crate::replica::Membership;
 use crate::shared_optimizer::SharedOptimizer;
 use crate::tap::Clocks;
@@ -229,7 +229,7 @@ impl Session {
         }
         let observers = (!observers.0.is_empty()).then(|| Arc::new(observers));
         let rank = self.membership.as_ref().map_or(0, |member| member.rank);
-        let seed = numbers.seed().map(|seed| of_rank(mix(seed, 0), rank));
+        let seed = numbers.seed().map(|seed| seed_of_rank(mix(seed, 0), rank));
         let blocks = Blocks {
             config: checkpointing,
             prefetcher,

@@ -43,7 +43,7 @@ pub(crate) struct Failed {
 pub(crate) enum FailedIn {
     /// The closure, or the backward pass on its thread.
     Backward,
-    /// The update of a parameter, on whichever thread.
+    /// An update after the backward pass or on another thread, or a policy that stops an update.
     Update,
 }
 

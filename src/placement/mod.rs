@@ -63,8 +63,7 @@ pub(crate) enum Residency {
 }
 
 impl RankContext {
-    /// Creates the context of a model on one device. If anything is offloaded, that is `device`, otherwise the model's
-    /// device.
+    /// Creates the context of one rank. Only the offload engine, if anything is offloaded, needs the `device`.
     pub(crate) fn new(policy: PlacementPolicy, device: &Device) -> Result<Self, FusedError> {
         let max = policy.max_bytes_in_flight;
         let offload = policy.offload.clone();
@@ -95,8 +94,8 @@ impl RankContext {
         }
     }
 
-    /// Returns the context for one rank of a group.
-    pub(crate) fn of_rank(self, member: Membership) -> Self {
+    /// Returns the context of this member of a group.
+    pub(crate) fn with_member(self, member: Membership) -> Self {
         Self {
             member: Some(member),
             ..self

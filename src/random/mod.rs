@@ -81,10 +81,10 @@ impl RandomStream {
     }
 
     /// Returns the stream of one of several ranks, on its device.
-    pub(crate) fn of_rank(&self, rank: usize, device: &Device) -> Self {
+    pub(crate) fn for_rank(&self, rank: usize, device: &Device) -> Self {
         Self {
             devices: vec![device.clone()],
-            seed: of_rank(self.seed, rank),
+            seed: seed_of_rank(self.seed, rank),
         }
     }
 
@@ -153,7 +153,7 @@ fn distinct(devices: Vec<Device>) -> Vec<Device> {
 }
 
 /// Returns the seed of one of several ranks. Rank 0 has the seed of a single device.
-pub(crate) fn of_rank(seed: u64, rank: usize) -> u64 {
+pub(crate) fn seed_of_rank(seed: u64, rank: usize) -> u64 {
     match rank {
         0 => seed,
         rank => mix(seed, u64::MAX - rank as u64),

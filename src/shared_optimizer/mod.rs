@@ -299,7 +299,7 @@ pub(crate) struct Stepped {
     /// The value; from before or after the update if the optimizer panicked. `None` only if it panicked while writing
     /// in place.
     pub(crate) value: Option<AnyTensor>,
-    /// `true` if a value after a panic is surely the updated one.
+    /// `true` if a value after a panic is known to be the updated one.
     pub(crate) has_written: bool,
     /// The eviction of the state, if it is offloaded.
     pub(crate) eviction: Option<Eviction>,

@@ -1,4 +1,5 @@
-//! Random thread schedules for tests. At each [`point`] a thread continues, yields or sleeps.
+//! Random thread schedules for tests. At each [`point`] a thread continues, yields or sleeps. `loom` and `shuttle` can't do this: they
+//! replace the locks of the program, and those of Burn and rayon can't be replaced.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -74,7 +74,7 @@ impl AppliedGradient {
         self.is_registered.load(Ordering::Relaxed)
     }
 
-    /// Returns `true` if `gradient` is surely another tensor.
+    /// Returns `true` if `gradient` is another tensor.
     pub(super) fn is_replaced_by<const D: usize>(&self, gradient: &Tensor<D>) -> bool {
         Identity::of(gradient) != Identity::of(&*self.gradient)
     }

@@ -8,8 +8,8 @@ use burn::tensor::{Device, Tensor};
 use super::read::{FETCH_HANDLE, refuse_outside_of_a_block};
 use crate::placement::RankContext;
 
-/// A reparameterizer for inference: parameters that are stored elsewhere or in another type are fetched whenever they
-/// are read.
+/// A reparameterizer of frozen parameters, and of those of an exported model: they are stored elsewhere or in another
+/// type, and fetched whenever they are read.
 pub(super) struct FetchOnRead {
     pub(super) context: Arc<RankContext>,
     pub(super) parameters: HashSet<ParamId>,
@@ -27,13 +27,13 @@ impl Reparameterizer for FetchOnRead {
     ) -> (Param<Tensor<D>>, Option<FetchHandle>) {
         let base = self.adapters.get(&param.id).cloned();
         let is_fetched_on_read = base.is_some() || self.parameters.contains(&param.id);
-        let way = is_fetched_on_read.then(|| FetchHandle {
+        let handle = is_fetched_on_read.then(|| FetchHandle {
             context: self.context.clone(),
             path: path.into(),
             base,
             device: None,
         });
-        (param, way)
+        (param, handle)
     }
 }
 

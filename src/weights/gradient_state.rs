@@ -20,10 +20,10 @@ pub(crate) enum Accumulated {
 }
 
 impl Accumulated {
-    /// Returns the sum, if there is one. Removes it if it is `spent`.
-    pub(super) fn sum(&mut self, spent: bool) -> Option<AnyTensor> {
+    /// Returns the sum, if there is one. Removes it if `removes`.
+    pub(super) fn sum(&mut self, removes: bool) -> Option<AnyTensor> {
         match self {
-            Self::Sum(sum) if !spent => Some((**sum).clone()),
+            Self::Sum(sum) if !removes => Some((**sum).clone()),
             Self::Sum(_) => match std::mem::take(self) {
                 Self::Sum(sum) => Some(*sum),
                 _ => None,
@@ -59,7 +59,7 @@ pub(super) struct Expecting {
 /// The gradients of a parameter that the ranks have reported in a pass.
 #[derive(Debug, Default)]
 pub(super) struct RankGradients {
-    given: usize,
+    reported: usize,
     /// By rank, at the location of the master.
     gradients: Vec<Option<HeldGradient>>,
 }
@@ -81,8 +81,8 @@ impl RankGradients {
         let ranks = member.group.ranks();
         self.gradients.resize_with(ranks, || None);
         self.gradients[member.rank] = gradient;
-        self.given += 1;
-        let all = (self.given == ranks).then(|| std::mem::take(self));
+        self.reported += 1;
+        let all = (self.reported == ranks).then(|| std::mem::take(self));
         all.map(|rank_gradients| rank_gradients.gradients)
     }
 }

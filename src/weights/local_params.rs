@@ -173,7 +173,7 @@ impl LocalParams {
                 .find(master.id)
                 .map(|local_param| local_param.master.accumulated());
             if let Some(Accumulated::InOptimizerState) = from {
-                master.leave(Accumulated::InOptimizerState);
+                master.set_accumulated(Accumulated::InOptimizerState);
             }
         }
     }

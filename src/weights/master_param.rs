@@ -247,8 +247,8 @@ impl MasterParam {
         }
     }
 
-    /// Replaces what is accumulated for an update.
-    pub(crate) fn leave(&self, accumulated: Accumulated) {
+    /// Replaces the gradients that are accumulated for an update.
+    pub(crate) fn set_accumulated(&self, accumulated: Accumulated) {
         self.state.lock().accumulated = accumulated;
     }
 

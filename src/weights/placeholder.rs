@@ -12,11 +12,11 @@ use super::unreadable::Nothing;
 use crate::tap::{GradientSink, PassedGradients, tap};
 
 /// Returns the message for a read of the placeholder of the parameter at `path`.
-fn around(path: &str) -> String {
+fn bypass_message(path: &str) -> String {
     format!(
         "parameter `{path}` was read around `Param::val()` in a fused step: through `Deref`, `base()`, \
-         `into_value()` or `Param::map`, or by a visitor or mapper, which Burn hands a parameter without what is \
-         attached to it. That gives a placeholder: read it with `val()` on the model itself \
+         `into_value()` or `Param::map`, or by a visitor or mapper, to which Burn passes the parameter without its \
+         handle. That gives a placeholder: read it with `val()` on the model itself \
          (`weight.val().transpose()` instead of `weight.map(|it| it.transpose())`), or read \
          `model.valid()`, whose values have no gradient"
     )
@@ -38,7 +38,7 @@ pub(super) fn unreadable<const D: usize>(
         let data = TensorData::from_bytes(bytes(nothing), shape.clone(), dtype);
         Tensor::from_data(data, (device, dtype))
     };
-    #[allow(unreachable_patterns)] // What is there depends on the build.
+    #[allow(unreachable_patterns)] // The variants depend on the features.
     match device.as_dispatch() {
         #[cfg(feature = "flex")]
         DispatchDevice::Flex(_) => of(Nothing::bytes),
@@ -56,7 +56,7 @@ pub(super) fn unreadable<const D: usize>(
 
 /// Returns `true` if reading an unreadable tensor on `device` panics.
 fn panics_on_read(device: &Device) -> bool {
-    #[allow(unreachable_patterns, deprecated)] // What is there depends on the build.
+    #[allow(unreachable_patterns, deprecated)] // The variants depend on the features.
     match device.as_dispatch() {
         #[cfg(feature = "flex")]
         DispatchDevice::Flex(_) => true,
@@ -77,7 +77,10 @@ pub(super) fn placeholder<const D: usize>(
     strategy: GradientCheckpointingStrategy,
     below: impl FnOnce() -> DispatchTensor,
 ) -> Tensor<D> {
-    let placeholder = lift(unreadable(around, path, shape, dtype, device), strategy);
+    let placeholder = lift(
+        unreadable(bypass_message, path, shape, dtype, device),
+        strategy,
+    );
     if panics_on_read(device) {
         return placeholder;
     }
@@ -91,7 +94,7 @@ struct Trap {
 
 impl GradientSink for Trap {
     fn receive(&self, _gradient: DispatchTensor) -> PassedGradients {
-        panic!("{}. No parameter was updated", around(&self.path));
+        panic!("{}. No parameter was updated", bypass_message(&self.path));
     }
 }
 
@@ -103,19 +106,19 @@ pub(crate) struct Identity(Option<(usize, Box<[isize]>)>);
 
 impl Identity {
     /// Returns `true` if both are known to be the same tensor.
-    pub(crate) fn is_surely(&self, other: &Self) -> bool {
+    pub(crate) fn is_known_to_be(&self, other: &Self) -> bool {
         self.0.is_some() && self == other
     }
 
     #[allow(deprecated)] // Burn 0.22 still ships ndarray.
     pub(crate) fn of<const D: usize>(tensor: &Tensor<D>) -> Self {
-        #[allow(unused_variables)] // What is there depends on the build.
+        #[allow(unused_variables)] // The variants depend on the features.
         let at = |address: usize, shape: &[usize], strides: &[isize]| {
             let shape = shape.iter().map(|size| *size as isize);
             let order = shape.chain(strides.iter().copied()).collect();
             Self(Some((address, order)))
         };
-        #[allow(unreachable_patterns)] // What is there depends on the build.
+        #[allow(unreachable_patterns)] // The variants depend on the features.
         match tensor.clone().inner().into_dispatch().kind {
             #[cfg(feature = "flex")]
             DispatchTensorKind::Flex(BackendTensor::Float(tensor)) => {

@@ -143,7 +143,7 @@ impl MasterParam {
                 .lock()
                 .step(path, self.id, value, gradient, is_last_micro_batch);
         state.value = stepped.value.or(before);
-        let outcome = match &state.value {
+        let fate = match &state.value {
             None => "whose value is lost",
             Some(_) if stepped.has_written => "which was updated",
             Some(_) => "which keeps its value",
@@ -178,7 +178,7 @@ impl MasterParam {
             observers.emit(StepEvent::Updated { path, copied });
         }
         if let Err(panic) = stepped.result {
-            self.resume_panic(panic, outcome);
+            self.resume_panic(panic, fate);
         }
         if let Some(eviction) = stepped.eviction {
             self.evict_state(pass, eviction, engine);
@@ -222,11 +222,11 @@ impl MasterParam {
         }
     }
 
-    /// Resumes the panic of an optimizer, with the name of the parameter and the outcome for its value.
-    fn resume_panic(&self, panic: Caught, outcome: &str) -> ! {
+    /// Resumes the panic of an optimizer, with the name of the parameter and the fate of its value.
+    fn resume_panic(&self, panic: Caught, fate: &str) -> ! {
         match panic.text() {
             Some(text) => panic!(
-                "the optimizer panicked in the update of parameter `{}`, {outcome}: {text}",
+                "the optimizer panicked in the update of parameter `{}`, {fate}: {text}",
                 self.path
             ),
             None => panic.resume(),

@@ -24,7 +24,7 @@ pub use vectorized::{Loop, vectorized};
 
 /// Returns `true` for a device of CubeCL. It computes asynchronously, so reading a result waits.
 pub fn is_cubecl(device: &Device) -> bool {
-    #[allow(unreachable_patterns, unused_variables)] // What is there depends on the build.
+    #[allow(unreachable_patterns, unused_variables)] // The variants depend on the features.
     match device.clone().inner().as_dispatch() {
         #[cfg(feature = "cubecl")]
         burn::backend::DispatchDevice::Cube(_) => true,

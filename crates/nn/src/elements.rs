@@ -27,7 +27,7 @@ pub(crate) fn have_kernel(tensors: &[AnyTensor]) -> bool {
 }
 
 fn is_flex(tensor: &AnyTensor) -> bool {
-    #[allow(unreachable_patterns, unused_variables)] // What is there depends on the build.
+    #[allow(unreachable_patterns, unused_variables)] // The variants depend on the features.
     match tensor.device().as_dispatch() {
         #[cfg(feature = "flex")]
         burn::backend::DispatchDevice::Flex(_) => true,

@@ -33,7 +33,7 @@ impl<M: Module> Core<M> {
         change: impl FnOnce(M) -> M,
     ) -> Result<(), FusedError> {
         let ranks = self.ranks.changed(change, &self.policies.config)?;
-        self.and_collect(());
+        self.with_graph_collected(());
         let inventory = &ranks.attached().inventory;
         let optimizer = self.ranks.session().optimizer.lock();
         let returned = optimizer.returned(|id| inventory.get(id).is_some());

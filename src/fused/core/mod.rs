@@ -176,11 +176,11 @@ impl<M: Module> Core<M> {
 
     /// Returns an ordinary Burn model with the current values.
     pub(crate) fn model(&self) -> M {
-        self.and_collect(self.ranks.export(|it| it.export(Value::Current)))
+        self.with_graph_collected(self.ranks.export(|it| it.export(Value::Current)))
     }
 
     /// Returns `made`, which lifted the values of parameters, after the graph nodes of earlier lifts are collected.
-    pub(in crate::fused) fn and_collect<R>(&self, made: R) -> R {
+    pub(in crate::fused) fn with_graph_collected<R>(&self, made: R) -> R {
         // Autodiff has one collector for all devices, and the host computes synchronously.
         collect_graph_if_due(&host(&self.ranks.device()));
         made
@@ -188,12 +188,12 @@ impl<M: Module> Core<M> {
 
     /// Returns an ordinary Burn model with the averages of its weights.
     pub(super) fn averaged(&self) -> M {
-        self.and_collect(self.ranks.export(|it| it.export(Value::Averaged)))
+        self.with_graph_collected(self.ranks.export(|it| it.export(Value::Averaged)))
     }
 
     /// Returns the current model for inference, on its compute device.
     pub(super) fn valid(&self) -> M {
-        self.and_collect(self.ranks.valid(Value::Current))
+        self.with_graph_collected(self.ranks.valid(Value::Current))
     }
 
     /// Returns the model for validation: with the averages of its weights, if the config says so.
@@ -201,7 +201,7 @@ impl<M: Module> Core<M> {
     pub(crate) fn validated(&self) -> M {
         let averaging = self.policies.config.averaging;
         match averaging.is_some_and(|averaging| averaging.validate) {
-            true => self.and_collect(self.ranks.valid(Value::Averaged)),
+            true => self.with_graph_collected(self.ranks.valid(Value::Averaged)),
             false => self.valid(),
         }
     }
@@ -255,7 +255,7 @@ impl<M: Module> Core<M> {
         let model = self.ranks.export(AttachedModule::export_in_place);
         let trained = || ParamGroup::from_ids(self.trained_in(&model).into_iter().collect());
         let group = trained_only.then(trained);
-        self.and_collect(record::save_model(&model, group.as_ref(), file))
+        self.with_graph_collected(record::save_model(&model, group.as_ref(), file))
     }
 
     /// Returns the trained parameters and the running statistics of `model`.
@@ -325,7 +325,7 @@ impl<M: Module> Core<M> {
         }
         let masters = self.ranks.local_params().masters();
         // The new state does not contain the accumulated gradients.
-        masters.for_each(|master| master.leave(Accumulated::Nothing));
+        masters.for_each(|master| master.set_accumulated(Accumulated::Nothing));
     }
 
     /// Returns `true` if gradients were accumulated before the next step.

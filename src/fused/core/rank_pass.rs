@@ -80,7 +80,10 @@ impl RankPass {
 
     /// Returns the rank and its group.
     pub(in crate::fused) fn member(&self) -> &Membership {
-        self.context.member.as_ref().expect("there are several")
+        self.context
+            .member
+            .as_ref()
+            .expect("a training of replicas has a group")
     }
 
     fn why_untracked<M: Module>(&self, model: &M) -> FusedError {

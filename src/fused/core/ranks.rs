@@ -102,7 +102,7 @@ impl<M: Module> Ranks<M> {
             };
             let group = group.clone();
             let context = RankContext::new(policy.clone(), &devices[rank])?;
-            let context = Arc::new(context.of_rank(Membership { group, rank }));
+            let context = Arc::new(context.with_member(Membership { group, rank }));
             let session = Arc::new(session.of_replica(context.membership().cloned()));
             let attached =
                 AttachedModule::new(replica, &session, context, attached_modules.last())?;

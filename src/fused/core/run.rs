@@ -19,7 +19,7 @@ use crate::replica::Group;
 use crate::weights::{AttachedModule, MasterParam, ParameterReport};
 
 impl<M: Module> Ranks<M> {
-    /// Begins a pass of closures of this kind, which then holds the lock in its `settings`.
+    /// Begins a pass of closures of this kind. The random numbers of `settings` hold the lock of the generators.
     pub(super) fn begin(
         &mut self,
         settings: PassSettings,
@@ -70,8 +70,8 @@ impl<M: Module> Ranks<M> {
 }
 
 /// A pass in flight. Weights and optimizer states are final as soon as their gradient is applied, also if the pass
-/// fails later. Accumulated sums and running statistics end together on all ranks: a commit keeps them, and a drop
-/// rolls them back, except for sums that were overwritten, which are lost.
+/// fails later. Accumulated sums end together on all ranks: a commit keeps them, and a drop rolls them back, except for
+/// sums that were overwritten, which are lost. [`Core::pass`](super::Core::pass) ends the running statistics.
 pub(in crate::fused) struct RunningPass<'a, M: Module> {
     pub(in crate::fused) attached_modules: &'a mut [AttachedModule<M>],
     /// The part of each rank; empty after the end.

@@ -93,7 +93,7 @@ impl<M: Module> Core<M> {
         self.resume_end_panic(ended)
     }
 
-    /// Resumes the panic of an observer at the end of a pass. Before the step was complete, it would have left out the rest.
+    /// Resumes the panic of an observer at the end of a pass. To resume it earlier would skip the rest of the step.
     fn resume_end_panic<R>(&mut self, ended: Result<R, FusedError>) -> Result<R, FusedError> {
         match (ended, self.end_panic.get_mut().take()) {
             (Ok(_), Some(panic)) => panic.resume(),
@@ -209,6 +209,7 @@ impl<M: Module> Core<M> {
             (None, ClosureKind::Nothing) => StepNumbers::default(),
             (None, _) => self.begin_numbers(false)?,
         };
+        // The step counts as one without the lock until this function ends.
         let _unlocked = numbers.unlocked.clone();
         let settings = PassSettings {
             pipeline,

@@ -31,7 +31,8 @@ impl<M: Module> FusedOptimizer<M> {
                 }
             },
         );
-        self.core
-            .and_collect(cast(joined, FloatDType::F32).expect("every device computes in f32"))
+        self.core.with_graph_collected(
+            cast(joined, FloatDType::F32).expect("every device computes in f32"),
+        )
     }
 }

@@ -172,7 +172,7 @@ impl Pass {
             return Ok(());
         };
         if let Some(member) = &self.membership {
-            stream = stream.of_rank(member.rank, member.device());
+            stream = stream.for_rank(member.rank, member.device());
             let Observations { turns, .. } = &*self.blocks.observations;
             // A rank has a thread of its own, which may wait.
             let turn = RngLock::take(turns, &stream.devices, self.blocks.observations.may_draw());
@@ -209,9 +209,9 @@ impl Pass {
         let known = self.blocks.observations.draws.lock()[place];
         let is_assumed = known != Draws::Unknown && numbers.devices.iter().any(is_cubecl);
         let mut found = self.drawing.found.lock();
-        // What precedes the first seed of the forward pass is unknown, so the rest is not worth the check.
-        let is_worthless = place == REST && found[REST] == Draws::Unknown;
-        if found[place] != Draws::Numbers && !is_worthless {
+        // The numbers before the first seed of the forward pass are unknown, so a check would tell nothing.
+        let is_unknown = place == REST && found[REST] == Draws::Unknown;
+        if found[place] != Draws::Numbers && !is_unknown {
             let has_drawn = match is_assumed {
                 true => known == Draws::Numbers,
                 false => numbers.was_drawn(),

@@ -65,7 +65,7 @@ pub(super) fn update<const D: usize>(
         formats: (!is_plain).then(|| (format, Noise::of_step(number))),
         traced: OnceLock::new(),
     };
-    #[allow(unreachable_patterns)] // What is there depends on the build.
+    #[allow(unreachable_patterns)] // The variants depend on the features.
     let has_single_pass = match weight.value.clone().into_dispatch().kind {
         #[cfg(feature = "flex")]
         DispatchTensorKind::Flex(_) if dtype != DType::F64 => true,
