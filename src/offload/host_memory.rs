@@ -20,11 +20,13 @@ impl HostMemory {
         let refresh = ProcessRefreshKind::nothing().with_memory();
         system.refresh_processes_specifics(ProcessesToUpdate::Some(&[pid]), true, refresh);
         let process = system.process(pid);
+        let group = process.and_then(|process| process.cgroup_limits());
         Ok(Self {
             held: process.map_or(0, |process| process.memory()),
             available: system.available_memory(),
             free_swap: system.free_swap(),
-            group: process.and_then(|process| process.cgroup_limits()),
+            // In a container without a namespace for groups, the path of the group does not exist: its limits are at the root.
+            group: group.or_else(|| system.cgroup_limits()),
         })
     }
 }

@@ -113,7 +113,7 @@ impl Budget {
 
 fn unknown(reason: &str) -> PlanError {
     PlanError::invalid(format!(
-        "the size of the memory is unknown: {reason}. Pass the number with `Budget::Bytes`"
+        "the size of the memory is unknown: {reason}. Pass the number of bytes instead"
     ))
 }
 

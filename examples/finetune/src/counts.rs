@@ -26,7 +26,7 @@ impl Counts {
         let loaded = tensors
             .iter()
             .filter(|(name, _)| weights::is_loaded(name, config.tied));
-        let base = loaded.map(|(_, entry)| entry.elements()).sum();
+        let base = loaded.map(|(_, entry)| entry.elements).sum();
         let adapters = options.adapters();
         let has_adapter = |name: &str| {
             let mut targets = adapters.targets.iter();

@@ -60,6 +60,13 @@ pub fn check(folder: &Path, adapters: &Adapters, layers: usize) -> Result<()> {
         );
     }
     let written: Written = serde_json::from_value(value).with_context(|| name.to_string())?;
+    let written_targets = targets(&written.target_modules).with_context(|| {
+        format!(
+            "`target_modules` in {name} is the regular expression {}, and this program reads a list of names: write the list into `{}`",
+            written.target_modules,
+            adapters::CONFIG
+        )
+    })?;
     for (option, found, asked) in [
         ("rank", written.r.to_string(), adapters.rank.to_string()),
         (
@@ -69,7 +76,7 @@ pub fn check(folder: &Path, adapters: &Adapters, layers: usize) -> Result<()> {
         ),
         (
             "targets",
-            targets(&written.target_modules).join(","),
+            written_targets.join(","),
             sorted(&adapters.targets).join(","),
         ),
     ] {
@@ -111,15 +118,16 @@ fn check_tensors(folder: &Path, adapters: &Adapters, layers: usize) -> Result<()
     Ok(())
 }
 
-/// Returns the layers that have adapters, sorted.
-fn targets(written: &Json) -> Vec<String> {
+/// Returns the layers that have adapters, sorted. `None` for a regular expression.
+fn targets(written: &Json) -> Option<Vec<String>> {
+    let all = adapters::TARGETS;
     match written {
-        Json::String(all) if all == "all-linear" => sorted(&adapters::TARGETS.map(String::from)),
-        Json::String(one) => vec![one.clone()],
+        Json::String(one) if one == "all-linear" => Some(sorted(&all.map(String::from))),
+        Json::String(one) => all.contains(&one.as_str()).then(|| vec![one.clone()]),
         list => {
             let names = list.as_array().into_iter().flatten();
             let names = names.filter_map(|name| name.as_str().map(String::from));
-            sorted(&names.collect::<Vec<_>>())
+            Some(sorted(&names.collect::<Vec<_>>()))
         }
     }
 }
@@ -128,4 +136,39 @@ fn sorted(names: &[String]) -> Vec<String> {
     let mut names = names.to_vec();
     names.sort();
     names
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn text_of_targets_is_one_name_or_all() {
+        let names = |written: Json| targets(&written).map(|names| names.join(","));
+        assert_eq!(names(json!("q_proj")).as_deref(), Some("q_proj"));
+        assert_eq!(
+            names(json!(["v_proj", "q_proj"])),
+            names(json!(["q_proj", "v_proj"]))
+        );
+        assert_eq!(names(json!("all-linear")), names(json!(adapters::TARGETS)));
+    }
+
+    #[test]
+    fn targets_as_regular_expression_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let config = json!({"r": 8, "lora_alpha": 16, "target_modules": r".*\.q_proj"});
+        std::fs::write(folder.path().join(adapters::CONFIG), config.to_string()).unwrap();
+        let adapters = Adapters {
+            rank: 8,
+            alpha: 16.0,
+            targets: vec!["q_proj".to_owned()],
+        };
+        let error = check(folder.path(), &adapters, 1).unwrap_err().to_string();
+        assert!(
+            error.contains("write the list into `adapter_config.json`"),
+            "{error}"
+        );
+    }
 }

@@ -24,6 +24,8 @@ pub struct Entry {
     file: PathBuf,
     dtype: String,
     pub shape: Vec<usize>,
+    /// Number of elements.
+    pub elements: u64,
     /// Place of the first byte in the file.
     start: u64,
     bytes: u64,
@@ -55,11 +57,16 @@ pub fn read(file: &Path) -> Result<BTreeMap<String, Entry>> {
         } = serde_json::from_value(written)?;
         let bytes = end.checked_sub(start).context("an offset is wrong")?;
         let file = file.to_path_buf();
-        let start = 8 + length + start;
+        let start = start.checked_add(8 + length);
+        let start = start.context("an offset is wrong")?;
+        let mut sizes = shape.iter();
+        let elements = sizes.try_fold(1, |all: u64, size| all.checked_mul(*size as u64));
+        let elements = elements.context("a shape is wrong")?;
         let entry = Entry {
             file,
             dtype,
             shape,
+            elements,
             start,
             bytes,
         };
@@ -69,11 +76,6 @@ pub fn read(file: &Path) -> Result<BTreeMap<String, Entry>> {
 }
 
 impl Entry {
-    /// Returns the number of elements.
-    pub fn elements(&self) -> u64 {
-        self.shape.iter().map(|size| *size as u64).product()
-    }
-
     /// Returns `true` if the tensor has no infinity and no NaN.
     pub fn is_finite(&self) -> Result<bool> {
         let dtype = match self.dtype.as_str() {
@@ -121,5 +123,28 @@ impl Entry {
         let mut file = File::open(&self.file)?;
         file.seek(SeekFrom::Start(self.start))?;
         Ok(file)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn header_numbers_that_overflow_are_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("model.safetensors");
+        for (shape, offsets, words) in [
+            ("[1]", [u64::MAX - 4, u64::MAX], "an offset is wrong"),
+            ("[1]", [4, 0], "an offset is wrong"),
+            ("[4294967296, 4294967296]", [0, 4], "a shape is wrong"),
+        ] {
+            let header = format!(
+                r#"{{"a": {{"dtype": "F32", "shape": {shape}, "data_offsets": {offsets:?}}}}}"#
+            );
+            let length = (header.len() as u64).to_le_bytes();
+            std::fs::write(&file, [&length[..], header.as_bytes()].concat()).unwrap();
+            assert_eq!(read(&file).unwrap_err().to_string(), words);
+        }
     }
 }

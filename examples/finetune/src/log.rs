@@ -4,13 +4,16 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow};
 use serde::{Deserialize, Serialize};
 
 use crate::model_files;
 
 /// Name of the file.
 pub const LOG: &str = "log.jsonl";
+
+/// The beginning of each line.
+const BEGINNING: &str = "{\"step\":";
 
 /// A line of the log.
 #[derive(Serialize, Deserialize, Clone, Debug)]
@@ -40,7 +43,17 @@ impl Log {
     pub fn open(folder: &Path, done: usize) -> Result<Self> {
         let path = folder.join(LOG);
         let unwritable = || format!("{} can't be written", path.display());
-        let before = std::fs::read_to_string(&path).unwrap_or_default();
+        let foreign = || {
+            anyhow!(
+                "{} is not a log of this program: name another folder with `--output`, or move the file",
+                path.display()
+            )
+        };
+        let before = match std::fs::read(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
+            before => before.with_context(|| format!("{} can't be read", path.display()))?,
+        };
+        let before = String::from_utf8(before).map_err(|_| foreign())?;
         let mut kept = String::new();
         let mut lines = before.lines().peekable();
         while let Some(text) = lines.next() {
@@ -48,11 +61,12 @@ impl Log {
                 Ok(line) if line.step <= done => kept += &format!("{text}\n"),
                 Ok(_) => {}
                 // A kill can cut the last line.
-                Err(_) if lines.peek().is_none() && !before.ends_with('\n') => {}
-                Err(_) => bail!(
-                    "{} is not a log of this program: name another folder with `--output`, or move the file",
-                    path.display()
-                ),
+                Err(error)
+                    if error.is_eof()
+                        && BEGINNING.starts_with(text.get(..BEGINNING.len()).unwrap_or(text))
+                        && lines.peek().is_none()
+                        && !before.ends_with('\n') => {}
+                Err(_) => return Err(foreign()),
             }
         }
         model_files::replace(&path, kept.as_bytes()).with_context(unwritable)?;
@@ -89,6 +103,60 @@ impl Log {
 mod tests {
     use super::*;
 
+    const LINE: Line = Line {
+        step: 1,
+        loss: 2.0,
+        rate: 1e-5,
+        norm: None,
+        tokens: 8,
+        seconds: 0.5,
+    };
+
+    fn refused(folder: &Path) -> String {
+        let error = Log::open(folder, 0).err().unwrap();
+        format!("{error:#}")
+    }
+
+    #[test]
+    fn log_of_another_program_is_refused_unchanged() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(LOG);
+        for text in [
+            &b"{\"text\": \"a chat\"}"[..],
+            b"{\"text\": \"a",
+            b"{\"step\":1,\"lr\":2}",
+            b"a chat",
+            b"\xff\n",
+        ] {
+            std::fs::write(&path, text).unwrap();
+            let error = refused(folder.path());
+            assert!(error.contains("is not a log of this program"), "{error}");
+            assert_eq!(std::fs::read(&path).unwrap(), text);
+        }
+    }
+
+    #[test]
+    fn log_that_is_unreadable_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::create_dir(folder.path().join(LOG)).unwrap();
+        let error = refused(folder.path());
+        assert!(error.contains("log.jsonl can't be read"), "{error}");
+    }
+
+    #[test]
+    fn log_cut_last_line_is_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(LOG);
+        let line = serde_json::to_string(&LINE).unwrap();
+        for before in [String::new(), line.clone() + "\n"] {
+            for end in 1..line.len() {
+                std::fs::write(&path, format!("{before}{}", &line[..end])).unwrap();
+                Log::open(folder.path(), 1).unwrap();
+                assert_eq!(std::fs::read_to_string(&path).unwrap(), before);
+            }
+        }
+    }
+
     #[test]
     fn log_on_full_disk_has_failed() {
         let path = PathBuf::from("/dev/full");
@@ -97,14 +165,7 @@ mod tests {
         };
         let error = None;
         let mut log = Log { path, file, error };
-        log.write(&Line {
-            step: 1,
-            loss: 2.0,
-            rate: 1e-5,
-            norm: None,
-            tokens: 8,
-            seconds: 0.5,
-        });
+        log.write(&LINE);
         assert!(log.has_failed());
         let error = log.check().unwrap_err().to_string();
         assert!(error.starts_with("/dev/full can't be written"), "{error}");

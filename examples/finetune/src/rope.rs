@@ -56,6 +56,23 @@ impl Rope {
             share == 1.0,
             "`partial_rotary_factor` is {share}: this program rotates whole heads"
         );
+        for (name, number) in [
+            (
+                "original_max_position_embeddings",
+                written.original_max_position_embeddings,
+            ),
+            ("low_freq_factor", written.low_freq_factor),
+            ("high_freq_factor", written.high_freq_factor),
+            ("attention_factor", written.attention_factor),
+            ("beta_fast", written.beta_fast),
+            ("beta_slow", written.beta_slow),
+        ] {
+            let number = number.unwrap_or(1.0);
+            ensure!(
+                number > 0.0,
+                "`{name}` of rope is {number}: it must be a positive number"
+            );
+        }
         let kind = written.rope_type.as_ref().or(written.old_type.as_ref());
         let (frequencies, scale) = match kind.map_or("default", String::as_str) {
             "default" => (plain, 1.0),

@@ -21,6 +21,8 @@ pub struct Rows {
 struct Row {
     tokens: Vec<u32>,
     counted: Vec<bool>,
+    /// Tokens of the first document.
+    first: usize,
     /// The first token of each document but the first.
     starts: Vec<usize>,
 }
@@ -110,11 +112,17 @@ impl Rows {
         (&row.tokens, &row.counted)
     }
 
-    /// Returns the first tokens of the first row.
+    /// Returns the index of a row with the most documents.
+    pub fn with_most_documents(&self) -> usize {
+        let documents = |row: &usize| self.rows[*row].starts.len();
+        (0..self.rows.len()).max_by_key(documents).unwrap_or(0)
+    }
+
+    /// Returns the first tokens of the first document, without its last one: after its end there is nothing to continue.
     pub fn beginning(&self, tokens: usize) -> Vec<u32> {
-        let first = self.rows.first();
-        first.map_or(Vec::new(), |row| {
-            row.tokens[..tokens.min(self.length)].to_vec()
+        self.rows.first().map_or(Vec::new(), |row| {
+            let end = tokens.min(self.length).min(row.first - 1);
+            row.tokens[..end].to_vec()
         })
     }
 
@@ -171,6 +179,8 @@ impl Row {
         if start > 0 {
             self.starts.push(start);
             self.counted[start] = false;
+        } else {
+            self.first = self.tokens.len();
         }
     }
 }
@@ -271,6 +281,24 @@ mod tests {
         assert_eq!(rows.rows[0].tokens, [1, 2, 0, 0, 0]);
         assert_eq!(rows.rows[0].counted, [true, true, false, false, false]);
         assert_eq!(rows.rows[1].tokens, [1, 2, 3, 4, 5]);
+    }
+
+    #[test]
+    fn beginning_is_within_first_document() {
+        let packed = |documents| Rows::packed(documents, 4);
+        let padded = |document| Rows::padded(vec![document], 4).0;
+        for (rows, expected) in [
+            (
+                packed(vec![document(1..4), document(8..10)]),
+                vec![1_u32, 2],
+            ),
+            (packed(vec![document(4..8)]), vec![4, 5, 6]),
+            (padded(document(1..3)), vec![1]),
+            (padded(document(1..9)), vec![1, 2, 3, 4]),
+        ] {
+            assert_eq!(rows.beginning(24), expected);
+            assert_eq!(rows.beginning(1), expected[..1]);
+        }
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Contents of a checkpoint in addition to model and optimizer.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow};
@@ -26,6 +27,9 @@ const READ: [&str; 5] = [
     "special_tokens_map.json",
     "chat_template.jinja",
 ];
+
+/// The setting that a date in the text of chats changes.
+const ROWS: &str = "--data, checksum of the rows";
 
 /// Identity of a training, and its state so far. It resumes only with the same identity.
 #[derive(Serialize, Deserialize, Clone, Debug)]
@@ -68,7 +72,7 @@ impl Settings {
         settings.push("--held-out", options.held_out);
         // Before the rows, which the seed selects.
         settings.push("--seed", options.seed);
-        settings.push("--data, checksum of the rows", data.rows.checksum());
+        settings.push(ROWS, data.rows.checksum());
         let held_out = data.held_out.checksum();
         settings.push(
             "--data or --validation, checksum of the rows held out",
@@ -139,9 +143,16 @@ impl Saved {
     /// Returns an error if `other` is another training than the one saved here: it names the option. More steps are the same training.
     pub fn check(&self, other: &Self, folder: &Path) -> Result<()> {
         let refused = |option: &str, saved: &str, asked: &str| {
+            let advice = match option {
+                ROWS => {
+                    ". If the chat template writes the date of today, set `SOURCE_DATE_EPOCH` to a time of the first day, in seconds \
+                     since 1970, to resume"
+                }
+                _ => "",
+            };
             anyhow!(
                 "the checkpoint in {} is of another training: `{option}` was {saved} and is {asked}. Name another folder with \
-                 `--output`, or remove the folder {0}",
+                 `--output`, or remove the folder {0}{advice}",
                 folder.display()
             )
         };
@@ -201,15 +212,22 @@ impl Checkpoints {
         }
     }
 
-    /// Removes all checkpoints.
+    /// Removes all complete checkpoints, and no other files.
     pub fn remove(&self) -> Result<()> {
-        match std::fs::remove_dir_all(&self.folder) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(anyhow!(
-                "{} can't be removed: {error}",
-                self.folder.display()
-            )),
-            _ => Ok(()),
+        let steps = self.checkpoint.steps();
+        for step in steps.map_err(|error| self.advise(error))? {
+            // A kill can leave a complete checkpoint under its temporary name.
+            for name in [format!(".step-{step}.tmp"), format!("step-{step}")] {
+                let folder = self.folder.join(name);
+                match std::fs::remove_dir_all(&folder) {
+                    Err(error) if error.kind() != ErrorKind::NotFound => {
+                        return Err(anyhow!("{} can't be removed: {error}", folder.display()));
+                    }
+                    _ => {}
+                }
+            }
         }
+        Ok(())
     }
 
     /// Returns an error if nothing can be saved.
@@ -278,6 +296,52 @@ impl Checkpoints {
                 file.display()
             ),
             error => anyhow!(names::in_files(&error)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use clap::Parser;
+
+    use super::*;
+
+    #[test]
+    fn removal_leaves_files_of_others() {
+        let folder = tempfile::tempdir().unwrap();
+        let line = "finetune --model m --data d --output";
+        let output = folder.path().display().to_string();
+        let options = Options::parse_from(line.split(' ').chain([output.as_str()]));
+        let best = Checkpoints::best(&options);
+        best.remove().unwrap();
+        let names = ["step-3", ".step-4.tmp", "step-last", "model"];
+        for name in names {
+            fs::create_dir_all(best.folder.join(name)).unwrap();
+            fs::write(best.folder.join(name).join("training.json"), "{}").unwrap();
+        }
+        fs::write(best.folder.join("notes.txt"), "mine").unwrap();
+        best.remove().unwrap();
+        let left = names.map(|name| best.folder.join(name).exists());
+        assert_eq!(left, [false, false, true, true]);
+        assert!(best.folder.join("notes.txt").exists());
+    }
+
+    #[test]
+    fn other_rows_are_refused_with_advice_on_dates() {
+        for (option, has_advice) in [(ROWS, true), ("--seed", false)] {
+            let saved = |value: &str| {
+                let settings = vec![(option.to_owned(), value.to_owned())];
+                Saved::new(Settings(settings), 1)
+            };
+            let error = saved("1").check(&saved("2"), Path::new("checkpoints"));
+            let error = error.unwrap_err().to_string();
+            assert!(
+                error.contains(&format!("`{option}` was 1 and is 2")),
+                "{error}"
+            );
+            assert_eq!(error.contains("SOURCE_DATE_EPOCH"), has_advice, "{error}");
         }
     }
 }

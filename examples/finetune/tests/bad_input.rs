@@ -86,10 +86,12 @@ fn bad_data_is_refused_with_file_and_line() {
 #[test]
 fn bad_model_is_refused_by_field_or_file() {
     let longrope = json!({"rope_type": "longrope", "factor": 2.0});
+    let yarn = json!({"rope_type": "yarn", "factor": 2.0, "beta_fast": 0.0});
     let of_layers = json!({"full_attention": {"rope_type": "default", "rope_theta": 1e6}});
     for (field, value, words) in [
         ("model_type", json!("gemma2"), "`model_type` is gemma2"),
         ("rope_scaling", longrope, "`rope_type` is longrope"),
+        ("rope_scaling", yarn, "`beta_fast` of rope is 0"),
         ("rope_parameters", of_layers, "field `full_attention`"),
         ("hidden_act", json!("gelu"), "`hidden_act` is gelu"),
         ("vocab_size", json!(300), "use the tokenizer of the model"),

@@ -5,7 +5,8 @@ mod command;
 use std::fs;
 use std::path::Path;
 
-use clap::CommandFactory;
+use clap::error::ErrorKind;
+use clap::{CommandFactory, Parser};
 use serde_json::{Value, json};
 
 use command::{command, copy, reference, text};
@@ -34,6 +35,39 @@ fn help_describes_each_option() {
     for argument in Options::command().get_arguments() {
         assert!(argument.get_help().is_some(), "{}", argument.get_id());
     }
+}
+
+#[test]
+fn help_has_each_default() {
+    let mut command = Options::command();
+    let help = command.render_long_help().to_string();
+    let mut written = 0;
+    for argument in command.get_arguments() {
+        let has_default = !argument.get_default_values().is_empty();
+        written += usize::from(has_default && argument.get_action().takes_values());
+        let text = argument.get_help().unwrap().to_string();
+        let described = [
+            "states",
+            "rank",
+            "alpha",
+            "targets",
+            "adapters",
+            "length",
+            "learning_rate",
+            "prompt",
+        ];
+        let is_described = described.contains(&argument.get_id().as_str());
+        assert_eq!(text.contains("by default"), is_described, "{text}");
+    }
+    assert_eq!(help.matches("[default: ").count(), written);
+}
+
+#[test]
+fn version_is_printed() {
+    let error = Options::try_parse_from(["finetune", "--version"]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::DisplayVersion);
+    let version = format!("finetune {}\n", env!("CARGO_PKG_VERSION"));
+    assert_eq!(error.to_string(), version);
 }
 
 #[test]
@@ -81,6 +115,7 @@ fn option_without_effect_is_refused_by_name() {
         ("--steps 1 --epochs 2", "--epochs"),
         ("--steps 3 --stop 4", "--stop"),
         ("--keep-activations --fit 6GB", "--fit"),
+        ("--patience 3", "--save-every"),
     ] {
         let error = refused(&reference("llama"), options);
         assert!(error.contains(option), "{options}: {error}");

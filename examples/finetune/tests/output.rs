@@ -149,6 +149,8 @@ fn rounding_that_loses_gain_is_reported() {
         let text = String::from_utf8(output.stdout).unwrap();
         let is_found = text.contains("rounding to bf16 loses");
         assert_eq!(is_found, is_reported, "{options}: {text}");
+        let is_advised = text.contains("`--weights stochastic` in another folder");
+        assert_eq!(is_advised, is_reported, "{options}: {text}");
     }
 }
 
