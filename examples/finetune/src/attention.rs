@@ -48,12 +48,13 @@ impl Attention {
     ///
     /// - x, output: `[batch, length, hidden]`
     /// - cos, sin: `[1 or batch, 1, length, head_dim / 2]`
-    /// - masked: `[1 or batch, 1, length, length]`
+    /// - apart: `[batch, 1, length, length]`, `true` where a token (row) and another (column) are of different documents
     pub fn forward(
         &self,
         x: Tensor<3>,
         [cos, sin]: [Tensor<4>; 2],
-        masked: Tensor<4, Bool>,
+        apart: Option<Tensor<4, Bool>>,
+        window: Option<usize>,
     ) -> Tensor<3> {
         let [batch, length, _] = x.dims();
         let normed = |heads, norm: &Option<RmsNorm>| match norm {
@@ -70,11 +71,11 @@ impl Attention {
         let query = rotary(query, cos.clone(), sin.clone());
         let key = rotary(key, cos, sin);
         let options = AttentionOptions {
-            // Also in the mask, but this leaves out the products.
             is_causal: true,
+            window,
             ..Default::default()
         };
-        let mixed = attention(query, key, value, Some(masked), options);
+        let mixed = attention(query, key, value, apart, options);
         let mixed = mixed
             .swap_dims(1, 2)
             .reshape([batch as i32, length as i32, -1]);

@@ -2,8 +2,6 @@
 //!
 //! Fields have the names of [`WeightNames::decoder`](backburn::WeightNames::decoder), which maps those in files of `transformers`.
 
-use std::collections::BTreeMap;
-
 use backburn::gradient_checkpointing;
 use backburn_nn::{LinearCrossEntropyOptions, embedding, linear_cross_entropy, rms_norm, swiglu};
 use burn::nn::{
@@ -143,19 +141,12 @@ impl Decoder {
         };
         let apart = packed.map(|packed| packed.apart(&device));
         let mut x = embedding(&self.embedding, tokens);
-        let run = |layer: &Layer, (x, cos, sin, masked)| layer.forward(x, [cos, sin], masked);
-        // A block keeps its inputs, so layers with the same window share one mask.
-        let mut masks = BTreeMap::new();
         for (layer, window) in self.layers.iter().zip(&self.windows) {
-            let mask = masks.entry(*window);
-            let mask = mask.or_insert_with(|| {
-                let mask = masked(length, *window, &device).unsqueeze();
-                match &apart {
-                    Some(apart) => apart.clone().bool_or(mask.expand(apart.shape())),
-                    None => mask,
-                }
-            });
-            let input = (x, cos.clone(), sin.clone(), mask.clone());
+            let window = *window;
+            let run = move |layer: &Layer, (x, cos, sin, apart)| {
+                layer.forward(x, [cos, sin], apart, window)
+            };
+            let input = (x, cos.clone(), sin.clone(), apart.clone());
             x = match self.recompute {
                 true => gradient_checkpointing(layer, input, run),
                 false => run(layer, input),
@@ -165,28 +156,16 @@ impl Decoder {
     }
 }
 
-/// Returns where a token (row) does not look (column): at later ones, and at those before its window. Shape: `[length, length]`.
-fn masked(length: usize, window: Option<usize>, device: &Device) -> Tensor<2, Bool> {
-    let shape = [length, length];
-    let later = Tensor::<2, Bool>::tril_mask(shape, 0, device);
-    match window.filter(|window| *window < length) {
-        None => later,
-        Some(window) => {
-            let seen = Tensor::<2, Bool>::tril_mask(shape, -(window as i64), device);
-            later.bool_or(seen.bool_not())
-        }
-    }
-}
-
 impl Layer {
     fn forward(
         &self,
         x: Tensor<3>,
         rotation: [Tensor<4>; 2],
-        masked: Tensor<4, Bool>,
+        apart: Option<Tensor<4, Bool>>,
+        window: Option<usize>,
     ) -> Tensor<3> {
         let normed = rms_norm(&self.norm_1, x.clone());
-        let x = x + self.attention.forward(normed, rotation, masked);
+        let x = x + self.attention.forward(normed, rotation, apart, window);
         let normed = rms_norm(&self.norm_2, x.clone());
         x + self.mlp.forward(normed)
     }
