@@ -12,6 +12,7 @@ mod chat;
 mod checksum;
 pub mod config;
 mod config_fields;
+mod conversion;
 mod counts;
 pub mod data;
 mod date;

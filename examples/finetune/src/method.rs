@@ -23,6 +23,25 @@ impl ModuleMapper for Outline {
     }
 }
 
+/// A mapper that replaces parameters by zeros, which are made when they are first read.
+struct Zeros;
+
+impl ModuleMapper for Zeros {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let shape = param.lazy_shape();
+        let made = shape.clone();
+        let zeros = move |device: &Device, is_trained: bool| {
+            Tensor::full(made, 0.0, (device, DType::F32)).set_require_grad(is_trained)
+        };
+        Param::uninitialized(param.id, zeros, param.lazy_device(), true, shape)
+    }
+}
+
+/// Returns a model whose weights are zeros, which are made when they are first read.
+pub fn zeros(config: &DecoderConfig, device: &Device) -> Decoder {
+    Decoder::init(config, true, device).map(&mut Zeros)
+}
+
 #[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Method {
     /// All weights.

@@ -6,9 +6,11 @@ use crate::config::DecoderConfig;
 use crate::first_adapters;
 use crate::options::{FileType, Options};
 use crate::print::count;
+use crate::save_every::SaveEvery;
 
-/// The most tokens in a row, and in a step. The masks and indices of more can't be allocated.
+/// The most tokens in a row, in a row of several documents, and in a step. The masks and indices of more can't be allocated.
 const MAX_LENGTH: usize = 1 << 20;
+const MAX_PACKED: usize = 1 << 16;
 const MAX_TOKENS: usize = 1 << 28;
 
 /// The most passes over the rows.
@@ -48,6 +50,10 @@ impl Options {
             }
         );
         ensure!(
+            self.pad || length <= MAX_PACKED,
+            "`--length` is {length}, and packed rows have a mask of that many bytes squared: use at most {MAX_PACKED}, or `--pad`"
+        );
+        ensure!(
             self.batch <= MAX_TOKENS / length,
             "`--batch` is {}: with rows of {length} tokens use at most {}",
             self.batch,
@@ -85,6 +91,19 @@ impl Options {
         Ok(())
     }
 
+    /// Returns an error if the training, of this many steps, ends before `--patience` can end it.
+    pub fn check_patience(&self, steps: usize) -> Result<()> {
+        if let (Some(patience), SaveEvery::Steps(every)) = (self.patience, self.save_every) {
+            let saved = steps.div_ceil(every);
+            ensure!(
+                patience < saved,
+                "`--patience` is {patience}, and the training saves only {}: lower `--save-every`",
+                count(saved, "checkpoint")
+            );
+        }
+        Ok(())
+    }
+
     /// Checks the options of adapters and of the written file.
     fn check_method(&self, config: &DecoderConfig) -> Result<()> {
         let has_adapters = self.method.has_adapters();
@@ -101,7 +120,7 @@ impl Options {
             );
         }
         ensure!(
-            !has_adapters || self.merge || self.dtype == FileType::Base,
+            !self.writes_adapters() || self.dtype == FileType::Base,
             "`--dtype` is for a whole model, and adapters are written as they are trained: add `--merge`, or leave `--dtype` out"
         );
         let adapters = self.adapters();

@@ -99,7 +99,7 @@ pub struct Options {
     #[arg(long, default_value_t = BATCH)]
     pub batch: usize,
 
-    /// Micro-batches in a step: the rows are divided among them.
+    /// The most micro-batches in a step. All have the same number of rows; the last may have fewer.
     #[arg(long, default_value_t = 1)]
     pub accumulate: usize,
 
@@ -164,7 +164,8 @@ pub struct Options {
     #[arg(long, conflicts_with = "fit")]
     pub keep_activations: bool,
 
-    /// The beginning of the sample at the end; a question if all documents are chats; by default the beginning of a row that is held out.
+    /// The beginning of the sample at the end; a question if all documents are chats; by default the beginning of a row that is held
+    /// out, or of a training row if none is.
     #[arg(long)]
     pub prompt: Option<String>,
 
@@ -172,7 +173,7 @@ pub struct Options {
     #[arg(long, default_value_t = 60)]
     pub sample: usize,
 
-    /// Seed of the order of the rows, and of the adapters.
+    /// Seed of the documents that are held out, of the order of the rows, and of the adapters.
     #[arg(long, default_value_t = 42)]
     pub seed: u64,
 
@@ -221,6 +222,11 @@ pub enum States {
 }
 
 impl Options {
+    /// Returns `true` if the result is a file of adapters, not a whole model.
+    pub fn writes_adapters(&self) -> bool {
+        self.method.has_adapters() && !self.merge
+    }
+
     /// Returns `true` if the held-out loss decides about the training.
     pub fn follows_loss(&self) -> bool {
         self.keep_best || self.patience.is_some()

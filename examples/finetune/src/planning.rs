@@ -2,11 +2,14 @@
 
 use anyhow::{Result, anyhow, bail, ensure};
 use backburn::optim::AdamWConfig;
-use backburn::{Budget, FusedOptimizer, Plan, PlanError, Planner};
+use backburn::{Budget, FusedOptimizer, Plan, PlanError, Planner, Technique};
 use burn::prelude::*;
+use burn::tensor::FloatDType;
 
 use crate::config::DecoderConfig;
+use crate::counts::Counts;
 use crate::decoder::Decoder;
+use crate::method::{self, Method};
 use crate::names;
 use crate::options::Options;
 use crate::print::{count, say};
@@ -16,24 +19,42 @@ use crate::rows::{Order, Rows};
 pub fn plan(
     options: &Options,
     config: &DecoderConfig,
+    counts: Counts,
     rows: &Rows,
     device: &Device,
 ) -> Result<Option<Plan<AdamWConfig>>> {
     let Some(budget) = options.fit else {
         return Ok(None);
     };
-    // What can't be loaded is an error here; in the planner it is a panic.
-    drop(load(options, config, device)?);
-    let init = || load(options, config, device).expect("it was loaded before");
-    let all = Order::new(rows.len(), options.seed).of_step(0, options.batch);
+    if options.method.has_adapters() {
+        check_base(options.method, budget, counts.base)?;
+        // What can't be loaded is an error here; in the planner it is a panic.
+        drop(load(options, config, options.dtype(), device)?);
+    }
+    let init = || match options.method {
+        // In f32 the file may not fit.
+        Method::Full => method::zeros(config, device),
+        _ => load(options, config, options.dtype(), device).expect("it was loaded before"),
+    };
+    let mut all = Order::new(rows.len(), options.seed).of_step(0, options.batch);
+    // The masks of several documents in a row take memory.
+    all[0] = rows.with_most_documents();
     let loss = |model: &Decoder, items: usize| {
         let batch = rows.batch(&all[..items], device);
         model
             .sum_of_losses(batch.tokens, batch.targets)
             .div_scalar(batch.counted as f64)
     };
+    let changes_weights =
+        |it: &&Technique| matches!(it, Technique::Split24 | Technique::Stochastic);
+    let techniques = Technique::LEAST_COST.iter();
+    // The base of adapters is read in f32: to round it would take both.
+    let techniques =
+        techniques.filter(|it| !(options.method.has_adapters() && changes_weights(it)));
+    let techniques: Vec<Technique> = techniques.copied().collect();
     let planner = Planner::new(init, options.optimizer())
         .with_batch(options.batch)
+        .with_order(&techniques)
         .with_config(options.fused())
         .with_progress(|tried| say!("trying: {tried}"));
     say!(
@@ -62,11 +83,40 @@ pub fn plan(
     Ok(Some(plan))
 }
 
+/// Returns an error if the `base` weights that have adapters take more than the budget.
+fn check_base(method: Method, budget: Budget, base: u64) -> Result<()> {
+    let (bits, advice) = match method {
+        Method::Full | Method::Lora => (32, "raise it, or quantize with `--method qlora4`"),
+        Method::Qlora8 => (8, "raise it, or quantize with `--method qlora4`"),
+        Method::Qlora4 => (4, "raise it"),
+    };
+    let needed = base / 8 * bits;
+    match budget {
+        Budget::Bytes(bytes) => ensure!(
+            needed <= bytes as u64,
+            "the base takes {needed} bytes in {bits} bits a weight, and `--fit` has {bytes}: {advice}"
+        ),
+        Budget::Machine => {}
+    }
+    Ok(())
+}
+
 /// Returns the saved plan of a resumed training, if it fits the budget.
 pub fn resumed_plan(
     options: &Options,
     saved: Option<Plan<AdamWConfig>>,
 ) -> Result<Option<Plan<AdamWConfig>>> {
+    if saved.is_some() && options.fit.is_none() {
+        for (option, is_set) in [
+            ("accumulate", options.accumulate > 1),
+            ("keep-activations", options.keep_activations),
+        ] {
+            ensure!(
+                !is_set,
+                "the checkpoint has a plan, which `--{option}` would change: leave it out, or begin in another folder"
+            );
+        }
+    }
     match (&saved, options.fit) {
         (Some(plan), Some(Budget::Bytes(bytes))) => ensure!(
             plan.device_bytes <= bytes,
@@ -81,10 +131,13 @@ pub fn resumed_plan(
     Ok(saved)
 }
 
-fn load(options: &Options, config: &DecoderConfig, device: &Device) -> Result<Decoder> {
-    options
-        .method
-        .load(options, config, options.dtype(), device)
+fn load(
+    options: &Options,
+    config: &DecoderConfig,
+    dtype: FloatDType,
+    device: &Device,
+) -> Result<Decoder> {
+    options.method.load(options, config, dtype, device)
 }
 
 /// Returns the model in the files, as `plan` or the options train it.
@@ -94,7 +147,11 @@ pub fn fuse(
     plan: Option<&Plan<AdamWConfig>>,
     device: &Device,
 ) -> Result<FusedOptimizer<Decoder>> {
-    fuse_decoder(options, plan, load(options, config, device)?)
+    let dtype = match (options.method, plan.and_then(|plan| plan.weights)) {
+        (Method::Full, Some(dtype)) => dtype,
+        _ => options.dtype(),
+    };
+    fuse_decoder(options, plan, load(options, config, dtype, device)?)
 }
 
 /// Returns the training that a checkpoint is loaded into.

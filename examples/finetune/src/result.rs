@@ -60,18 +60,19 @@ impl TrainingResult<'_> {
             ),
             _ => {}
         }
-        let result = Trained::of(options, fused, self.dtype, &self.evaluation);
+        let plan = self.saved.plan.as_ref();
+        let result = Trained::of(options, plan, fused, self.dtype, &self.evaluation)?;
         let losses = Losses {
             before: self.saved.loss_before,
             trained: result.trained_loss,
             after: result.loss,
         };
-        losses.report(self.dtype);
+        losses.report(self.dtype, options);
         let write = |folder: &Path| {
             result.write(options, folder, self.dtype)?;
             card::write(options, self.made, losses, folder)
         };
-        let written = output.replace(&result.files(&options.model), finished, write);
+        let written = output.replace(&result.files(options), finished, write);
         written.context(
             "the model is trained, but only its checkpoint is written: the same command resumes it",
         )?;

@@ -30,7 +30,7 @@ pub fn check(options: &Options, counts: Counts, dtype: DType, steps: usize) -> R
 
 /// Returns the most bytes of the output.
 fn needed(options: &Options, counts: Counts, dtype: DType, steps: usize) -> u64 {
-    let result = match options.method.has_adapters() && !options.merge {
+    let result = match options.writes_adapters() {
         true => 4 * counts.trained,
         false => counts.base * dtype.size() as u64,
     };

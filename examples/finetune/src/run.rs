@@ -3,10 +3,11 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, ensure};
-use backburn::FusedOptimizer;
+use backburn::{Budget, FusedOptimizer};
 use peak_alloc::PeakAlloc;
 
 use crate::config::DecoderConfig;
+use crate::conversion::Conversion;
 use crate::counts::Counts;
 use crate::data::Data;
 use crate::decoder::Decoder;
@@ -43,6 +44,14 @@ pub fn run(options: &Options, stop: &AtomicBool, bytes: &PeakAlloc) -> Result<us
     let dtype = options.dtype.dtype(weights::dtype(&options.model)?);
     let tokens = Tokens::read(&options.model, &config)?;
     let data = Data::read(options, &config, &tokens)?;
+    let read = bytes.peak_usage();
+    if let Some(Budget::Bytes(budget)) = options.fit
+        && read > budget
+    {
+        say!(
+            "to read the data took {read} bytes, more than `--fit`: divide long texts into several documents"
+        );
+    }
     let (rows, held_out) = (&data.rows, &data.held_out);
     let prompt = match &options.prompt {
         Some(prompt) => tokens.prompt(prompt, data.is_chats)?,
@@ -51,6 +60,7 @@ pub fn run(options: &Options, stop: &AtomicBool, bytes: &PeakAlloc) -> Result<us
     };
     let options = &options.for_rows(rows.len())?;
     let steps = options.steps(rows.len())?;
+    options.check_patience(steps)?;
     let stop_at = options.stop.unwrap_or(steps);
     ensure!(
         stop_at <= steps,
@@ -62,11 +72,10 @@ pub fn run(options: &Options, stop: &AtomicBool, bytes: &PeakAlloc) -> Result<us
     if options.dry_run {
         dry_run::print(&data, &tokens)?;
         extent::report(options, counts, rows.length(), steps);
-        let plan = planning::plan(options, &config, rows, &device)?;
-        say!(
-            "{}",
-            planning::fuse(options, &config, plan.as_ref(), &device)?
-        );
+        let plan = planning::plan(options, &config, counts, rows, &device)?;
+        let fused = planning::fuse(options, &config, plan.as_ref(), &device)?;
+        Conversion::check(options, plan.as_ref(), &fused, counts.base, dtype, bytes)?;
+        say!("{fused}");
         ensure!(!print::has_failed(), "{UNPRINTED}");
         return Ok(0);
     }
@@ -112,7 +121,7 @@ pub fn run(options: &Options, stop: &AtomicBool, bytes: &PeakAlloc) -> Result<us
         }
         None => {
             Checkpoints::best(options).remove()?;
-            saved.plan = planning::plan(options, &config, rows, &device)?;
+            saved.plan = planning::plan(options, &config, counts, rows, &device)?;
         }
     }
     let plan = saved.plan.as_ref();
@@ -124,6 +133,14 @@ pub fn run(options: &Options, stop: &AtomicBool, bytes: &PeakAlloc) -> Result<us
         }
         false => (planning::fuse(options, &config, plan, &device)?, 0),
     };
+    Conversion::check(
+        options,
+        saved.plan.as_ref(),
+        &fused,
+        counts.base,
+        dtype,
+        bytes,
+    )?;
     saved.best = resumed_best(options, &saved, &fused, done)?;
     ensure!(
         done <= stop_at,

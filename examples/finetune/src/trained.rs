@@ -3,14 +3,16 @@
 use std::path::Path;
 
 use anyhow::Result;
-use backburn::FusedOptimizer;
+use backburn::optim::AdamWConfig;
+use backburn::{FusedOptimizer, Plan};
 use burn::module::Module;
-use burn::tensor::DType;
+use burn::tensor::{DType, FloatDType};
 
+use crate::conversion::{self, Conversion};
 use crate::decoder::Decoder;
 use crate::evaluation::Evaluation;
 use crate::model_files;
-use crate::options::{Options, Weights};
+use crate::options::Options;
 use crate::rounding::rounded;
 
 /// A trained model, and its losses on the rows that are held out.
@@ -23,53 +25,71 @@ pub struct Trained {
 }
 
 enum TrainedWeights {
-    Adapters(Box<FusedOptimizer<Decoder>>),
+    AsTrained(Box<FusedOptimizer<Decoder>>),
     /// The inference model with the numbers of the file.
-    Whole(Box<Decoder>),
+    Converted(Box<Decoder>),
 }
 
 impl Trained {
-    /// Returns the result of a training. The optimizer states of a whole model are freed before the model is rounded to `dtype`.
+    /// Returns the result of a training, for a file in `dtype`.
     pub fn of(
         options: &Options,
+        plan: Option<&Plan<AdamWConfig>>,
         fused: FusedOptimizer<Decoder>,
         dtype: DType,
         evaluation: &Evaluation<'_>,
-    ) -> Self {
+    ) -> Result<Self> {
+        let conversion = Conversion::of(options, plan, dtype);
         let trained_loss = evaluation.loss(&fused.valid());
-        if options.method.has_adapters() && !options.merge {
-            return Self {
-                weights: TrainedWeights::Adapters(Box::new(fused)),
-                trained_loss,
-                loss: trained_loss,
-            };
-        }
-        let trained: Decoder = match options.merge {
-            true => fused.model().materialize(),
-            // A file in f32 has all bits of weights in bf16, too.
-            false if dtype == DType::F32 => fused.full_precision_model(),
-            false => fused.model(),
+        let trained = match conversion {
+            Conversion::Nothing => {
+                return Self::as_trained(options, plan, fused, trained_loss, evaluation);
+            }
+            Conversion::LowBits => fused.full_precision_model(),
+            Conversion::Rounding => fused.into_parts().0,
+            Conversion::Merge => fused.into_parts().0.materialize(),
         };
         let model = trained.valid();
-        drop((trained, fused));
+        // Each tensor is freed when it is rounded.
+        drop(trained);
         let model = rounded(model, dtype);
-        let is_exact = dtype == DType::F32 && options.weights == Weights::F32;
-        let loss = match is_exact {
-            true => trained_loss,
-            false => evaluation.loss(&model),
-        };
-        Self {
-            weights: TrainedWeights::Whole(Box::new(model)),
+        Ok(Self {
+            loss: evaluation.loss(&model),
+            weights: TrainedWeights::Converted(Box::new(model)),
             trained_loss,
-            loss,
-        }
+        })
     }
 
-    /// Returns the names of the files, with those of the `base`.
-    pub fn files(&self, base: &Path) -> Vec<&'static str> {
-        match self.weights {
-            TrainedWeights::Adapters(_) => model_files::adapter_files(base),
-            TrainedWeights::Whole(_) => model_files::model_files(base),
+    fn as_trained(
+        options: &Options,
+        plan: Option<&Plan<AdamWConfig>>,
+        fused: FusedOptimizer<Decoder>,
+        trained_loss: Option<f64>,
+        evaluation: &Evaluation<'_>,
+    ) -> Result<Self> {
+        let is_in_f32 = conversion::weights(options, plan) == FloatDType::F32;
+        let (fused, loss) = match is_in_f32 || options.writes_adapters() {
+            true => (fused, trained_loss),
+            // The loss of the file is that in f32, as other programs compute it.
+            false => {
+                let config = options.fused().with_compute_dtype(Some(FloatDType::F32));
+                let fused = fused.with_config(config)?;
+                let loss = evaluation.loss(&fused.valid());
+                (fused, loss)
+            }
+        };
+        Ok(Self {
+            weights: TrainedWeights::AsTrained(Box::new(fused)),
+            trained_loss,
+            loss,
+        })
+    }
+
+    /// Returns the names of the files, with those of the base.
+    pub fn files(&self, options: &Options) -> Vec<&'static str> {
+        match options.writes_adapters() {
+            true => model_files::adapter_files(&options.model),
+            false => model_files::model_files(&options.model),
         }
     }
 
@@ -77,18 +97,23 @@ impl Trained {
     pub fn write(&self, options: &Options, folder: &Path, dtype: DType) -> Result<()> {
         let base = &options.model;
         match &self.weights {
-            TrainedWeights::Adapters(fused) => {
+            TrainedWeights::AsTrained(fused) if options.writes_adapters() => {
                 model_files::write_adapters(&fused.model(), &options.adapters(), base, folder)
             }
-            TrainedWeights::Whole(model) => model_files::write_model(model, base, folder, dtype),
+            TrainedWeights::AsTrained(fused) => {
+                model_files::write_model(&fused.model(), base, folder, dtype)
+            }
+            TrainedWeights::Converted(model) => {
+                model_files::write_model(model, base, folder, dtype)
+            }
         }
     }
 
     /// Returns the model to sample from.
     pub fn inference(&self) -> Decoder {
         match &self.weights {
-            TrainedWeights::Adapters(fused) => fused.valid(),
-            TrainedWeights::Whole(model) => Decoder::clone(model),
+            TrainedWeights::AsTrained(fused) => fused.valid(),
+            TrainedWeights::Converted(model) => Decoder::clone(model),
         }
     }
 }

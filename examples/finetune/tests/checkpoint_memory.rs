@@ -1,24 +1,20 @@
-//! Memory of a training that is saved and resumed, in a process of its own.
+//! Memory of trainings that are planned, saved and resumed.
 
 use std::fs;
 use std::path::Path;
-use std::sync::atomic::AtomicBool;
+use std::process::Command;
 
 use burn::module::Module;
 use burn::prelude::*;
 use burn::tensor::DType;
-use clap::Parser;
-use peak_alloc::PeakAlloc;
 use serde_json::{Value, json};
+use tempfile::TempDir;
 
 use finetune::config::DecoderConfig;
 use finetune::decoder::Decoder;
-use finetune::options::Options;
-use finetune::run::run;
 use finetune::weights;
 
-#[global_allocator]
-static BYTES: PeakAlloc = PeakAlloc;
+const BASE: &str = "--length 64 --batch 1 --sample 0 --held-out 0 --steps 4 --save-every 1";
 
 /// Writes a model whose weights are larger than the activations; returns the bytes of the weights.
 fn write_model(folder: &Path) -> usize {
@@ -39,26 +35,98 @@ fn write_model(folder: &Path) -> usize {
     4 * decoder.num_params()
 }
 
+/// A model and data in a folder.
+struct Training {
+    folder: TempDir,
+    /// Bytes of the weights in f32.
+    bytes: usize,
+}
+
+impl Training {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let bytes = write_model(&folder.path().join("model"));
+        let text = "The model learns this line.\n".repeat(60);
+        fs::write(folder.path().join("data.txt"), text).unwrap();
+        Self { folder, bytes }
+    }
+
+    /// Runs the program in a process of its own. Returns its peak in megabytes, or its error.
+    fn peak(&self, out: &str, options: &str) -> Result<f64, String> {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_finetune"));
+        for (option, name) in [
+            ("--model", "model"),
+            ("--data", "data.txt"),
+            ("--output", out),
+        ] {
+            command.arg(option).arg(self.folder.path().join(name));
+        }
+        let output = command
+            .args(BASE.split(' '))
+            .args(options.split(' '))
+            .output();
+        let output = output.unwrap();
+        if !output.status.success() {
+            return Err(String::from_utf8(output.stderr).unwrap());
+        }
+        let text = String::from_utf8(output.stdout).unwrap();
+        let peak = text.lines().find_map(|line| line.strip_prefix("peak "));
+        Ok(peak.unwrap().trim_end_matches(" MB").parse().unwrap())
+    }
+}
+
 #[test]
 fn saved_and_resumed_training_holds_each_tensor_once() {
-    let folder = tempfile::tempdir().unwrap();
-    let [model, data, out] = ["model", "data.txt", "out"].map(|name| folder.path().join(name));
-    let bytes = write_model(&model);
-    fs::write(&data, "The model learns this line.\n".repeat(60)).unwrap();
-    let line = format!(
-        "finetune --model {} --data {} --output {} --length 16 --batch 1 --sample 0 --held-out 0 --steps 4 --save-every 1",
-        model.display(),
-        data.display(),
-        out.display()
-    );
+    let training = Training::new();
+    // The weights and two states of AdamW are three times the weights. The program takes 8 MB.
+    let most = 4.5 * training.bytes as f64 / 1e6;
     for stop in ["--stop 2", "--stop 4"] {
-        let options = Options::parse_from(line.split(' ').chain(stop.split(' ')));
-        BYTES.reset_peak_usage();
-        let before = BYTES.current_usage();
-        run(&options, &AtomicBool::new(false), &BYTES).unwrap();
-        let peak = BYTES.peak_usage() - before;
-        println!("{stop}: {peak} bytes at the peak, {bytes} of weights");
-        // The weights and two states of AdamW are three times the weights.
-        assert!(peak < 4 * bytes, "{stop}: {peak}, {bytes}");
+        let peak = training.peak("out", stop).unwrap();
+        assert!(peak < most, "{stop}: {peak} of {most} MB");
     }
+}
+
+#[test]
+fn planned_training_is_stopped_and_resumed_within_its_budget() {
+    let training = Training::new();
+    for (method, megabytes) in [("full", 31), ("full", 22), ("lora", 26), ("qlora8", 24)] {
+        let options = format!("--method {method} --fit {megabytes}MB --dtype base");
+        let out = format!("{method}-{megabytes}");
+        for stop in ["--stop 2", "--stop 4"] {
+            let peak = training.peak(&out, &format!("{options} {stop}")).unwrap();
+            println!("{method}, {stop}: {peak} of {megabytes} MB");
+            // The first save makes tables of regular expressions, 0.9 MB for any model.
+            let most = f64::from(megabytes) + 1.0;
+            assert!(peak <= most, "{options} {stop}: {peak}");
+        }
+    }
+    let fit = "--method lora --fit 26MB --stop 1";
+    training.peak("other", fit).unwrap();
+    let other = training.peak("other", "--method lora --keep-activations");
+    let error = other.unwrap_err();
+    assert!(error.contains("--keep-activations"), "{error}");
+}
+
+#[test]
+fn result_that_takes_more_than_the_budget_is_refused_before_training() {
+    let training = Training::new();
+    for (options, advice) in [
+        ("--method qlora8 --fit 24MB --merge", "leave out `--merge`"),
+        ("--method lora --fit 8MB", "--method qlora4"),
+    ] {
+        let error = training.peak("out", options).unwrap_err();
+        assert!(error.contains(advice), "{error}");
+    }
+}
+
+#[test]
+fn result_in_bf16_of_stochastic_weights_takes_no_copy() {
+    let training = Training::new();
+    let options = "--weights stochastic --states 4 --dtype bf16";
+    let stopped = training
+        .peak("out", &format!("{options} --stop 2"))
+        .unwrap();
+    let written = training.peak("out", options).unwrap();
+    // A copy in f32 would take 12 MB.
+    assert!(written < stopped + 2.0, "{written} after {stopped}");
 }
