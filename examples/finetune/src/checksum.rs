@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use crc32fast::Hasher;
 
 /// Bytes that are read at once.
-const CHUNK: usize = 1 << 20;
+const CHUNK: usize = 1 << 16;
 
 /// Returns the CRC-32 of the file at `path` as text; `missing` if there is none.
 pub fn checksum(path: &Path) -> Result<String> {

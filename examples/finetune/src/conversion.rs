@@ -64,7 +64,7 @@ impl Conversion {
         let needed = held + states + 4 * base as usize;
         ensure!(
             needed <= plan.budget,
-            "the training fits, but to write its result in f32 takes about {needed} bytes, and `--fit` has {}: raise it, or {advice}",
+            "the training fits, but to write its result in f32 takes about {needed} bytes, and `--fit` has {}: {advice}, or raise it",
             plan.budget
         );
         Ok(())

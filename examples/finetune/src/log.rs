@@ -17,6 +17,7 @@ const BEGINNING: &str = "{\"step\":";
 
 /// A line of the log.
 #[derive(Serialize, Deserialize, Clone, Debug)]
+#[serde(deny_unknown_fields)]
 pub struct Line {
     /// Number of the step, from 1.
     pub step: usize,
@@ -125,6 +126,7 @@ mod tests {
             &b"{\"text\": \"a chat\"}"[..],
             b"{\"text\": \"a",
             b"{\"step\":1,\"lr\":2}",
+            b"{\"step\":1,\"loss\":2,\"rate\":1,\"norm\":null,\"tokens\":1,\"seconds\":1,\"mine\":0}\n",
             b"a chat",
             b"\xff\n",
         ] {

@@ -1,5 +1,7 @@
 //! Files of a model that `transformers` loads, and of adapters that `peft` loads.
 
+use std::fs::File;
+use std::io::Write;
 use std::path::Path;
 
 use anyhow::{Context, Result};
@@ -98,19 +100,31 @@ fn copy(names: &[&str], base: &Path, folder: &Path) -> Result<()> {
     for name in names {
         let from = base.join(name);
         if from.exists() {
-            let copied = std::fs::read(&from).and_then(|bytes| replace(&folder.join(name), &bytes));
+            let copied = File::open(&from).and_then(|mut from| {
+                replace_with(&folder.join(name), |to| {
+                    std::io::copy(&mut from, to).map(drop)
+                })
+            });
             copied.with_context(|| format!("{} can't be copied", from.display()))?;
         }
     }
     Ok(())
 }
 
-/// Writes a new file and renames it to `file`, which may be a link to a file of the user.
+/// Writes `bytes` to a new file and renames it to `file`, which may be a link to a file of the user.
 pub fn replace(file: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    replace_with(file, |to| to.write_all(bytes))
+}
+
+/// Replaces `file` as [`replace`] does, by a file that `write` writes.
+fn replace_with(
+    file: &Path,
+    write: impl FnOnce(&mut File) -> std::io::Result<()>,
+) -> std::io::Result<()> {
     let mut name = file.file_name().unwrap_or_default().to_owned();
     name.push(".tmp");
     let incomplete = file.with_file_name(name);
-    std::fs::write(&incomplete, bytes)?;
+    write(&mut File::create(&incomplete)?)?;
     std::fs::rename(&incomplete, file)
 }
 

@@ -95,7 +95,7 @@ pub struct Options {
     #[arg(long)]
     pub pad: bool,
 
-    /// Rows in a step; all rows, if the data has fewer.
+    /// Rows in a step. Without this option, all rows if the data has fewer.
     #[arg(long, default_value_t = BATCH)]
     pub batch: usize,
 

@@ -108,6 +108,9 @@ pub fn run(options: &Options, stop: &AtomicBool, bytes: &PeakAlloc) -> Result<us
     output.check_foreign()?;
     if newest.is_none() {
         output.check_empty()?;
+        if options.keep_best {
+            Checkpoints::best(options).check_empty()?;
+        }
     }
     checkpoints.check()?;
     room::check(options, counts, dtype, steps)?;
@@ -120,7 +123,6 @@ pub fn run(options: &Options, stop: &AtomicBool, bytes: &PeakAlloc) -> Result<us
             saved.best = newest.best;
         }
         None => {
-            Checkpoints::best(options).remove()?;
             saved.plan = planning::plan(options, &config, counts, rows, &device)?;
         }
     }

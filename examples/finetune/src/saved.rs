@@ -1,9 +1,8 @@
 //! Contents of a checkpoint in addition to model and optimizer.
 
-use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, ensure};
 use backburn::optim::{AdamWConfig, compact_records};
 use backburn::{Checkpoint, CheckpointError, FusedOptimizer, Plan, Progress};
 use burn::store::{BurnToPyTorchAdapter, PathFilter};
@@ -212,21 +211,17 @@ impl Checkpoints {
         }
     }
 
-    /// Removes all complete checkpoints, and no other files.
-    pub fn remove(&self) -> Result<()> {
-        let steps = self.checkpoint.steps();
-        for step in steps.map_err(|error| self.advise(error))? {
-            // A kill can leave a complete checkpoint under its temporary name.
-            for name in [format!(".step-{step}.tmp"), format!("step-{step}")] {
-                let folder = self.folder.join(name);
-                match std::fs::remove_dir_all(&folder) {
-                    Err(error) if error.kind() != ErrorKind::NotFound => {
-                        return Err(anyhow!("{} can't be removed: {error}", folder.display()));
-                    }
-                    _ => {}
-                }
-            }
-        }
+    /// Returns an error if there is a checkpoint.
+    pub fn check_empty(&self) -> Result<()> {
+        let steps = self
+            .checkpoint
+            .steps()
+            .map_err(|error| self.advise(error))?;
+        ensure!(
+            steps.is_empty(),
+            "{} has a checkpoint of another training: move the folder, or name another with `--output`",
+            self.folder.display()
+        );
         Ok(())
     }
 
@@ -307,26 +302,6 @@ mod tests {
     use clap::Parser;
 
     use super::*;
-
-    #[test]
-    fn removal_leaves_files_of_others() {
-        let folder = tempfile::tempdir().unwrap();
-        let line = "finetune --model m --data d --output";
-        let output = folder.path().display().to_string();
-        let options = Options::parse_from(line.split(' ').chain([output.as_str()]));
-        let best = Checkpoints::best(&options);
-        best.remove().unwrap();
-        let names = ["step-3", ".step-4.tmp", "step-last", "model"];
-        for name in names {
-            fs::create_dir_all(best.folder.join(name)).unwrap();
-            fs::write(best.folder.join(name).join("training.json"), "{}").unwrap();
-        }
-        fs::write(best.folder.join("notes.txt"), "mine").unwrap();
-        best.remove().unwrap();
-        let left = names.map(|name| best.folder.join(name).exists());
-        assert_eq!(left, [false, false, true, true]);
-        assert!(best.folder.join("notes.txt").exists());
-    }
 
     #[test]
     fn other_rows_are_refused_with_advice_on_dates() {

@@ -243,6 +243,26 @@ fn best_checkpoint_is_written() {
     assert!(more > ended, "{more} steps");
 }
 
+#[test]
+fn best_checkpoint_of_another_training_is_kept() {
+    let folder = tempfile::tempdir().unwrap();
+    let (model, data) = (copy("llama", folder.path()), text(folder.path()));
+    let out = folder.path().join("out");
+    let options = "--epochs 20 --save-every 2 --keep-best";
+    command(&model, &data, &out, &[options, "--stop 2"]).unwrap();
+    fs::remove_dir_all(out.join("checkpoints/step-2")).unwrap();
+    let best = out.join("checkpoints/best/step-2");
+    let error = command(&model, &data, &out, &[options, "--seed 7"]).unwrap_err();
+    let error = format!("{error:#}");
+    assert!(
+        error.contains("has a checkpoint of another training"),
+        "{error}"
+    );
+    assert!(best.is_dir());
+    command(&model, &data, &out, &["--epochs 20 --seed 7", "--stop 2"]).unwrap();
+    assert!(best.is_dir());
+}
+
 /// The program was killed after the checkpoint with the lowest loss was written, and before it was saved as the best one.
 #[test]
 fn best_checkpoint_is_saved_again_after_kill() {
