@@ -89,7 +89,11 @@ impl Display for Budget {
 
 impl Budget {
     /// Returns the number of bytes for a training on `device`.
-    pub(super) fn bytes(self, device: &Device) -> Result<usize, PlanError> {
+    ///
+    /// # Errors
+    ///
+    /// If it is 0, or the size of the memory is unknown.
+    pub fn bytes(self, device: &Device) -> Result<usize, PlanError> {
         match self {
             Self::Bytes(0) => Err(PlanError::invalid(
                 "the budget is 0 bytes: pass the number of bytes that the training may take",

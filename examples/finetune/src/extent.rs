@@ -55,7 +55,7 @@ pub fn report(options: &Options, counts: Counts, length: usize, steps: usize) {
     );
     if steps < FEW_STEPS {
         say!(
-            "warning: {} are few: use more data, raise `--epochs` or `--steps`, or lower `--batch`",
+            "warning: only {}: use more data, raise `--epochs` or `--steps`, or lower `--batch`",
             count(steps, "step")
         );
     }

@@ -2,7 +2,7 @@
 
 use anyhow::{Result, anyhow, bail, ensure};
 use backburn::optim::AdamWConfig;
-use backburn::{Budget, FusedOptimizer, Plan, PlanError, Planner, Technique};
+use backburn::{FusedOptimizer, Plan, PlanError, Planner, Technique};
 use burn::prelude::*;
 use burn::tensor::FloatDType;
 
@@ -27,7 +27,11 @@ pub fn plan(
         return Ok(None);
     };
     if options.method.has_adapters() {
-        check_base(options.method, budget, counts.base)?;
+        check_base(
+            options.method,
+            budget.bytes(&device.clone().inner())?,
+            counts.base,
+        )?;
         // What can't be loaded is an error here; in the planner it is a panic.
         drop(load(options, config, options.dtype(), device)?);
     }
@@ -84,20 +88,17 @@ pub fn plan(
 }
 
 /// Returns an error if the `base` weights that have adapters take more than the budget.
-fn check_base(method: Method, budget: Budget, base: u64) -> Result<()> {
+fn check_base(method: Method, budget: usize, base: u64) -> Result<()> {
     let (bits, advice) = match method {
         Method::Full | Method::Lora => (32, "raise it, or quantize with `--method qlora4`"),
         Method::Qlora8 => (8, "raise it, or quantize with `--method qlora4`"),
         Method::Qlora4 => (4, "raise it"),
     };
     let needed = base / 8 * bits;
-    match budget {
-        Budget::Bytes(bytes) => ensure!(
-            needed <= bytes as u64,
-            "the base takes {needed} bytes in {bits} bits a weight, and `--fit` has {bytes}: {advice}"
-        ),
-        Budget::Machine => {}
-    }
+    ensure!(
+        needed <= budget as u64,
+        "the base takes {needed} bytes in {bits} bits a weight, and `--fit` has {budget}: {advice}"
+    );
     Ok(())
 }
 
@@ -105,6 +106,7 @@ fn check_base(method: Method, budget: Budget, base: u64) -> Result<()> {
 pub fn resumed_plan(
     options: &Options,
     saved: Option<Plan<AdamWConfig>>,
+    device: &Device,
 ) -> Result<Option<Plan<AdamWConfig>>> {
     if saved.is_some() && options.fit.is_none() {
         for (option, is_set) in [
@@ -118,11 +120,14 @@ pub fn resumed_plan(
         }
     }
     match (&saved, options.fit) {
-        (Some(plan), Some(Budget::Bytes(bytes))) => ensure!(
-            plan.device_bytes <= bytes,
-            "the checkpoint was planned to take {} bytes, and `--fit` has {bytes}: give as many, or begin in another folder",
-            plan.device_bytes
-        ),
+        (Some(plan), Some(budget)) => {
+            let bytes = budget.bytes(&device.clone().inner())?;
+            ensure!(
+                plan.device_bytes <= bytes,
+                "the checkpoint was planned to take {} bytes, and `--fit` has {bytes}: give as many, or begin in another folder",
+                plan.device_bytes
+            );
+        }
         (None, Some(_)) => {
             bail!("the checkpoint was trained without a plan: resume without `--fit`")
         }

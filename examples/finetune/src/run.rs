@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, ensure};
-use backburn::{Budget, FusedOptimizer};
+use backburn::FusedOptimizer;
 use peak_alloc::PeakAlloc;
 
 use crate::config::DecoderConfig;
@@ -44,12 +44,12 @@ pub fn run(options: &Options, stop: &AtomicBool, bytes: &PeakAlloc) -> Result<us
     let dtype = options.dtype.dtype(weights::dtype(&options.model)?);
     let tokens = Tokens::read(&options.model, &config)?;
     let data = Data::read(options, &config, &tokens)?;
-    let read = bytes.peak_usage();
-    if let Some(Budget::Bytes(budget)) = options.fit
-        && read > budget
-    {
-        say!(
-            "to read the data took {read} bytes, more than `--fit`: divide long texts into several documents"
+    let device = options.device.device().autodiff();
+    if let Some(budget) = options.fit {
+        let (read, budget) = (bytes.peak_usage(), budget.bytes(&device.clone().inner())?);
+        ensure!(
+            read <= budget,
+            "to read the data takes {read} bytes, and `--fit` has {budget}: raise it, or divide long texts into several documents"
         );
     }
     let (rows, held_out) = (&data.rows, &data.held_out);
@@ -68,7 +68,6 @@ pub fn run(options: &Options, stop: &AtomicBool, bytes: &PeakAlloc) -> Result<us
         count(steps, "step")
     );
     let counts = Counts::of(options, &config, &tensors);
-    let device = options.device.device().autodiff();
     if options.dry_run {
         dry_run::print(&data, &tokens)?;
         extent::report(options, counts, rows.length(), steps);
@@ -118,7 +117,7 @@ pub fn run(options: &Options, stop: &AtomicBool, bytes: &PeakAlloc) -> Result<us
     let is_resumed = newest.is_some();
     match newest {
         Some(newest) => {
-            saved.plan = planning::resumed_plan(options, newest.plan)?;
+            saved.plan = planning::resumed_plan(options, newest.plan, &device)?;
             saved.loss_before = newest.loss_before;
             saved.best = newest.best;
         }

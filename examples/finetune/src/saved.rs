@@ -297,10 +297,6 @@ impl Checkpoints {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
-
-    use clap::Parser;
-
     use super::*;
 
     #[test]

@@ -120,6 +120,15 @@ fn result_that_takes_more_than_the_budget_is_refused_before_training() {
 }
 
 #[test]
+fn data_that_takes_more_than_the_budget_is_refused() {
+    let training = Training::new();
+    let text = "The model learns this line.\n".repeat(30_000);
+    fs::write(training.folder.path().join("data.txt"), text).unwrap();
+    let error = training.peak("out", "--fit 4MB").unwrap_err();
+    assert!(error.contains("to read the data takes"), "{error}");
+}
+
+#[test]
 fn result_in_bf16_of_stochastic_weights_takes_no_copy() {
     let training = Training::new();
     let options = "--weights stochastic --states 4 --dtype bf16";
