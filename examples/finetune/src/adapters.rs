@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use backburn::WeightNames;
 use burn::module::{Lora, ParamGroup};
 use burn::store::burn_pack::Tensor as PackTensor;
@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use crate::decoder::Decoder;
+use crate::names;
 use crate::tensor_file;
 
 pub const WEIGHTS: &str = "adapter_model.safetensors";
@@ -136,7 +137,7 @@ impl Adapters {
             .with_from_adapter(Transposed)
             .allow_partial(true);
         let loaded = decoder.load_from(&mut store);
-        loaded.with_context(|| file.display().to_string())?;
+        loaded.map_err(|error| anyhow!("{}: {}", file.display(), names::in_files(&error)))?;
         Ok(decoder)
     }
 }
