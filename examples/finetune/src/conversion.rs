@@ -53,15 +53,21 @@ impl Conversion {
         let Some(plan) = plan else {
             return Ok(());
         };
-        let advice = match Self::of(options, Some(plan), dtype) {
-            Self::LowBits => "write with `--dtype bf16`",
+        let base = base as usize;
+        let states = || MemoryEstimate::new(&fused.model(), &plan.optimizer.init()).optimizer_state;
+        let held = bytes.current_usage();
+        let (needed, advice) = match Self::of(options, Some(plan), dtype) {
+            Self::LowBits => (held + states() + 4 * base, "write with `--dtype bf16`"),
+            // Weights in f32 are rounded in their place.
+            Self::Rounding if weights(options, Some(plan)) == FloatDType::BF16 => {
+                (held + 2 * base, "write with `--dtype bf16`")
+            }
             // The weights of other adapters are replaced one after the other.
-            Self::Merge if options.method != Method::Lora => "leave out `--merge`",
+            Self::Merge if options.method != Method::Lora => {
+                (held + states() + 4 * base, "leave out `--merge`")
+            }
             _ => return Ok(()),
         };
-        let held = bytes.current_usage();
-        let states = MemoryEstimate::new(&fused.model(), &plan.optimizer.init()).optimizer_state;
-        let needed = held + states + 4 * base as usize;
         ensure!(
             needed <= plan.budget,
             "the training fits, but to write its result in f32 takes about {needed} bytes, and `--fit` has {}: {advice}, or raise it",

@@ -26,7 +26,7 @@ const EXAMPLE: &str = "Example, for a model in the folder `SmolLM2-135M` and a t
 
 /// Fine-tunes a language model of Hugging Face, and writes it back.
 #[derive(Parser, Clone, Debug)]
-#[command(args_override_self = true, version, after_help = EXAMPLE)]
+#[command(version, after_help = EXAMPLE)]
 pub struct Options {
     /// The folder of the model: `config.json`, `model.safetensors` (or several with an index), `tokenizer.json`.
     #[arg(long)]

@@ -123,6 +123,16 @@ fn option_without_effect_is_refused_by_name() {
 }
 
 #[test]
+fn option_given_twice_is_refused_by_name() {
+    for options in ["--method lora --method full", "--prompt a --prompt b"] {
+        let line = format!("finetune --model m --data d --output o {options}");
+        let error = Options::try_parse_from(line.split(' ')).unwrap_err();
+        let error = error.to_string();
+        assert!(error.contains("cannot be used multiple times"), "{error}");
+    }
+}
+
+#[test]
 fn config_out_of_range_is_refused_by_field() {
     for (field, value) in [
         ("rms_norm_eps", json!(-1)),
