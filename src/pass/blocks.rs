@@ -125,10 +125,8 @@ impl Blocks {
     }
 
     /// Seeds the generators, so that later numbers do not depend on which blocks were recomputed.
-    pub(super) fn end(&self) {
+    pub(super) fn end(&self, seeds: &Seeds) {
         let drawn_on = std::mem::take(&mut *self.drawn_on.lock());
-        if let Some(seeds) = self.own_seeds.get() {
-            random::seed(&drawn_on, mix(seeds.first, u64::MAX));
-        }
+        random::seed(&drawn_on, mix(seeds.first, u64::MAX));
     }
 }

@@ -229,7 +229,9 @@ impl Session {
         }
         let observers = (!observers.0.is_empty()).then(|| Arc::new(observers));
         let rank = self.membership.as_ref().map_or(0, |member| member.rank);
-        let seed = numbers.seed().map(|seed| seed_of_rank(mix(seed, 0), rank));
+        // The blocks of both passes draw the same numbers.
+        let stream = numbers.stream.as_ref().filter(|_| numbers.repeats);
+        let seed = stream.map(|stream| seed_of_rank(mix(stream.seed, 0), rank));
         let blocks = Blocks {
             config: checkpointing,
             prefetcher,

@@ -187,12 +187,6 @@ impl<M: Module> Core<M> {
         Ok(output)
     }
 
-    /// Begins the random numbers of a step in one pass, or in two if it `repeats`.
-    pub(super) fn begin_numbers(&self, repeats: bool) -> Result<StepNumbers, FusedError> {
-        let ranks = &self.ranks;
-        ranks.session().begin_numbers(&ranks.devices, repeats)
-    }
-
     /// Runs a pass: begin, forward and backward by `run`, finish, commit. `numbers` are its random numbers, if the step has two
     /// passes. If it fails or only measures, the running statistics are restored.
     pub(super) fn pass<R>(
@@ -203,11 +197,11 @@ impl<M: Module> Core<M> {
         run: impl FnOnce(&RunningPass<M>) -> Result<R, FusedError>,
     ) -> Result<R, FusedError> {
         self.reports.last = StepReport::default();
-        let gradient_use = pipeline.gradient_use;
+        let (gradient_use, ranks) = (pipeline.gradient_use, &self.ranks);
         let numbers = match (numbers, closure) {
             (Some(numbers), _) => numbers,
             (None, ClosureKind::Nothing) => StepNumbers::default(),
-            (None, _) => self.begin_numbers(false)?,
+            (None, _) => ranks.session().begin_numbers(&ranks.devices, false)?,
         };
         // The step counts as one without the lock until this function ends.
         let _unlocked = numbers.unlocked.clone();

@@ -18,9 +18,10 @@ impl<M: Module> Core<M> {
         closure: ClosureKind,
         run: &mut Run<'_, M, R>,
     ) -> Result<R, FusedError> {
-        let reads = !self.ranks.devices.iter().any(is_cubecl);
+        let ranks = &self.ranks;
+        let reads = !ranks.devices.iter().any(is_cubecl);
         let losses = reads.then(Arc::<Losses>::default);
-        let numbers = self.begin_numbers(true)?;
+        let numbers = ranks.session().begin_numbers(&ranks.devices, true)?;
         let mut pipeline = self.policies.pipeline(GradientUse::Measure, None);
         pipeline.losses.clone_from(&losses);
         let output = self.pass(pipeline.clone(), Some(numbers.clone()), closure, &mut *run)?;

@@ -67,10 +67,11 @@ impl Scope {
         match &kind {
             BlockNumbers::Repeated(own) => {
                 let (place, outer) = self.outer_numbers();
-                pass.observe(place, outer);
+                if let Some(outer) = outer.lock().take() {
+                    pass.observe(place, &outer);
+                }
                 pass.blocks.draw_on(&numbers.devices);
-                numbers.start();
-                *own.lock() = Some(numbers.clone());
+                pass.drawing.start(own, numbers.clone());
             }
             BlockNumbers::Shared => {
                 let found = &mut pass.drawing.found.lock()[BLOCKS];
@@ -142,7 +143,9 @@ impl RandomRun {
             return (self.numbers, self.kind);
         };
         let pass = &self.scope.pass;
-        pass.observe(BLOCKS, own);
+        if let Some(own) = own.lock().take() {
+            pass.observe(BLOCKS, &own);
+        }
         let mut next = self.numbers.clone();
         next.advance(Run::Block);
         let (_, outer) = self.scope.outer_numbers();

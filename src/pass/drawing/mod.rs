@@ -10,8 +10,8 @@
 mod block;
 mod observations;
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
 
 use backburn_base::{caught::catch_message, is_cubecl};
 use burn::tensor::Device;
@@ -19,7 +19,9 @@ use parking_lot::Mutex;
 
 use super::{Pass, Scope, Session};
 use crate::error::FusedError;
-use crate::random::{RandomStream, RngLock, Run, UnlockedStep, locked_error, system_seed};
+use crate::random::{
+    PROGRESS, RandomStream, RngLock, Run, UnlockedStep, locked_error, system_seed,
+};
 use crate::threads::lock::is_in_pool;
 
 pub(crate) use block::{BlockNumbers, RandomRun};
@@ -33,19 +35,11 @@ pub(crate) struct StepNumbers {
     /// `None` if another training has the lock, or nothing is drawn.
     lock: Option<Arc<RngLock>>,
     /// The numbers with which a forward pass begins. Without them it continues those of the program.
-    stream: Option<RandomStream>,
+    pub(super) stream: Option<RandomStream>,
     /// `true` if the step has two passes, which draw the same numbers.
     pub(crate) repeats: bool,
     /// The record of a step without the lock that may draw, until it ends.
     pub(crate) unlocked: Option<Arc<UnlockedStep>>,
-}
-
-impl StepNumbers {
-    /// Returns the seed of the blocks of both passes.
-    pub(super) fn seed(&self) -> Option<u64> {
-        let stream = self.stream.as_ref().filter(|_| self.repeats);
-        stream.map(|stream| stream.seed)
-    }
 }
 
 impl Session {
@@ -129,8 +123,8 @@ pub(crate) struct Drawing {
     block_turns: Arc<Mutex<()>>,
     /// Draws of blocks and of the rest that this pass has observed.
     found: Mutex<[Draws; 2]>,
-    /// The number of steps without the lock at the beginning of the pass.
-    unlocked: Option<usize>,
+    /// The number of steps without the lock when the pass began to observe; `None` inside if there was one.
+    unlocked: OnceLock<Option<usize>>,
 }
 
 impl Drawing {
@@ -139,17 +133,22 @@ impl Drawing {
         Self {
             lock: Mutex::new(numbers.lock.take()),
             numbers,
-            unlocked: UnlockedStep::count(),
             ..Self::default()
         }
     }
 
     /// Records that the pass makes progress, if others may be waiting for it.
     pub(crate) fn report_progress(&self) {
-        self.lock
-            .lock()
-            .iter()
-            .for_each(|lock| lock.report_progress());
+        if self.lock.lock().is_some() {
+            PROGRESS.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Seeds the generators with the start of `numbers`, which `place` draws from now on and is observed.
+    fn start(&self, place: &SinceSeed, numbers: RandomStream) {
+        self.unlocked.get_or_init(UnlockedStep::count);
+        numbers.start();
+        *place.lock() = Some(numbers);
     }
 
     /// Ends the turn of a rank, before other ranks are waited for.
@@ -184,28 +183,29 @@ impl Pass {
                 turn => *drawing.turn.lock() = turn,
             }
         }
-        stream.start();
         drawing.found.lock()[REST] = Draws::Nothing;
-        *drawing.rest.lock() = Some(stream);
+        drawing.start(&drawing.rest, stream);
         Ok(())
     }
 
     /// Ends the random numbers of the forward pass, before other ranks are waited for.
     pub(crate) fn end_forward(&self) {
         let drawing = &self.drawing;
-        if let Some(mut numbers) = self.observe(REST, &drawing.rest) {
+        let numbers = drawing.rest.lock().take();
+        if let Some(mut numbers) = numbers {
+            self.observe(REST, &numbers);
             numbers.advance(Run::OutsideOfBlocks);
         }
-        drawing.end_turn();
-        if self.membership.is_none() && drawing.found.lock()[BLOCKS] != Draws::Numbers {
-            self.release_generators();
+        match self.membership {
+            Some(_) => drawing.end_turn(),
+            None if drawing.found.lock()[BLOCKS] == Draws::Numbers => {}
+            None => self.release_generators(),
         }
     }
 
-    /// Ends the numbers of a run since their last seed, and observes whether it drew. After the first pass, a CubeCL device is assumed
-    /// to draw as before, because to observe it would wait for it.
-    fn observe(&self, place: usize, numbers: &SinceSeed) -> Option<RandomStream> {
-        let numbers = numbers.lock().take()?;
+    /// Observes whether a run drew `numbers` since their seed. After the first pass, a CubeCL device is assumed to draw as before,
+    /// because to observe it would wait for it.
+    fn observe(&self, place: usize, numbers: &RandomStream) {
         let known = self.blocks.observations.draws.lock()[place];
         let is_assumed = known != Draws::Unknown && numbers.devices.iter().any(is_cubecl);
         let mut found = self.drawing.found.lock();
@@ -220,27 +220,31 @@ impl Pass {
                 found[place] = Draws::Numbers;
             }
         }
-        Some(numbers)
     }
 
     /// Releases the lock of the generators. Later numbers don't depend on how many this pass drew.
     fn release_generators(&self) {
         let lock = self.drawing.lock.lock().take();
-        if lock.is_some() {
-            let of_ranks = self.drawing.numbers.stream.as_ref();
-            let of_ranks = of_ranks.filter(|_| self.membership.is_some());
-            of_ranks.into_iter().for_each(RandomStream::end);
-            self.blocks.end();
+        if lock.is_none() {
+            return;
+        }
+        if let (Some(stream), Some(_)) = (&self.drawing.numbers.stream, &self.membership) {
+            stream.end();
+        }
+        if let Some(seeds) = self.blocks.own_seeds.get() {
+            self.blocks.end(seeds);
         }
     }
 
     /// Ends the random numbers of a pass. A pass that `commits` adds to what is known of the model.
     pub(super) fn end_numbers(&self, commits: bool) {
-        self.drawing.end_turn();
+        self.drawing.turn.lock().take();
         self.release_generators();
+        let Some(unlocked) = self.drawing.unlocked.get() else {
+            return;
+        };
         let found = *self.drawing.found.lock();
-        let unlocked = self.drawing.unlocked;
-        let is_disturbed = unlocked.is_none() || unlocked != UnlockedStep::count();
+        let is_disturbed = unlocked.is_none() || *unlocked != UnlockedStep::count();
         let mut known = self.blocks.observations.draws.lock();
         for (known, found) in known.iter_mut().zip(found) {
             *known = match (*known, found) {
