@@ -66,12 +66,12 @@
 //! | `record` | loads an optimizer record, after a check that it fits |
 //! | `pass` | shared state of one forward and backward pass; its events, for the memory recorder and observers of the user |
 //! | `files` | casts a model, or loads a file in the type of training; names of weights in files of Hugging Face's `transformers` |
-//! | `quantized` | adapters on frozen quantized weights |
 //! | `shared_optimizer` | the optimizer that all ranks share, one parameter at a time, and its offloaded states |
 //! | `policy` | policies for complete gradients |
 //! | `placement` | location and storage type of each parameter, residency of its compute copy |
 //! | `random` | repeatable random numbers, and the lock of Burn's generators |
 //! | `parameters` | float parameters of a module: mapping, and running statistics |
+//! | `quantized` | adapters on frozen quantized weights |
 //! | `offload` | transfers states, updates, weights and activations to host memory |
 //! | `replica` | owners of parameters, and flow control between several devices |
 //! | `device` | checks of devices |

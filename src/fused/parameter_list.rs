@@ -1,9 +1,10 @@
 use std::fmt::{Display, Formatter};
 
-use backburn_base::{Parameter, list, weight_of_quantized_values};
+use backburn_base::{Parameter, list};
 use burn::module::{Module, ParamId};
 use burn::tensor::Shape;
 
+use crate::quantized::weight_of_values;
 use crate::shared_optimizer::SharedOptimizer;
 use crate::weights::Role;
 
@@ -29,7 +30,7 @@ impl ParameterList {
     ) -> Self {
         let parameters = list(model).into_iter();
         // Quantized values do not count as parameters in addition to their weights.
-        let parameters = parameters.filter(|it| weight_of_quantized_values(&it.path).is_none());
+        let parameters = parameters.filter(|it| weight_of_values(&it.path).is_none());
         let listed = |it: Parameter| {
             let (id, shape) = (it.param.id(), it.param.shape());
             let role = role(id).unwrap_or(Role::Frozen);

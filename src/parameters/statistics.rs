@@ -8,11 +8,12 @@
 
 use std::collections::{HashMap, HashSet};
 
-use backburn_base::{AnyTensor, list, values, weight_of_quantized_values};
+use backburn_base::{AnyTensor, list, values};
 use burn::module::{Flag, Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::Tensor;
 
 use super::map::map_params;
+use crate::quantized::weight_of_values;
 
 /// Returns the ids of the running statistics of `module`. It only reads: other threads may be computing with them.
 ///
@@ -24,7 +25,7 @@ pub(crate) fn running_statistics<M: Module>(module: &M) -> HashSet<ParamId> {
     let of_both = held
         .iter()
         .zip(&again)
-        .filter(|(held, _)| weight_of_quantized_values(&held.path).is_none())
+        .filter(|(held, _)| weight_of_values(&held.path).is_none())
         .map(|(held, again)| (&held.param, &again.param));
     // A parameter that is not initialized is not a statistic.
     let moved =

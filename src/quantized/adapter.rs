@@ -22,6 +22,16 @@ pub struct QuantizedAdapter {
     values: QuantizedValues,
 }
 
+/// Returns `true` if the parameter at `path` is a factor of an adapter, on a quantized weight or on an ordinary one.
+pub(crate) fn is_factor(path: &str) -> bool {
+    path.ends_with(".lora.a") || path.ends_with(".lora.b")
+}
+
+/// Returns the path of the quantized weight whose values are the parameter at `path`, or `None` if it is another parameter.
+pub(crate) fn weight_of_values(path: &str) -> Option<&str> {
+    path.strip_suffix(".lora.values")
+}
+
 impl QuantizedAdapter {
     pub(super) fn new(adapter: LoraAdapter, values: QuantizedValues) -> Self {
         let LoraAdapter { a, b, scale } = adapter;

@@ -20,6 +20,7 @@ mod values;
 mod weight;
 
 pub use adapter::QuantizedAdapter;
+pub(crate) use adapter::{is_factor, weight_of_values};
 #[cfg(feature = "store")]
 pub(crate) use base::AdaptedBase;
 pub use format::BaseFormat;

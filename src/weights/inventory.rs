@@ -1,7 +1,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use backburn_base::{AnyTensor, Parameter, list, weight_of_quantized_values, with_rank};
+use backburn_base::{AnyTensor, Parameter, list, with_rank};
 use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::{DType, Device, Tensor};
 
@@ -12,7 +12,7 @@ use crate::error::FusedError;
 use crate::offload::OffloadEngine;
 use crate::pass::lock_generators;
 use crate::placement::RankContext;
-use crate::quantized::is_placeholder;
+use crate::quantized::{is_placeholder, weight_of_values};
 use crate::random::UnlockedStep;
 use crate::replica::Size;
 use crate::shared_optimizer::SharedOptimizer;
@@ -60,7 +60,7 @@ impl Inventory {
         }
         let quantized = parameters
             .iter()
-            .filter_map(|it| weight_of_quantized_values(&it.path));
+            .filter_map(|it| weight_of_values(&it.path));
         let quantized: HashSet<_> = quantized.collect();
         let unfrozen = |parameter: &&Parameter| {
             // Burn's `fork` makes floats of a placeholder.

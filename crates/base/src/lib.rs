@@ -16,7 +16,7 @@ use burn::tensor::Device;
 
 pub use any::{AnyParam, AnyTensor, MAX_RANK};
 pub use key::ModelKey;
-pub use list::{Parameter, list, values, weight_of_quantized_values, with_value};
+pub use list::{Parameter, list, values, with_value};
 pub use read::{copy_to_device, in_memory, of_data, read};
 pub use servers::{is_remote, read_with_timeout, sync_with_timeout};
 pub use transfer::{forked, in_type, lift, to_device, transferred};

@@ -69,8 +69,3 @@ pub fn with_value<const D: usize>(param: &Param<Tensor<D>>) -> Param<Tensor<D>> 
         false => param.clone(),
     }
 }
-
-/// Returns the path of the quantized weight whose values are the parameter at `path`, or `None` if it is another parameter.
-pub fn weight_of_quantized_values(path: &str) -> Option<&str> {
-    path.strip_suffix(".lora.values")
-}

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use backburn_base::caught::{Caught, catch};
-use backburn_base::{Parameter, list, weight_of_quantized_values};
+use backburn_base::{Parameter, list};
 use burn::module::Module;
 use burn::optim::GradientsParams;
 
@@ -15,6 +15,7 @@ use crate::parameters::running_statistics;
 use crate::pass::StepEvent;
 use crate::pass::{FailedIn, Failure, Pass, Scope, Stage};
 use crate::placement::RankContext;
+use crate::quantized::{is_factor, weight_of_values};
 use crate::replica::Membership;
 use crate::weights::LocalParams;
 
@@ -154,7 +155,7 @@ pub(super) fn nothing_trained<M: Module>(model: &M) -> Option<FusedError> {
     let mut parameters = list(model);
     let statistics = running_statistics(model);
     let can_be_trained = |it: &Parameter| {
-        weight_of_quantized_values(&it.path).is_none() && !statistics.contains(&it.param.id())
+        weight_of_values(&it.path).is_none() && !statistics.contains(&it.param.id())
     };
     parameters.retain(can_be_trained);
     let paths = |which: fn(&Parameter) -> bool| {
@@ -162,7 +163,7 @@ pub(super) fn nothing_trained<M: Module>(model: &M) -> Option<FusedError> {
         let found: Vec<_> = found.map(|it| format!("`{}`", it.path)).collect();
         (!found.is_empty()).then(|| listed(found.iter()))
     };
-    let is_factor = |it: &Parameter| it.path.ends_with(".lora.a") || it.path.ends_with(".lora.b");
+    let is_factor = |it: &Parameter| is_factor(&it.path);
     let is_matrix = |it: &Parameter| it.param.shape().num_dims() == 2;
     let advice = if let Some(factors) = paths(is_factor) {
         format!("Unfreeze the adapters with `Module::unfreeze_group`: {factors}")
