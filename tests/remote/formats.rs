@@ -70,22 +70,36 @@ fn format_on_local_device_moved_to_server_is_refused() {
 fn formats_on_local_device_next_to_server_train() {
     in_time(|| {
         let server = Server::start();
+        let initial = Net::init(&flex());
+        let model = || copy(&initial, || Net::init(&flex()));
         // On the host.
+        let x = Tensor::<2>::ones([5, 6], &flex());
+        let loss = |model: &Net, _| model.loss(x.clone());
+        let stock = train_stock(model(), &mut bits8(), 3, RATE, loss);
         let config =
             FusedConfig::offload(OffloadConfig::new(Offload::Updates).with_min_elements(0));
-        let mut fused = FusedOptimizer::new(Net::init(&flex()), bits8())
+        let mut fused = FusedOptimizer::new(model(), bits8())
             .unwrap()
             .with_config_on(config, &server.device)
             .unwrap();
-        let x = Tensor::<2>::ones([5, 6], &server.device);
-        fused.step(RATE, |model| model.loss(x)).unwrap();
+        for _ in 0..3 {
+            let x = x.clone().to_device(&server.device);
+            fused.step(RATE, |model| model.loss(x)).unwrap();
+        }
+        assert_equal_weights(&stock, &fused.model().fork(&flex()));
         // On the main device.
-        let devices = [flex(), server.device.clone()];
-        let config = FusedConfig::new().with_ownership(Ownership::MainDevice);
-        let batches = ones(&devices);
-        let model = Net::init(&flex());
-        let mut fused = FusedReplicas::new_with_config(model, bits8(), devices, config).unwrap();
-        fused.step(RATE, batches, Net::loss).unwrap();
+        let train = |devices: [Device; 2]| {
+            let config = FusedConfig::new().with_ownership(Ownership::MainDevice);
+            let batches = ones(&devices);
+            let replicas = FusedReplicas::new_with_config(model(), bits8(), devices, config);
+            let mut fused = replicas.unwrap();
+            for _ in 0..3 {
+                fused.step(RATE, batches.clone(), Net::loss).unwrap();
+            }
+            fused.model()
+        };
+        let here = train([flex(), flex()]);
+        assert_equal_weights(&here, &train([flex(), server.device.clone()]));
     });
 }
 
