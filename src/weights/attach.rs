@@ -7,12 +7,12 @@ use burn::tensor::{Device, GradientCheckpointingStrategy, Tensor};
 
 use super::entry::{Entry, Role};
 use super::export::{ExportLocation, Value};
+use super::handle::Handle;
 use super::inventory::Inventory;
 use super::local_param::LocalParam;
 use super::local_params::LocalParams;
 use super::master_param::{MasterParam, MasterStorage};
 use super::placeholder::placeholder;
-use super::read::Handle;
 use crate::pass::Session;
 use crate::placement::RankContext;
 

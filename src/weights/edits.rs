@@ -4,7 +4,7 @@ use burn::module::{Module, ModuleVisitor, Param, Reparameterization};
 use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
 
-use super::read::Handle;
+use super::handle::Handle;
 
 /// Returns the path of a parameter of an attached module whose applied gradient was removed from `gradients`, or that is
 /// frozen and has a gradient there. The backward pass leaves neither.

@@ -5,7 +5,8 @@ use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::module::{Reparameterization, Reparameterizer};
 use burn::tensor::{Device, Tensor};
 
-use super::read::{FETCH_HANDLE, refuse_outside_of_a_block};
+use super::handle::FETCH_HANDLE;
+use super::read::refuse_outside_of_a_block;
 use crate::placement::RankContext;
 
 /// A reparameterizer of frozen parameters, and of those of an exported model: they are stored elsewhere or in another

@@ -6,7 +6,7 @@ use burn::module::{Module, ModuleVisitor, Param, ParamId};
 use burn::tensor::{DType, Device, Tensor};
 
 use super::entry::{Entry, Role};
-use super::read::carries_handle;
+use super::handle::carries_handle;
 use crate::device;
 use crate::error::FusedError;
 use crate::offload::OffloadEngine;

@@ -199,9 +199,7 @@ impl LocalParam {
             errors.add(&self.master.path, &*value);
         }
     }
-}
 
-impl LocalParam {
     /// Returns the stand-in for the applied gradient.
     pub(super) fn applied(&self) -> Option<Arc<AppliedGradient>> {
         let new = || with_rank!(self.master.shape.num_dims(), D => AppliedGradient::new::<D>(&self.master, self.dtype, &self.device).map(Arc::new));

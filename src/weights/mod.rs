@@ -7,7 +7,7 @@
 //!
 //! # A parameter in a pass
 //!
-//! 1. [`Handle::apply`](read::Handle) redirects a read of the module's parameter to `LocalParam::read`, which taps the
+//! 1. [`Handle::apply`](handle::Handle) redirects a read of the module's parameter to `LocalParam::read`, which taps the
 //!    value that `resident_value` returns.
 //! 2. The tap passes the gradient of each use to [`TapSink::receive`](tap_sink::TapSink). When none is pending,
 //!    `LocalParam` reports the sum to the master.
@@ -25,6 +25,7 @@ mod export;
 mod fetch_on_read;
 mod frozen;
 mod gradient_state;
+mod handle;
 mod inventory;
 mod local_param;
 mod local_params;

@@ -1,94 +1,17 @@
-//! Reads of a parameter, through the handle that its module has.
+//! Reads of a parameter.
 
 use std::sync::Arc;
 
-use backburn_base::{AnyTensor, Parameter, lift};
-use burn::backend::autodiff::NodeId;
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Reparameterization};
-use burn::tensor::{Device, Tensor};
+use backburn_base::{AnyTensor, lift};
 
 use super::copy::CopyLifetime;
 use super::gradient_state::{Expecting, GradientState};
 use super::local_param::{LocalParam, State};
-use super::placeholder::Identity;
 use super::tap_sink::TapSink;
 use crate::pass::StepEvent;
 use crate::pass::{BlockReads, ClosureKind, Graph, Pass, PendingGradient, ReadMode, Scope, Stage};
 use crate::placement::Residency;
-use crate::tap::{node, tap};
-
-/// A reparameterization that redirects every read of a parameter to its local parameter. It has no parameters of its
-/// own, and does not move with the module.
-#[derive(Clone, Debug)]
-pub(crate) struct Handle {
-    local_param: Arc<LocalParam>,
-    placeholder: Identity,
-    /// Autodiff node of the placeholder; `None` on untracked backends.
-    node: Option<NodeId>,
-}
-
-impl Handle {
-    pub(crate) fn new<const D: usize>(
-        local_param: Arc<LocalParam>,
-        placeholder: &Tensor<D>,
-    ) -> Self {
-        Self {
-            local_param,
-            placeholder: Identity::of(placeholder),
-            node: node(placeholder),
-        }
-    }
-}
-
-impl Module for Handle {
-    fn collect_devices(&self, devices: Vec<Device>) -> Vec<Device> {
-        devices
-    }
-
-    fn fork(self, _device: &Device) -> Self {
-        self
-    }
-
-    fn to_device(self, _device: &Device) -> Self {
-        self
-    }
-
-    fn train(self) -> Self {
-        self
-    }
-
-    fn valid(&self) -> Self {
-        self.clone()
-    }
-
-    fn materialize(self) -> Self {
-        self
-    }
-
-    /// Shows the applied gradient's leaf after the backward pass of a step that runs its own.
-    fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
-        if let Some(applied) = self.local_param.registered() {
-            applied.visit(visitor);
-        }
-    }
-
-    fn map<P: ModuleMapper>(self, _mapper: &mut P) -> Self {
-        self
-    }
-}
-
-/// The name of the reparameterization that fetches a parameter whenever it is read.
-pub(super) const FETCH_HANDLE: &str = "backburn_fetch";
-
-/// Returns `true` if a master holds the value of the parameter.
-pub(super) fn is_attached(parameter: &Parameter) -> bool {
-    parameter.reparameterization.as_deref() == Some(Handle::NAME)
-}
-
-/// Returns `true` if a master holds the value, or if it is fetched whenever it is read.
-pub(super) fn carries_handle(parameter: &Parameter) -> bool {
-    is_attached(parameter) || parameter.reparameterization.as_deref() == Some(FETCH_HANDLE)
-}
+use crate::tap::tap;
 
 /// Panics if an adapter of the offloaded parameter at `base` is read outside of a block. Burn adds base and adapter,
 /// and the base is on the device only inside a block.
@@ -99,38 +22,6 @@ pub(super) fn refuse_outside_of_a_block(base: &str) {
              under gradient checkpointing: read it in a block, exclude it from the parameter group of the \
              adapter, or raise `OffloadConfig::min_elements` so that it stays on the device"
         );
-    }
-}
-
-impl Reparameterization for Handle {
-    const NAME: &'static str = "backburn";
-
-    /// Reads the parameter.
-    ///
-    /// The placeholder shows which value to return: `valid` and `no_grad` on the module also act on the placeholder.
-    fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
-        let local_param = &self.local_param;
-        // Every operation makes another node, also one that returns its input.
-        if self.node.is_some() && node(&base) == self.node {
-            return local_param.read().of_rank();
-        }
-        if Identity::of(&base) != self.placeholder {
-            panic!(
-                "parameter `{}` was mapped (`Param::map`), moved or loaded in the closure of a fused step, where the \
-                 model has no values of its own: change it between steps with \
-                 `FusedOptimizer::change_model`, or compute with another value in the closure \
-                 (`param.val().transpose()`, `param.val() + noise`)",
-                local_param.master.path
-            );
-        }
-        let value = if !base.is_autodiff() {
-            local_param.read_untrained()
-        } else if !base.is_tracked() && node(&base) != self.node {
-            local_param.constant_of(local_param.read_untrained())
-        } else {
-            local_param.read()
-        };
-        value.of_rank()
     }
 }
 

@@ -6,7 +6,7 @@ use burn::backend::{Dispatch, DispatchTensor};
 use burn::module::Module;
 use burn::tensor::{Device, Gradients, Tensor};
 
-use super::read::{carries_handle, is_attached};
+use super::handle::{carries_handle, is_attached};
 use crate::parameters::map_params;
 use crate::threads::lock::is_in_pool;
 
