@@ -117,7 +117,7 @@ impl Budget {
 
 fn unknown(reason: &str) -> PlanError {
     PlanError::invalid(format!(
-        "the size of the memory is unknown: {reason}. Pass the number of bytes instead"
+        "the size of the memory is unknown: {reason}. Pass the number of bytes instead (`Budget::Bytes`)"
     ))
 }
 
