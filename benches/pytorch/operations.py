@@ -64,6 +64,10 @@ def main(threads):
     row("layer_norm, ViT-S, 8 images", lambda: functional.layer_norm(images, (384,), scale, shift, 1e-6), images, scale, shift)
     table, tokens = random(49152, 576), torch.arange(TOKENS)[None]
     row("embedding, SmolLM", lambda: functional.embedding(tokens, table), table, tokens)
+    weight = random(1536, 576)
+    row("linear, SmolLM", lambda: functional.linear(x, weight), x, weight)
+    tall, bias = random(1536, 384), random(1536)
+    row("linear, ViT-S, 8 images", lambda: functional.linear(images, tall, bias), images, tall, bias)
     inner, outer = random(1536, 576), random(1536, 576)
     gated = lambda: functional.silu(functional.linear(x, inner)) * functional.linear(x, outer)
     row("swiglu with its products, SmolLM", gated, x, inner, outer)

@@ -2,13 +2,13 @@
 
 use backburn::gradient_checkpointing;
 use backburn_nn::{
-    AttentionOptions, LinearCrossEntropyOptions, attention, layer_norm, linear_cross_entropy,
-    rms_norm, rotary, swiglu,
+    AttentionOptions, LinearCrossEntropyOptions, attention, layer_norm, linear,
+    linear_cross_entropy, rms_norm, rotary, swiglu,
 };
 use burn::module::Module;
 use burn::nn::{
-    Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, RmsNorm, RmsNormConfig, SwiGlu,
-    SwiGluConfig,
+    Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig, RmsNorm,
+    RmsNormConfig, SwiGlu, SwiGluConfig,
 };
 use burn::tensor::{Device, Int, Tensor};
 
@@ -25,6 +25,7 @@ pub struct Decoder {
 #[derive(Module, Debug)]
 struct Layer {
     rms_norm: RmsNorm,
+    output: Linear,
     layer_norm: LayerNorm,
     mlp: SwiGlu,
 }
@@ -35,6 +36,7 @@ impl Decoder {
             embedding: EmbeddingConfig::new(11, DIM).init(device),
             layer: Layer {
                 rms_norm: RmsNormConfig::new(DIM).init(device),
+                output: LinearConfig::new(DIM, DIM).init(device),
                 layer_norm: LayerNormConfig::new(DIM).init(device),
                 mlp: SwiGluConfig::new(DIM, DIM).init(device),
             },
@@ -77,6 +79,7 @@ impl Layer {
         };
         let mixed = attention(heads.clone(), heads.clone(), heads, None, options);
         let x = mixed.swap_dims(1, 2).reshape([1, LENGTH, DIM]);
+        let x = linear(&self.output, x);
         swiglu(&self.mlp, layer_norm(&self.layer_norm, 1e-5, x))
     }
 }

@@ -11,11 +11,11 @@
 use std::time::Instant;
 
 use backburn_nn::{
-    AttentionOptions, LinearCrossEntropyOptions, attention, embedding, geglu, layer_norm,
+    AttentionOptions, LinearCrossEntropyOptions, attention, embedding, geglu, layer_norm, linear,
     linear_cross_entropy, rms_norm, rotary, swiglu,
 };
 use burn::nn::loss::CrossEntropyLossConfig;
-use burn::nn::{EmbeddingConfig, LayerNormConfig, RmsNormConfig, SwiGluConfig};
+use burn::nn::{EmbeddingConfig, LayerNormConfig, LinearConfig, RmsNormConfig, SwiGluConfig};
 use burn::tensor::activation::gelu_approximate;
 use burn::tensor::module as stock;
 use burn::tensor::ops::AttentionModuleOptions;
@@ -41,6 +41,7 @@ fn main() {
     );
     table.norms();
     table.embedding();
+    table.linear();
     table.gated();
     table.rotary();
     table.attention("attention, SmolLM", [1, 9, 3, TOKENS, 64], true);
@@ -110,6 +111,18 @@ impl Table {
             || layer.forward(tokens.clone()),
             || embedding(&layer, tokens.clone()),
         );
+    }
+
+    fn linear(&self) {
+        let layer = LinearConfig::new(576, 1536).with_bias(false);
+        let layer = layer.init(&self.device);
+        let x = self.random([1, TOKENS, 576]);
+        let (burn, ours) = (|| layer.forward(x.clone()), || linear(&layer, x.clone()));
+        self.row("linear, SmolLM", burn, ours);
+        let layer = LinearConfig::new(384, 1536).init(&self.device);
+        let x = self.random([8, 197, 384]);
+        let (burn, ours) = (|| layer.forward(x.clone()), || linear(&layer, x.clone()));
+        self.row("linear, ViT-S, 8 images", burn, ours);
     }
 
     fn gated(&self) {

@@ -7,6 +7,7 @@ use burn::tensor::activation::{gelu, gelu_approximate, sigmoid as sigmoid_of, si
 use rayon::prelude::*;
 
 use crate::elements::{Elements, TASK, have_kernel, tensor};
+use crate::linear::linear;
 use crate::node::{Computed, operation};
 use crate::simd::{sigmoid, vectorized};
 use crate::whole::wide;
@@ -17,8 +18,8 @@ use crate::whole::wide;
 /// For the backward pass it keeps `gate` and `up`. With `s = sigmoid(gate)` and `dy` for the gradient of the output, the gradient of
 /// `gate` is `dy * up * s * (1 + gate * (1 - s))`, that of `up` is `dy * gate * s`.
 pub fn swiglu<const D: usize>(layers: &SwiGlu, x: Tensor<D>) -> Tensor<D> {
-    let gate = layers.linear_inner.forward(x.clone());
-    gated(Activation::Silu, gate, layers.linear_outer.forward(x))
+    let gate = linear(&layers.linear_inner, x.clone());
+    gated(Activation::Silu, gate, linear(&layers.linear_outer, x))
 }
 
 /// Computes `gelu(gate) * up` ([Shazeer, 2020](https://arxiv.org/abs/2002.05202)). With `is_approximate` it uses the formula with `tanh`

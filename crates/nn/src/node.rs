@@ -3,7 +3,7 @@
 //! # Invariants
 //!
 //! - The backward pass computes with tensors without autodiff only: the graph is locked while its backward steps run.
-//! - A node keeps what its backward function captures, and nothing else.
+//! - A node keeps what its backward function captures, and the inputs that it names.
 
 #![allow(deprecated)] // `NdArray`: Burn 0.22 still ships it.
 
@@ -11,6 +11,7 @@ use std::fmt::{Debug, Formatter};
 use std::sync::Arc;
 
 use backburn_base::{AnyTensor, lift};
+use burn::backend::autodiff::NodeId;
 use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
 use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
@@ -25,12 +26,17 @@ use parking_lot::Mutex;
 /// Most inputs of an operation.
 const INPUTS: usize = 3;
 
-/// Computes the gradients of the inputs from the gradient of the output.
-type Function<const N: usize> = Box<dyn FnOnce(AnyTensor) -> [Option<AnyTensor>; N] + Send>;
+/// One tensor for each input.
+type Each<const N: usize> = [Option<AnyTensor>; N];
+
+/// Computes the gradients of the inputs from the gradient of the output, and the inputs that the tape keeps.
+type Function<const N: usize> = Box<dyn FnOnce(AnyTensor, Each<N>) -> Each<N> + Send>;
 
 /// The result of an operation on tensors without autodiff, with its backward pass.
 pub(crate) struct Computed<const N: usize> {
     pub(crate) output: AnyTensor,
+    /// `true` for each input that the tape keeps.
+    kept: [bool; N],
     backward: Function<N>,
 }
 
@@ -38,10 +44,21 @@ impl<const N: usize> Computed<N> {
     /// `backward` computes the gradients of the inputs. One of an input that is not tracked may be `None`, or is dropped.
     pub(crate) fn new(
         output: AnyTensor,
-        backward: impl FnOnce(AnyTensor) -> [Option<AnyTensor>; N] + Send + 'static,
+        backward: impl FnOnce(AnyTensor) -> Each<N> + Send + 'static,
+    ) -> Self {
+        Self::keeping([false; N], output, move |gradient, _| backward(gradient))
+    }
+
+    /// As [`new`](Self::new). `backward` also receives the inputs that are `kept`: the tape keeps them, or computes them again if
+    /// it can, such as the weight of an adapter on a quantized base.
+    pub(crate) fn keeping(
+        kept: [bool; N],
+        output: AnyTensor,
+        backward: impl FnOnce(AnyTensor, Each<N>) -> Each<N> + Send + 'static,
     ) -> Self {
         Self {
             output,
+            kept,
             backward: Box::new(backward),
         }
     }
@@ -65,7 +82,8 @@ pub(crate) fn operation<const N: usize>(
         .filter_map(|(input, _)| input.gradient_checkpointing_strategy())
         .next();
     let inner = inputs.each_ref().map(|it| it.0.clone().inner().into());
-    let Computed { output, backward } = run(inner, needed);
+    let computed = run(inner, needed);
+    let (output, backward) = (computed.output, computed.backward);
     let Some(strategy) = strategy else {
         return output;
     };
@@ -73,10 +91,14 @@ pub(crate) fn operation<const N: usize>(
     if !is_tracked {
         return output.into();
     }
-    let step = BackwardStep(Arc::new(Mutex::new(Some(Box::new(|gradient| {
-        let mut gradients = backward(gradient).into_iter();
-        [(); INPUTS].map(|()| gradients.next().flatten())
-    })))));
+    let mut kept = [false; INPUTS];
+    kept[..N].copy_from_slice(&computed.kept);
+    let function: Function<INPUTS> =
+        Box::new(|gradient, kept| resized(backward(gradient, resized(kept))));
+    let step = BackwardStep {
+        kept,
+        function: Arc::new(Mutex::new(Some(function))),
+    };
     // An operation of a backend has a fixed number of tensors. The output is not tracked.
     let constant = output.clone().into_dispatch();
     let mut inputs = inputs.into_iter().map(|input| input.0.into_dispatch());
@@ -104,9 +126,18 @@ fn covers(device: &Device) -> bool {
     }
 }
 
+/// Returns the first tensors of `each`, and `None` for more.
+fn resized<const FROM: usize, const TO: usize>(each: Each<FROM>) -> Each<TO> {
+    let mut each = each.into_iter();
+    [(); TO].map(|()| each.next().flatten())
+}
+
 /// The backward pass of a node. Burn clones the states of nodes, and runs each once.
 #[derive(Clone)]
-struct BackwardStep(Arc<Mutex<Option<Function<INPUTS>>>>);
+struct BackwardStep {
+    kept: [bool; INPUTS],
+    function: Arc<Mutex<Option<Function<INPUTS>>>>,
+}
 
 impl Debug for BackwardStep {
     fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
@@ -164,7 +195,13 @@ where
             .compute_bound()
             .stateful();
         match prepared {
-            OpsKind::Tracked(prepared) => prepared.finish(step, output),
+            OpsKind::Tracked(mut prepared) => {
+                let mut keep = |index: usize, input: &FloatTensor<Self>| {
+                    step.kept[index].then(|| prepared.checkpoint(input))
+                };
+                let kept = [keep(0, &first), keep(1, &second), keep(2, &third)];
+                prepared.finish((step, kept), output)
+            }
             OpsKind::UnTracked(prepared) => prepared.finish(output),
         }
     }
@@ -178,25 +215,35 @@ where
     B: Backend,
     DispatchTensor: DispatchKindConversion<B>,
 {
-    type State = BackwardStep;
+    type State = (BackwardStep, [Option<NodeId>; INPUTS]);
 
     fn backward(
         self,
         ops: Ops<Self::State, INPUTS>,
         gradients: &mut Gradients,
-        _checkpointer: &mut Checkpointer,
+        checkpointer: &mut Checkpointer,
     ) {
-        let gradient = gradients.consume::<B>(&ops.node);
-        let gradient = DispatchTensor::from_backend(BackendTensor::Float(gradient));
-        let function = ops.state.0.lock().take();
+        let gradient = any::<B>(gradients.consume::<B>(&ops.node));
+        let (step, kept) = ops.state;
+        let kept = kept.map(|id| Some(any::<B>(checkpointer.retrieve_node_output(id?))));
+        let function = step.function.lock().take();
         let function = function.expect("a backward step runs once");
-        let found = function(AnyTensor(Tensor::from_dispatch(gradient)));
+        let found = function(gradient, kept);
         for (parent, gradient) in ops.parents.into_iter().zip(found) {
             if let (Some(parent), Some(gradient)) = (parent, gradient) {
                 gradients.register::<B>(parent.id, primitive(gradient));
             }
         }
     }
+}
+
+fn any<B>(primitive: FloatTensor<B>) -> AnyTensor
+where
+    B: Backend,
+    DispatchTensor: DispatchKindConversion<B>,
+{
+    let tensor = DispatchTensor::from_backend(BackendTensor::Float(primitive));
+    AnyTensor(Tensor::from_dispatch(tensor))
 }
 
 /// Returns the tensor as a primitive of its backend `B`.

@@ -3,10 +3,10 @@
 #![cfg(feature = "flex")]
 
 use backburn_nn::{
-    AttentionOptions, LinearCrossEntropyOptions, attention, embedding, geglu, layer_norm,
+    AttentionOptions, LinearCrossEntropyOptions, attention, embedding, geglu, layer_norm, linear,
     linear_cross_entropy, rms_norm, rotary, swiglu,
 };
-use burn::nn::{EmbeddingConfig, LayerNormConfig, RmsNormConfig, SwiGluConfig};
+use burn::nn::{EmbeddingConfig, LayerNormConfig, LinearConfig, RmsNormConfig, SwiGluConfig};
 use burn::tensor::{Device, Int, Tensor};
 use peak_alloc::PeakAlloc;
 
@@ -47,6 +47,8 @@ fn operations_keep_the_bytes_of_the_table() {
     assert_kept("rms_norm", all, || rms_norm(&norm, x.clone()));
     let norm = LayerNormConfig::new(DIM).init(&device);
     assert_kept("layer_norm", all, || layer_norm(&norm, 1e-5, x.clone()));
+    let layer = LinearConfig::new(DIM, DIM).init(&device);
+    assert_kept("linear", all, || linear(&layer, x.clone()));
     let layers = SwiGluConfig::new(DIM, DIM).init(&device);
     assert_kept("swiglu", 3 * all, || swiglu(&layers, x.clone()));
     let up = leaf([1, ROWS, DIM]);

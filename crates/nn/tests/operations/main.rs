@@ -7,6 +7,7 @@ mod case;
 mod embedding;
 mod gated;
 mod graph;
+mod linear;
 mod linear_cross_entropy;
 mod norms;
 mod panics;

@@ -2,10 +2,10 @@
 
 use backburn_base::caught::catch_message;
 use backburn_nn::{
-    AttentionOptions, LinearCrossEntropyOptions, attention, geglu, layer_norm,
+    AttentionOptions, LinearCrossEntropyOptions, attention, geglu, layer_norm, linear,
     linear_cross_entropy, rms_norm, rotary,
 };
-use burn::nn::{LayerNormConfig, RmsNormConfig};
+use burn::nn::{LayerNormConfig, LinearConfig, RmsNormConfig};
 use burn::tensor::{Bool, Device, Int, Tensor};
 
 fn zeros<const D: usize>(shape: [usize; D]) -> Tensor<D> {
@@ -46,6 +46,9 @@ fn invalid_argument_panics_with_its_name() {
         (&["`x`", "`norm`"], &|| {
             let norm = LayerNormConfig::new(4).init(&device);
             let _ = layer_norm(&norm, 1e-5, zeros([2, 3]));
+        }),
+        (&["`x`", "`layer`"], &|| {
+            let _ = linear(&LinearConfig::new(4, 5).init(&device), zeros([2, 3]));
         }),
         (&["`gate`", "`up`"], &|| {
             let _ = geglu(zeros([2, 3]), zeros([3, 2]), true);

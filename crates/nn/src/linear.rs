@@ -1,0 +1,128 @@
+//! Linear layer.
+
+use backburn_base::AnyTensor;
+use burn::nn::Linear;
+use burn::tensor::Tensor;
+use burn::tensor::module::linear as stock;
+use rayon::prelude::*;
+
+use crate::elements::{Elements, add_all, have_kernel, rows_of_task, sum_of_tasks, tensor};
+use crate::node::{Computed, operation};
+use crate::product::{Effect::Add, Matrix, ON_POOL, multiply, product};
+
+/// Computes `y = x * weight + bias`, as [`Linear::forward`] does.
+///
+/// For the backward pass the tape keeps `x` and the weight, as with Burn. With `dy` for the gradient of `y`, the gradient of `x` is
+/// `dy * weight^T`, that of the weight is `x^T * dy`, and that of the bias is `dy` summed over the rows. On `flex` a product is
+/// written once; Burn 0.22 fills a buffer with zeros and copies it into a second one first. f64 and other backends have Burn's
+/// operation.
+///
+/// # Panics
+///
+/// If the last dimension of `x` is not the first one of the weight.
+pub fn linear<const D: usize>(layer: &Linear, x: Tensor<D>) -> Tensor<D> {
+    let (x, weight) = (x.into(), layer.weight.val().into());
+    match &layer.bias {
+        Some(bias) => of::<D, 3>([x, weight, bias.val().into()]),
+        None => of::<D, 2>([x, weight]),
+    }
+}
+
+/// Multiplies the first two of `inputs`, and adds the third.
+fn of<const D: usize, const N: usize>(inputs: [AnyTensor; N]) -> Tensor<D> {
+    let [row, d_input] = [inputs[0].shape()[D - 1], inputs[1].shape()[0]];
+    assert!(
+        row == d_input,
+        "the last dimension of `x` is {row}: it must be the first one of the weight of `layer`, {d_input}"
+    );
+    let compose = |inputs: [AnyTensor; N]| {
+        let bias = inputs.get(2).map(|bias| bias.0.clone());
+        let [x, weight] = [0, 1].map(|index| inputs[index].clone());
+        stock::<D>(x.of_rank(), weight.of_rank(), bias).into()
+    };
+    let inner = inputs.each_ref().map(|it| it.0.clone().inner().into());
+    match have_kernel(&inner) {
+        true => operation(inputs, kernel, compose),
+        false => compose(inputs),
+    }
+    .of_rank()
+}
+
+fn kernel<const N: usize>(inputs: [AnyTensor; N], needed: [bool; N]) -> Computed<N> {
+    let shape = inputs[0].shape();
+    let rows = shape.iter().rev().skip(1).product();
+    let layer = inputs[1].shape();
+    let [d_input, d_output] = [layer[0], layer[1]];
+    let (x, weight) = (
+        Elements::contiguous(&inputs[0]),
+        Elements::strided(&inputs[1]),
+    );
+    let y = match inputs.get(2) {
+        Some(bias) => {
+            let mut y = Elements::contiguous(bias).get()[..d_output].repeat(rows);
+            let to = Matrix::new(&mut *y, rows, d_output);
+            let x = Matrix::new(x.get(), rows, d_input);
+            multiply(to, x, matrix(&weight, [d_input, d_output]), Add, ON_POOL);
+            y
+        }
+        None => product(
+            Matrix::new(x.get(), rows, d_input),
+            matrix(&weight, [d_input, d_output]),
+        ),
+    };
+    let mut of_y = shape.clone();
+    *of_y.last_mut().expect("`x` has rows") = d_output;
+    let output = tensor(y, of_y, &inputs[0]);
+    // The gradient has the layout of the weight.
+    let is_transposed = matches!(weight.strides(), [1, column] if column != 1);
+    let like = inputs.each_ref().map(|it| {
+        let empty = Tensor::<1>::zeros([0], (&it.device(), it.dtype()));
+        AnyTensor::from(empty)
+    });
+    let mut kept = [false; N];
+    [kept[0], kept[1]] = [needed[1], needed[0]];
+    Computed::keeping(kept, output, move |gradient, mut kept| {
+        let gradient = Elements::contiguous(&gradient);
+        let of_y = Matrix::new(gradient.get(), rows, d_output);
+        let mut found = [const { None }; N];
+        if let Some(weight) = kept[1].take() {
+            let weight = Elements::strided(&weight);
+            let weight = matrix(&weight, [d_input, d_output]);
+            found[0] = Some(tensor(product(of_y, weight.transposed()), shape, &like[0]));
+        }
+        if let Some(x) = kept[0].take() {
+            let x = Elements::contiguous(&x);
+            let x = Matrix::new(x.get(), rows, d_input);
+            found[1] = Some(match is_transposed {
+                true => {
+                    let transposed = product(of_y.transposed(), x);
+                    let transposed = tensor(transposed, [d_output, d_input], &like[1]);
+                    transposed.of_rank::<2>().transpose().into()
+                }
+                false => tensor(product(x.transposed(), of_y), layer, &like[1]),
+            });
+        }
+        if needed.get(2) == Some(&true) {
+            let rows = &gradient.get()[..rows * d_output];
+            found[2] = Some(tensor(sum_of_rows(rows, d_output), [d_output], &like[2]));
+        }
+        found
+    })
+}
+
+fn matrix(weight: &Elements, shape: [usize; 2]) -> Matrix<&[f32]> {
+    Matrix::with_strides(weight.get(), shape, weight.strides())
+}
+
+/// Sums rows of `length` elements.
+fn sum_of_rows(rows: &[f32], length: usize) -> Vec<f32> {
+    let row = length.max(1);
+    let tasks = rows.par_chunks(rows_of_task(row) * row).map(|rows| {
+        let mut sums = vec![0.0; length];
+        for row in rows.chunks(row) {
+            add_all(&mut sums, row);
+        }
+        sums
+    });
+    sum_of_tasks(tasks.collect(), length)
+}

@@ -1,0 +1,66 @@
+//! Linear layer.
+
+use backburn_base::AnyTensor;
+use backburn_nn::linear;
+use burn::module::{Param, ParamId};
+use burn::nn::{Linear, LinearConfig};
+use burn::tensor::{Device, Tensor};
+
+use crate::case::{Case, assert_case, assert_same_places, param};
+
+/// A layer with the second and third of `inputs` as weight and bias.
+fn layer(inputs: &[AnyTensor], is_transposed: bool) -> Linear {
+    let mut layer = LinearConfig::new(1, 1).init(&Device::flex());
+    let weight: Tensor<2> = inputs[1].clone().of_rank();
+    let weight = match is_transposed {
+        true => weight.transpose(),
+        false => weight,
+    };
+    layer.weight = Param::initialized(ParamId::new(), weight);
+    layer.bias = inputs.get(2).map(param);
+    layer
+}
+
+fn with_linear<const D: usize>(
+    shape: [usize; D],
+    d_output: usize,
+    [has_bias, is_transposed]: [bool; 2],
+    check: impl Fn(&Case<'_, D>),
+) {
+    let mut weight = vec![shape[D - 1], d_output];
+    if is_transposed {
+        weight.reverse();
+    }
+    let mut inputs = vec![shape.to_vec(), weight];
+    inputs.extend(has_bias.then(|| vec![d_output]));
+    let x = |inputs: &[AnyTensor]| inputs[0].clone().of_rank::<D>();
+    check(&Case {
+        name: &format!("linear, bias: {has_bias}, transposed weight: {is_transposed}"),
+        inputs,
+        operation: &|inputs| linear(&layer(inputs, is_transposed), x(inputs)),
+        stock: &|inputs| layer(inputs, is_transposed).forward(x(inputs)),
+        exact: None,
+    });
+}
+
+const LAYERS: [[bool; 2]; 4] = [[false, false], [false, true], [true, false], [true, true]];
+
+#[test]
+fn linear_equals_burn() {
+    for layer in LAYERS {
+        for (shape, d_output) in [([2, 3, 8], 5), ([1, 1, 1], 1), ([2, 0, 8], 3)] {
+            with_linear(shape, d_output, layer, assert_case);
+        }
+        with_linear([70, 33], 17, layer, assert_case);
+        with_linear([2, 1, 3, 4], 6, layer, assert_case);
+    }
+    // Large enough for several threads.
+    with_linear([300, 200], 210, [true, false], assert_case);
+}
+
+#[test]
+fn linear_spreads_nan_and_infinity_as_burn() {
+    for layer in LAYERS {
+        with_linear([2, 3, 17], 4, layer, assert_same_places);
+    }
+}
