@@ -2,7 +2,7 @@
 //! structured like torchvision's `vit_*_16`: same modules, same parameter count.
 
 use backburn::gradient_checkpointing;
-use backburn_nn::{AttentionOptions, attention, layer_norm};
+use backburn_nn::{AttentionOptions, attention, layer_norm, linear};
 use burn::module::{Initializer, Param};
 use burn::nn::attention::{MultiHeadAttention, MultiHeadAttentionConfig};
 use burn::nn::conv::{Conv2d, Conv2dConfig};
@@ -156,8 +156,7 @@ impl Vit {
                 false => forward(block, x),
             });
         let class_token = tokens.narrow(1, 0, 1).squeeze_dim(1);
-        self.head
-            .forward(layer_norm(&self.norm, EPSILON, class_token))
+        linear(&self.head, layer_norm(&self.norm, EPSILON, class_token))
     }
 }
 
@@ -180,8 +179,8 @@ impl Block {
         let x = x + self.dropout.forward(attended);
 
         let hidden = layer_norm(&self.norm_2, EPSILON, x.clone());
-        let hidden = self.gelu.forward(self.expand.forward(hidden));
-        let hidden = self.contract.forward(hidden);
+        let hidden = self.gelu.forward(linear(&self.expand, hidden));
+        let hidden = linear(&self.contract, hidden);
         x + self.dropout.forward(hidden)
     }
 
@@ -190,7 +189,7 @@ impl Block {
         let [batch, tokens, dim] = x.dims();
         let layers = &self.attention;
         let heads = |layer: &Linear| {
-            let x = layer.forward(x.clone());
+            let x = linear(layer, x.clone());
             let x = x.reshape([batch, tokens, layers.n_heads, layers.d_k]);
             x.swap_dims(1, 2)
         };
@@ -201,6 +200,6 @@ impl Block {
         );
         let mixed = attention(query, key, value, None, AttentionOptions::default());
         let mixed = mixed.swap_dims(1, 2).reshape([batch, tokens, dim]);
-        layers.output.forward(mixed)
+        linear(&layers.output, mixed)
     }
 }

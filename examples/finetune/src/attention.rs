@@ -1,6 +1,6 @@
 //! Attention with grouped heads and rotary positions.
 
-use backburn_nn::{AttentionOptions, attention, rms_norm, rotary};
+use backburn_nn::{AttentionOptions, attention, linear, rms_norm, rotary};
 use burn::nn::{Linear, LinearConfig, RmsNorm, RmsNormConfig};
 use burn::prelude::*;
 
@@ -27,16 +27,16 @@ impl Attention {
             config.heads * config.head_dim,
             config.key_value_heads * config.head_dim,
         );
-        let linear = |from, to, bias| LinearConfig::new(from, to).with_bias(bias).init(device);
+        let layer = |from, to, bias| LinearConfig::new(from, to).with_bias(bias).init(device);
         let norm = || {
             let norm = RmsNormConfig::new(config.head_dim).with_epsilon(config.epsilon);
             config.query_key_norm.then(|| norm.init(device))
         };
         Self {
-            query: linear(config.hidden, all, config.query_key_value_bias),
-            key: linear(config.hidden, few, config.query_key_value_bias),
-            value: linear(config.hidden, few, config.query_key_value_bias),
-            output: linear(all, config.hidden, config.output_bias),
+            query: layer(config.hidden, all, config.query_key_value_bias),
+            key: layer(config.hidden, few, config.query_key_value_bias),
+            value: layer(config.hidden, few, config.query_key_value_bias),
+            output: layer(all, config.hidden, config.output_bias),
             query_norm: norm(),
             key_norm: norm(),
             heads: config.heads,
@@ -62,12 +62,12 @@ impl Attention {
             None => heads,
         };
         let query = normed(
-            split(self.query.forward(x.clone()), self.heads),
+            split(linear(&self.query, x.clone()), self.heads),
             &self.query_norm,
         );
-        let key = self.key.forward(x.clone());
+        let key = linear(&self.key, x.clone());
         let key = normed(split(key, self.key_value_heads), &self.key_norm);
-        let value = split(self.value.forward(x), self.key_value_heads);
+        let value = split(linear(&self.value, x), self.key_value_heads);
         let query = rotary(query, cos.clone(), sin.clone());
         let key = rotary(key, cos, sin);
         let options = AttentionOptions {
@@ -79,7 +79,7 @@ impl Attention {
         let mixed = mixed
             .swap_dims(1, 2)
             .reshape([batch as i32, length as i32, -1]);
-        self.output.forward(mixed)
+        linear(&self.output, mixed)
     }
 }
 

@@ -3,7 +3,9 @@
 //! Fields have the names of [`WeightNames::decoder`](backburn::WeightNames::decoder), which maps those in files of `transformers`.
 
 use backburn::gradient_checkpointing;
-use backburn_nn::{LinearCrossEntropyOptions, embedding, linear_cross_entropy, rms_norm, swiglu};
+use backburn_nn::{
+    LinearCrossEntropyOptions, embedding, linear, linear_cross_entropy, rms_norm, swiglu,
+};
 use burn::nn::{
     Embedding, EmbeddingConfig, Linear, LinearConfig, RmsNorm, RmsNormConfig, SwiGlu, SwiGluConfig,
 };
@@ -123,7 +125,7 @@ impl Decoder {
 
     fn head(&self, hidden: Tensor<3>) -> Tensor<3> {
         match &self.head {
-            Some(head) => head.forward(hidden),
+            Some(head) => linear(head, hidden),
             None => {
                 let weight = self.embedding.weight.val();
                 hidden.matmul(weight.transpose().unsqueeze())
@@ -183,6 +185,6 @@ impl Mlp {
     }
 
     fn forward(&self, x: Tensor<3>) -> Tensor<3> {
-        self.output.forward(swiglu(&self.swiglu, x))
+        linear(&self.output, swiglu(&self.swiglu, x))
     }
 }

@@ -1,4 +1,5 @@
 use backburn::{Whole, gradient_checkpointing_tiled};
+use backburn_nn::linear;
 use burn::nn::{Linear, LinearConfig, RotaryEncoding, RotaryEncodingConfig};
 use burn::prelude::*;
 use burn::tensor::FloatDType;
@@ -56,9 +57,9 @@ impl Attention {
     /// - output: `[batch, length, dim]`
     pub fn forward(&self, x: Tensor<3>, masked: Tensor<2, Bool>, tile: Option<usize>) -> Tensor<3> {
         let [batch, length, dim] = x.dims();
-        let query = self.turned(split(self.query.forward(x.clone()), self.heads));
-        let key = self.turned(split(self.key.forward(x.clone()), self.key_value_heads));
-        let value = split(self.value.forward(x), self.key_value_heads);
+        let query = self.turned(split(linear(&self.query, x.clone()), self.heads));
+        let key = self.turned(split(linear(&self.key, x.clone()), self.key_value_heads));
+        let value = split(linear(&self.value, x), self.key_value_heads);
         let seen = Whole((self.repeated(key), self.repeated(value)));
         let input = (query, masked.unsqueeze::<4>(), seen);
         let looked = |attention: &Self, (query, masked, Whole((key, value)))| {
@@ -69,7 +70,7 @@ impl Attention {
             None => looked(self, input),
         };
         let mixed = mixed.swap_dims(1, 2).reshape([batch, length, dim]);
-        self.output.forward(mixed)
+        linear(&self.output, mixed)
     }
 
     /// Computes the attention of these queries.

@@ -1,5 +1,5 @@
 use backburn::gradient_checkpointing_tiled;
-use backburn_nn::swiglu;
+use backburn_nn::{linear, swiglu};
 use burn::nn::{Linear, LinearConfig, SwiGlu, SwiGluConfig};
 use burn::prelude::*;
 use burn::tensor::activation::softmax;
@@ -24,7 +24,7 @@ struct Expert {
 
 impl Expert {
     fn forward(&self, x: Tensor<2>) -> Tensor<2> {
-        self.output.forward(swiglu(&self.gate, x))
+        linear(&self.output, swiglu(&self.gate, x))
     }
 }
 
@@ -73,7 +73,7 @@ impl Experts {
         let [tokens, _] = x.dims();
         let device = x.device();
         // In f32, to distinguish close probabilities.
-        let probabilities = softmax(self.router.forward(x.clone()).cast(FloatDType::F32), 1);
+        let probabilities = softmax(linear(&self.router, x.clone()).cast(FloatDType::F32), 1);
         let chosen = self.chosen(&probabilities);
         let weights = probabilities.clone().gather(1, chosen.clone());
         let weights = weights.clone() / weights.sum_dim(1);
