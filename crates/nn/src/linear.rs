@@ -1,6 +1,7 @@
 //! Linear layer.
 
 use backburn_base::AnyTensor;
+use burn::module::{LoraAdapter, Param};
 use burn::nn::Linear;
 use burn::tensor::Tensor;
 use burn::tensor::module::linear as stock;
@@ -17,14 +18,34 @@ use crate::product::{Effect::Add, Matrix, ON_POOL, multiply, product};
 /// written once; Burn 0.22 fills a buffer with zeros and copies it into a second one first. f64 and other backends have Burn's
 /// operation.
 ///
+/// A frozen weight with Burn's [`LoraAdapter`] is not composed: the result is `x * weight + bias + scale * (x * a) * b`
+/// ([Hu et al., 2021](https://arxiv.org/abs/2106.09685)), and the tape keeps `x` and `x * a`. So there is no dense gradient of the weight,
+/// whose product takes a third of the backward pass.
+///
 /// # Panics
 ///
 /// If the last dimension of `x` is not the first one of the weight.
 pub fn linear<const D: usize>(layer: &Linear, x: Tensor<D>) -> Tensor<D> {
-    let (x, weight) = (x.into(), layer.weight.val().into());
-    match &layer.bias {
-        Some(bias) => of::<D, 3>([x, weight, bias.val().into()]),
-        None => of::<D, 2>([x, weight]),
+    let (weight, bias) = (&layer.weight, layer.bias.as_ref().map(Param::val));
+    if let Some(adapter) = weight.reparameterization::<LoraAdapter>() {
+        let base = weight.base();
+        // A trained base needs its dense gradient, and one of another type is cast.
+        if !base.is_tracked() && base.dtype() == x.dtype() {
+            let low = with_bias(x.clone(), adapter.a.val(), None) * adapter.scale;
+            return with_bias(x, base, bias) + with_bias(low, adapter.b.val(), None);
+        }
+    }
+    with_bias(x, weight.val(), bias)
+}
+
+fn with_bias<const D: usize>(
+    x: Tensor<D>,
+    weight: Tensor<2>,
+    bias: Option<Tensor<1>>,
+) -> Tensor<D> {
+    match bias {
+        Some(bias) => of::<D, 3>([x.into(), weight.into(), bias.into()]),
+        None => of::<D, 2>([x.into(), weight.into()]),
     }
 }
 

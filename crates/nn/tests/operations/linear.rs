@@ -2,7 +2,7 @@
 
 use backburn_base::AnyTensor;
 use backburn_nn::linear;
-use burn::module::{Param, ParamId};
+use burn::module::{LoraAdapter, Module, Param, ParamId, Reparameterizer};
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, Tensor};
 
@@ -62,5 +62,52 @@ fn linear_equals_burn() {
 fn linear_spreads_nan_and_infinity_as_burn() {
     for layer in LAYERS {
         with_linear([2, 3, 17], 4, layer, assert_same_places);
+    }
+}
+
+/// Gives the parameter an adapter.
+struct Adapting(LoraAdapter);
+
+impl Reparameterizer for Adapting {
+    type Reparam = LoraAdapter;
+
+    fn reparameterize<const D: usize>(
+        &mut self,
+        _path: &str,
+        param: Param<Tensor<D>>,
+    ) -> (Param<Tensor<D>>, Option<LoraAdapter>) {
+        (param, Some(self.0.clone()))
+    }
+}
+
+/// A layer without bias whose frozen weight, the second of `inputs`, has an adapter of the third and fourth.
+fn adapted(inputs: &[AnyTensor]) -> Linear {
+    let param =
+        |input: &AnyTensor| Param::initialized(ParamId::new(), input.clone().of_rank::<2>());
+    let mut layer = layer(&inputs[..2], false);
+    let frozen = layer.weight.val().detach().set_require_grad(false);
+    layer.weight = Param::initialized(ParamId::new(), frozen);
+    layer.apply_reparameterization(Adapting(LoraAdapter {
+        a: param(&inputs[2]),
+        b: param(&inputs[3]),
+        scale: 0.5,
+    }))
+}
+
+#[test]
+fn linear_with_adapter_equals_composed_weight() {
+    for (rows, d_input, rank, d_output) in [(3, 8, 2, 5), (1, 1, 1, 1), (70, 33, 4, 17)] {
+        assert_case(&Case {
+            name: "linear with adapter",
+            inputs: vec![
+                vec![2, rows, d_input],
+                vec![d_input, d_output],
+                vec![d_input, rank],
+                vec![rank, d_output],
+            ],
+            operation: &|inputs| linear(&adapted(inputs), inputs[0].clone().of_rank::<3>()),
+            stock: &|inputs| adapted(inputs).forward(inputs[0].clone().of_rank::<3>()),
+            exact: None,
+        });
     }
 }
