@@ -20,7 +20,7 @@ use crate::product::{Effect::Add, Matrix, ON_POOL, multiply, product};
 ///
 /// A frozen weight with Burn's [`LoraAdapter`] is not composed: the result is `x * weight + bias + scale * (x * a) * b`
 /// ([Hu et al., 2021](https://arxiv.org/abs/2106.09685)), and the tape keeps `x` and `x * a`. So there is no dense gradient of the weight,
-/// whose product takes a third of the backward pass.
+/// whose product is half of the backward pass.
 ///
 /// # Panics
 ///
@@ -91,9 +91,9 @@ fn kernel<const N: usize>(inputs: [AnyTensor; N], needed: [bool; N]) -> Computed
             matrix(&weight, [d_input, d_output]),
         ),
     };
-    let mut of_y = shape.clone();
-    *of_y.last_mut().expect("`x` has rows") = d_output;
-    let output = tensor(y, of_y, &inputs[0]);
+    let mut y_shape = shape.clone();
+    *y_shape.last_mut().expect("`x` has rows") = d_output;
+    let output = tensor(y, y_shape, &inputs[0]);
     // The gradient has the layout of the weight.
     let is_transposed = matches!(weight.strides(), [1, column] if column != 1);
     let like = inputs.each_ref().map(|it| {

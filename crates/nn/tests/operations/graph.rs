@@ -1,8 +1,8 @@
 //! Operations in a graph of Burn's autodiff.
 
 use backburn_base::caught::catch_message;
-use backburn_nn::{LinearCrossEntropyOptions, geglu, linear_cross_entropy, rms_norm};
-use burn::nn::{RmsNorm, RmsNormConfig};
+use backburn_nn::{LinearCrossEntropyOptions, geglu, linear, linear_cross_entropy, rms_norm};
+use burn::nn::{Linear, LinearConfig, RmsNorm, RmsNormConfig};
 use burn::tensor::{Device, Int, Tensor};
 
 fn leaf<const D: usize>(shape: [usize; D]) -> Tensor<D> {
@@ -65,6 +65,12 @@ fn input_without_autodiff_is_constant() {
     let gradients = rms_norm(&norm, x.clone()).sum().backward();
     assert!(x.grad(&gradients).is_some());
     let norm: RmsNorm = RmsNormConfig::new(4).init(&Device::flex().autodiff());
-    let gradients = rms_norm(&norm, x.inner()).sum().backward();
+    let gradients = rms_norm(&norm, x.clone().inner()).sum().backward();
     assert!(norm.gamma.val().grad(&gradients).is_some());
+    let layer: Linear = LinearConfig::new(4, 3).init(&Device::flex());
+    let gradients = linear(&layer, x.clone()).sum().backward();
+    assert!(x.grad(&gradients).is_some());
+    let layer: Linear = LinearConfig::new(4, 3).init(&Device::flex().autodiff());
+    let gradients = linear(&layer, x.inner()).sum().backward();
+    assert!(layer.weight.val().grad(&gradients).is_some());
 }
