@@ -49,8 +49,8 @@ impl<const N: usize> Computed<N> {
         Self::keeping([false; N], output, move |gradient, _| backward(gradient))
     }
 
-    /// As [`new`](Self::new). `backward` also receives the inputs that are `kept`: the tape keeps them, or computes them again if
-    /// it can, such as the weight of an adapter on a quantized base.
+    /// Creates it with a `backward` that also receives the inputs that are `kept`. The tape keeps them, or computes them again if it
+    /// can, such as the weight of an adapter on a quantized base.
     pub(crate) fn keeping(
         kept: [bool; N],
         output: AnyTensor,
