@@ -29,15 +29,15 @@ fn quantized_base_is_dense_for_one_layer_at_a_time() {
     let _alone = alone();
     let [dense, codes, others] = bytes();
     let x = Tensor::<2>::random([2, WIDTH], Distribution::Default, &device());
-    let own_backward = |layer: &Residual, x: Tensor<2>| {
+    let by_operation = |layer: &Residual, x: Tensor<2>| {
         let hidden = Gelu::new().forward(linear(&layer.expand, x.clone()));
         x + linear(&layer.contract, hidden)
     };
-    let on_tape = |model: &Mlp, x| {
+    let on_tape_loss = |model: &Mlp, x| {
         model
             .layers
             .iter()
-            .fold(x, |x, it| own_backward(it, x))
+            .fold(x, |x, it| by_operation(it, x))
             .mean()
     };
     type Loss<'a> = &'a dyn Fn(&Mlp, Tensor<2>) -> Tensor<1>;
@@ -54,7 +54,7 @@ fn quantized_base_is_dense_for_one_layer_at_a_time() {
         let rest = step();
         Some((rest.checked_sub(before)?, BYTES.peak_usage() - rest))
     };
-    for loss in [&Mlp::recomputed_loss as Loss<'_>, &on_tape] {
+    for loss in [&Mlp::recomputed_loss as Loss<'_>, &on_tape_loss] {
         // The first training starts threads, which keep their buffers. Later, threads of other tests may free theirs.
         train(loss);
         let measured = (0..3).find_map(|_| train(loss));

@@ -4,6 +4,7 @@
 // Without `flex`, code for `flex` is unused.
 #![cfg_attr(not(feature = "flex"), allow(unused))]
 
+mod adapter;
 mod attention;
 mod elements;
 mod embedding;

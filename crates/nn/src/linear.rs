@@ -4,9 +4,10 @@ use backburn_base::AnyTensor;
 use burn::module::{LoraAdapter, Param};
 use burn::nn::Linear;
 use burn::tensor::Tensor;
-use burn::tensor::module::linear as stock;
+use burn::tensor::module::linear as burn_linear;
 use rayon::prelude::*;
 
+use crate::adapter::adapted;
 use crate::elements::{Elements, add_all, have_kernel, rows_of_task, sum_of_tasks, tensor};
 use crate::node::{Computed, operation};
 use crate::product::{Effect::Add, Matrix, ON_POOL, multiply, product};
@@ -14,55 +15,67 @@ use crate::product::{Effect::Add, Matrix, ON_POOL, multiply, product};
 /// Computes `y = x * weight + bias`, as [`Linear::forward`] does.
 ///
 /// For the backward pass the tape keeps `x` and the weight, as with Burn. With `dy` for the gradient of `y`, the gradient of `x` is
-/// `dy * weight^T`, that of the weight is `x^T * dy`, and that of the bias is `dy` summed over the rows. On `flex` a product is
-/// written once; Burn 0.22 fills a buffer with zeros and copies it into a second one first. f64 and other backends have Burn's
-/// operation.
+/// `dy * weight^T`, that of the weight is `x^T * dy`, and that of the bias is `dy` summed over the rows. On `flex` a product goes
+/// into one buffer. Burn 0.22 has two for it: it fills one with zeros, and copies that into the other, before it multiplies. f64,
+/// inputs of several types and other backends have Burn's operation.
 ///
-/// A frozen weight with Burn's [`LoraAdapter`] is not composed: the result is `x * weight + bias + scale * (x * a) * b`
-/// ([Hu et al., 2021](https://arxiv.org/abs/2106.09685)), and the tape keeps `x` and `x * a`. So there is no dense gradient of the weight,
-/// whose product is half of the backward pass.
+/// In f32 on `flex`, a weight with Burn's [`LoraAdapter`] is not composed: the result is `x * weight + scale * (x * a) * b + bias`
+/// ([Hu et al., 2021](https://arxiv.org/abs/2106.09685)), and the tape keeps `x`, `x * a` and the parameters. A frozen weight then has
+/// no dense gradient, which takes about half of the time of the backward pass. If `x * a` is infinite, the result is NaN where `b` is 0.
 ///
 /// # Panics
 ///
-/// If the last dimension of `x` is not the first one of the weight.
+/// If the last dimension of `x` is not the first one of the weight, or the bias has another length than the second one.
 pub fn linear<const D: usize>(layer: &Linear, x: Tensor<D>) -> Tensor<D> {
     let (weight, bias) = (&layer.weight, layer.bias.as_ref().map(Param::val));
     if let Some(adapter) = weight.reparameterization::<LoraAdapter>() {
-        let base = weight.base();
-        // A trained base needs its dense gradient, and one of another type is cast.
-        if !base.is_tracked() && base.dtype() == x.dtype() {
-            let low = with_bias(x.clone(), adapter.a.val(), None) * adapter.scale;
-            return with_bias(x, base, bias) + with_bias(low, adapter.b.val(), None);
+        let (base, a, b) = (weight.base(), adapter.a.val(), adapter.b.val());
+        let inputs = [x.clone().into(), base.into(), a.into(), b.into()];
+        if let Some(y) = adapted(inputs, adapter.scale) {
+            return match bias {
+                Some(bias) => y + bias.unsqueeze(),
+                None => y,
+            };
         }
     }
     with_bias(x, weight.val(), bias)
 }
 
+/// Computes `x * weight`, and adds the bias if there is one.
 fn with_bias<const D: usize>(
     x: Tensor<D>,
     weight: Tensor<2>,
     bias: Option<Tensor<1>>,
 ) -> Tensor<D> {
     match bias {
-        Some(bias) => of::<D, 3>([x.into(), weight.into(), bias.into()]),
-        None => of::<D, 2>([x.into(), weight.into()]),
+        Some(bias) => multiplied::<D, 3>([x.into(), weight.into(), bias.into()]),
+        None => multiplied::<D, 2>([x.into(), weight.into()]),
     }
 }
 
-/// Multiplies the first two of `inputs`, and adds the third.
-fn of<const D: usize, const N: usize>(inputs: [AnyTensor; N]) -> Tensor<D> {
-    let [row, d_input] = [inputs[0].shape()[D - 1], inputs[1].shape()[0]];
+/// Multiplies the first two of `inputs`, and adds the third if there is one.
+fn multiplied<const D: usize, const N: usize>(inputs: [AnyTensor; N]) -> Tensor<D> {
+    let weight = inputs[1].shape();
+    let (row, [d_input, d_output]) = (inputs[0].shape()[D - 1], [weight[0], weight[1]]);
     assert!(
         row == d_input,
         "the last dimension of `x` is {row}: it must be the first one of the weight of `layer`, {d_input}"
     );
+    let length = inputs.get(2).map_or(d_output, |bias| bias.shape()[0]);
+    assert!(
+        length == d_output,
+        "the bias of `layer` has {length} elements: it must have as many as the weight has columns, {d_output}"
+    );
     let compose = |inputs: [AnyTensor; N]| {
         let bias = inputs.get(2).map(|bias| bias.0.clone());
         let [x, weight] = [0, 1].map(|index| inputs[index].clone());
-        stock::<D>(x.of_rank(), weight.of_rank(), bias).into()
+        burn_linear::<D>(x.of_rank(), weight.of_rank(), bias).into()
     };
     let inner = inputs.each_ref().map(|it| it.0.clone().inner().into());
-    match have_kernel(&inner) {
+    let have_one_type = inner
+        .iter()
+        .all(|it: &AnyTensor| it.dtype() == inner[0].dtype());
+    match have_one_type && have_kernel(&inner) {
         true => operation(inputs, kernel, compose),
         false => compose(inputs),
     }
@@ -94,9 +107,9 @@ fn kernel<const N: usize>(inputs: [AnyTensor; N], needed: [bool; N]) -> Computed
     let mut y_shape = shape.clone();
     *y_shape.last_mut().expect("`x` has rows") = d_output;
     let output = tensor(y, y_shape, &inputs[0]);
-    // The gradient has the layout of the weight.
+    // The gradient has the layout of a weight in f32. Others are copied.
     let is_transposed = matches!(weight.strides(), [1, column] if column != 1);
-    let like = inputs.each_ref().map(|it| {
+    let empty_like = inputs.each_ref().map(|it| {
         let empty = Tensor::<1>::zeros([0], (&it.device(), it.dtype()));
         AnyTensor::from(empty)
     });
@@ -104,34 +117,42 @@ fn kernel<const N: usize>(inputs: [AnyTensor; N], needed: [bool; N]) -> Computed
     [kept[0], kept[1]] = [needed[1], needed[0]];
     Computed::keeping(kept, output, move |gradient, mut kept| {
         let gradient = Elements::contiguous(&gradient);
-        let of_y = Matrix::new(gradient.get(), rows, d_output);
-        let mut found = [const { None }; N];
+        let dy = Matrix::new(gradient.get(), rows, d_output);
+        let mut gradients = [const { None }; N];
         if let Some(weight) = kept[1].take() {
             let weight = Elements::strided(&weight);
             let weight = matrix(&weight, [d_input, d_output]);
-            found[0] = Some(tensor(product(of_y, weight.transposed()), shape, &like[0]));
+            gradients[0] = Some(tensor(
+                product(dy, weight.transposed()),
+                shape,
+                &empty_like[0],
+            ));
         }
         if let Some(x) = kept[0].take() {
             let x = Elements::contiguous(&x);
             let x = Matrix::new(x.get(), rows, d_input);
-            found[1] = Some(match is_transposed {
+            gradients[1] = Some(match is_transposed {
                 true => {
-                    let transposed = product(of_y.transposed(), x);
-                    let transposed = tensor(transposed, [d_output, d_input], &like[1]);
+                    let transposed = product(dy.transposed(), x);
+                    let transposed = tensor(transposed, [d_output, d_input], &empty_like[1]);
                     transposed.of_rank::<2>().transpose().into()
                 }
-                false => tensor(product(x.transposed(), of_y), layer, &like[1]),
+                false => tensor(product(x.transposed(), dy), layer, &empty_like[1]),
             });
         }
         if needed.get(2) == Some(&true) {
             let rows = &gradient.get()[..rows * d_output];
-            found[2] = Some(tensor(sum_of_rows(rows, d_output), [d_output], &like[2]));
+            gradients[2] = Some(tensor(
+                sum_of_rows(rows, d_output),
+                [d_output],
+                &empty_like[2],
+            ));
         }
-        found
+        gradients
     })
 }
 
-fn matrix(weight: &Elements, shape: [usize; 2]) -> Matrix<&[f32]> {
+pub(crate) fn matrix(weight: &Elements, shape: [usize; 2]) -> Matrix<&[f32]> {
     Matrix::with_strides(weight.get(), shape, weight.strides())
 }
 

@@ -3,7 +3,7 @@
 //! # Invariants
 //!
 //! - The backward pass computes with tensors without autodiff only: the graph is locked while its backward steps run.
-//! - A node keeps what its backward function captures, and the inputs that it names.
+//! - A node keeps what its backward function captures, and the inputs that are marked in `kept`.
 
 #![allow(deprecated)] // `NdArray`: Burn 0.22 still ships it.
 
@@ -24,9 +24,9 @@ use burn::tensor::{Device, Tensor};
 use parking_lot::Mutex;
 
 /// Most inputs of an operation.
-const INPUTS: usize = 3;
+const INPUTS: usize = 4;
 
-/// One tensor for each input.
+/// A tensor, or none, for each input.
 type Each<const N: usize> = [Option<AnyTensor>; N];
 
 /// Computes the gradients of the inputs from the gradient of the output, and the inputs that the tape keeps.
@@ -49,7 +49,7 @@ impl<const N: usize> Computed<N> {
         Self::keeping([false; N], output, move |gradient, _| backward(gradient))
     }
 
-    /// Creates it with a `backward` that also receives the inputs that are `kept`. The tape keeps them, or computes them again if it
+    /// Creates the result with a `backward` that also receives the inputs that are `kept`. The tape keeps them, or computes them again if it
     /// can, such as the weight of an adapter on a quantized base.
     pub(crate) fn keeping(
         kept: [bool; N],
@@ -103,10 +103,10 @@ pub(crate) fn operation<const N: usize>(
     let constant = output.clone().into_dispatch();
     let mut inputs = inputs.into_iter().map(|input| input.0.into_dispatch());
     let mut next = || inputs.next().unwrap_or_else(|| constant.clone());
-    let (a, b, c) = (next(), next(), next());
+    let (a, b, c, d) = (next(), next(), next(), next());
     let output = output.into_dispatch();
     AnyTensor(Tensor::from_dispatch(
-        <Dispatch as NodeBackend>::with_backward(a, b, c, output, step),
+        <Dispatch as NodeBackend>::with_backward(a, b, c, d, output, step),
     ))
 }
 
@@ -126,7 +126,7 @@ fn covers(device: &Device) -> bool {
     }
 }
 
-/// Returns the first tensors of `each`, and `None` for more.
+/// Returns the first tensors of `each`, and fills missing places with `None`.
 fn resized<const FROM: usize, const TO: usize>(each: Each<FROM>) -> Each<TO> {
     let mut each = each.into_iter();
     [(); TO].map(|()| each.next().flatten())
@@ -154,15 +154,16 @@ impl Debug for BackwardStep {
     Autodiff
 )]
 trait NodeBackend: Backend {
-    /// Returns `output`. Under autodiff it is the child of the three inputs, with the backward pass of `step`.
+    /// Returns `output`. Under autodiff it is the child of the four inputs, with the backward pass of `step`.
     fn with_backward(
         first: FloatTensor<Self>,
         second: FloatTensor<Self>,
         third: FloatTensor<Self>,
+        fourth: FloatTensor<Self>,
         output: FloatTensor<Self>,
         step: BackwardStep,
     ) -> FloatTensor<Self> {
-        let _ = (first, second, third, step);
+        let _ = (first, second, third, fourth, step);
         output
     }
 }
@@ -186,12 +187,13 @@ where
         first: FloatTensor<Self>,
         second: FloatTensor<Self>,
         third: FloatTensor<Self>,
+        fourth: FloatTensor<Self>,
         output: FloatTensor<Self>,
         step: BackwardStep,
     ) -> FloatTensor<Self> {
         let (output, _leaf) = output.into_parts();
         let prepared = Node
-            .prepare::<C>([first.node(), second.node(), third.node()])
+            .prepare::<C>([first.node(), second.node(), third.node(), fourth.node()])
             .compute_bound()
             .stateful();
         match prepared {
@@ -199,7 +201,12 @@ where
                 let mut keep = |index: usize, input: &FloatTensor<Self>| {
                     step.kept[index].then(|| prepared.checkpoint(input))
                 };
-                let kept = [keep(0, &first), keep(1, &second), keep(2, &third)];
+                let kept = [
+                    keep(0, &first),
+                    keep(1, &second),
+                    keep(2, &third),
+                    keep(3, &fourth),
+                ];
                 prepared.finish((step, kept), output)
             }
             OpsKind::UnTracked(prepared) => prepared.finish(output),

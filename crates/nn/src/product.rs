@@ -121,7 +121,9 @@ pub(crate) fn multiply(
 pub(crate) fn product(a: Matrix<&[f32]>, b: Matrix<&[f32]>) -> Vec<f32> {
     let (rows, columns) = (a.rows, b.columns);
     assert!(a.columns == b.rows && a.fits() && b.fits());
-    let length = rows * columns;
+    let length = rows
+        .checked_mul(columns)
+        .expect("a product fits the memory");
     if length == 0 || a.columns == 0 {
         return vec![0.0; length];
     }

@@ -24,8 +24,8 @@ fn own_backward_trains_as_stock_in_steps_and_blocks() {
 
 type Edit = fn(Decoder) -> Decoder;
 
-/// Decoders with a frozen part, with adapters, and with a quantized base.
-const PARTS: [(&str, Edit); 4] = [
+/// Decoders with a frozen part, and with adapters on a frozen, trained or quantized base.
+const PARTS: [(&str, Edit); 5] = [
     ("frozen head", |model| {
         model.freeze_group(ParamGroup::from_predicate("embedding"))
     }),
@@ -35,6 +35,12 @@ const PARTS: [(&str, Edit); 4] = [
     ("adapters", |model| {
         let layers = ParamGroup::from_predicates(vec!["mlp", "weight"]);
         model.apply_lora(Lora::new(2, 4.0).set_param_group(layers))
+    }),
+    ("adapters and their base", |model| {
+        let layers = ParamGroup::from_predicates(vec!["mlp", "weight"]);
+        model
+            .apply_lora(Lora::new(2, 4.0).set_param_group(layers))
+            .unfreeze()
     }),
     ("adapters on codes", |model| {
         let layers = ParamGroup::from_predicates(vec!["mlp", "weight"]);

@@ -1,10 +1,11 @@
 //! Linear layer.
 
 use backburn_base::AnyTensor;
+use backburn_base::caught::catch_message;
 use backburn_nn::linear;
 use burn::module::{LoraAdapter, Module, Param, ParamId, Reparameterizer};
 use burn::nn::{Linear, LinearConfig};
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{Device, FloatDType, Tensor};
 
 use crate::case::{Case, assert_case, assert_same_places, param};
 
@@ -65,10 +66,10 @@ fn linear_spreads_nan_and_infinity_as_burn() {
     }
 }
 
-/// Gives the parameter an adapter.
-struct Adapting(LoraAdapter);
+/// Attaches this adapter to a parameter.
+struct AttachAdapter(LoraAdapter);
 
-impl Reparameterizer for Adapting {
+impl Reparameterizer for AttachAdapter {
     type Reparam = LoraAdapter;
 
     fn reparameterize<const D: usize>(
@@ -80,14 +81,16 @@ impl Reparameterizer for Adapting {
     }
 }
 
-/// A layer without bias whose frozen weight, the second of `inputs`, has an adapter of the third and fourth.
-fn adapted(inputs: &[AnyTensor]) -> Linear {
+/// A layer without bias whose weight, the second of `inputs`, has an adapter of the third and fourth.
+fn adapted(inputs: &[AnyTensor], is_frozen: bool) -> Linear {
     let param =
         |input: &AnyTensor| Param::initialized(ParamId::new(), input.clone().of_rank::<2>());
     let mut layer = layer(&inputs[..2], false);
-    let frozen = layer.weight.val().detach().set_require_grad(false);
-    layer.weight = Param::initialized(ParamId::new(), frozen);
-    layer.apply_reparameterization(Adapting(LoraAdapter {
+    if is_frozen {
+        let frozen = layer.weight.val().detach().set_require_grad(false);
+        layer.weight = Param::initialized(ParamId::new(), frozen);
+    }
+    layer.apply_reparameterization(AttachAdapter(LoraAdapter {
         a: param(&inputs[2]),
         b: param(&inputs[3]),
         scale: 0.5,
@@ -96,18 +99,29 @@ fn adapted(inputs: &[AnyTensor]) -> Linear {
 
 #[test]
 fn linear_with_adapter_equals_composed_weight() {
-    for (rows, d_input, rank, d_output) in [(3, 8, 2, 5), (1, 1, 1, 1), (70, 33, 4, 17)] {
-        assert_case(&Case {
-            name: "linear with adapter",
-            inputs: vec![
-                vec![2, rows, d_input],
-                vec![d_input, d_output],
-                vec![d_input, rank],
-                vec![rank, d_output],
-            ],
-            operation: &|inputs| linear(&adapted(inputs), inputs[0].clone().of_rank::<3>()),
-            stock: &|inputs| adapted(inputs).forward(inputs[0].clone().of_rank::<3>()),
-            exact: None,
-        });
+    for is_frozen in [true, false] {
+        for (rows, d_input, rank, d_output) in [(3, 8, 2, 5), (1, 1, 1, 1), (70, 33, 4, 17)] {
+            let x = |inputs: &[AnyTensor]| inputs[0].clone().of_rank::<3>();
+            assert_case(&Case {
+                name: &format!("linear with adapter, frozen: {is_frozen}"),
+                inputs: vec![
+                    vec![2, rows, d_input],
+                    vec![d_input, d_output],
+                    vec![d_input, rank],
+                    vec![rank, d_output],
+                ],
+                operation: &|inputs| linear(&adapted(inputs, is_frozen), x(inputs)),
+                stock: &|inputs| adapted(inputs, is_frozen).forward(x(inputs)),
+                exact: None,
+            });
+        }
     }
+}
+
+#[test]
+fn linear_of_two_types_is_refused_as_in_burn() {
+    let layer: Linear = LinearConfig::new(4, 3).init(&Device::flex());
+    let x = Tensor::<2>::ones([2, 4], &Device::flex()).cast(FloatDType::BF16);
+    assert!(catch_message(|| layer.forward(x.clone())).is_err());
+    assert!(catch_message(|| linear(&layer, x)).is_err());
 }

@@ -5,7 +5,8 @@ use backburn_nn::{
     AttentionOptions, LinearCrossEntropyOptions, attention, geglu, layer_norm, linear,
     linear_cross_entropy, rms_norm, rotary,
 };
-use burn::nn::{LayerNormConfig, LinearConfig, RmsNormConfig};
+use burn::module::Param;
+use burn::nn::{LayerNormConfig, Linear, LinearConfig, RmsNormConfig};
 use burn::tensor::{Bool, Device, Int, Tensor};
 
 fn zeros<const D: usize>(shape: [usize; D]) -> Tensor<D> {
@@ -49,6 +50,11 @@ fn invalid_argument_panics_with_its_name() {
         }),
         (&["`x`", "`layer`"], &|| {
             let _ = linear(&LinearConfig::new(4, 5).init(&device), zeros([2, 3]));
+        }),
+        (&["bias", "`layer`"], &|| {
+            let mut layer: Linear = LinearConfig::new(3, 5).init(&device);
+            layer.bias = Some(Param::from_tensor(zeros([10]).narrow(0, 0, 3)));
+            let _ = linear(&layer, zeros([2, 3]));
         }),
         (&["`gate`", "`up`"], &|| {
             let _ = geglu(zeros([2, 3]), zeros([3, 2]), true);

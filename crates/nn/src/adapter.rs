@@ -1,0 +1,84 @@
+//! Linear layer with a low-rank adapter. `x` has one consumer, so that its gradient is summed in the same order in each graph.
+
+use backburn_base::AnyTensor;
+use burn::tensor::{DType, Tensor};
+
+use crate::elements::{Elements, have_kernel, tensor};
+use crate::linear::matrix;
+use crate::node::{Computed, operation};
+use crate::product::{Effect::Add, Matrix, ON_POOL, multiply, product};
+
+/// Computes `x * weight + scale * (x * a) * b` of these tensors, `x`, `weight`, `a` and `b`. Returns `None` if the kernel does not
+/// compute with them.
+pub(crate) fn adapted<const D: usize>(inputs: [AnyTensor; 4], scale: f64) -> Option<Tensor<D>> {
+    let inner = inputs.each_ref().map(|it| it.0.clone().inner().into());
+    let is_f32 = inner.iter().all(|it: &AnyTensor| it.dtype() == DType::F32);
+    if !is_f32 || !have_kernel(&inner) {
+        return None;
+    }
+    let run = |inputs, needed| kernel(inputs, needed, scale as f32);
+    let compose = |_| unreachable!("`flex` has nodes of this crate");
+    Some(operation(inputs, run, compose).of_rank())
+}
+
+fn kernel(inputs: [AnyTensor; 4], needed: [bool; 4], scale: f32) -> Computed<4> {
+    let [of_x, of_weight, of_a, of_b] = inputs.each_ref().map(|it| it.shape());
+    let ([d_input, d_output], rank) = ([of_weight[0], of_weight[1]], of_a[1]);
+    let rows = of_x.iter().rev().skip(1).product();
+    let elements = inputs.each_ref().map(Elements::strided);
+    let x = Elements::contiguous(&inputs[0]);
+    let x = Matrix::new(x.get(), rows, d_input);
+    let a = matrix(&elements[2], [d_input, rank]);
+    let low = scaled(product(x, a), scale);
+    let mut y = product(x, matrix(&elements[1], [d_input, d_output]));
+    let b = matrix(&elements[3], [rank, d_output]);
+    let to = Matrix::new(&mut *y, rows, d_output);
+    multiply(to, Matrix::new(&*low, rows, rank), b, Add, ON_POOL);
+    let mut of_y = of_x.clone();
+    *of_y.last_mut().expect("`x` has rows") = d_output;
+    let output = tensor(y, of_y, &inputs[0]);
+    let [x_needed, weight_needed, a_needed, b_needed] = needed;
+    let kept = [
+        weight_needed || a_needed,
+        x_needed,
+        x_needed,
+        x_needed || a_needed,
+    ];
+    Computed::keeping(kept, output, move |gradient, [x, weight, a, b]| {
+        let dy = Elements::contiguous(&gradient);
+        let dy = Matrix::new(dy.get(), rows, d_output);
+        let of_low = b.map_or_else(Vec::new, |b| {
+            let b = Elements::strided(&b);
+            scaled(
+                product(dy, matrix(&b, [rank, d_output]).transposed()),
+                scale,
+            )
+        });
+        let of_low = || Matrix::new(&*of_low, rows, rank);
+        let mut gradients = [const { None }; 4];
+        if let (Some(weight), Some(a)) = (weight, a) {
+            let (weight, a) = (Elements::strided(&weight), Elements::strided(&a));
+            let mut dx = product(dy, matrix(&weight, [d_input, d_output]).transposed());
+            let to = Matrix::new(&mut *dx, rows, d_input);
+            let a = matrix(&a, [d_input, rank]);
+            multiply(to, of_low(), a.transposed(), Add, ON_POOL);
+            gradients[0] = Some(tensor(dx, of_x, &gradient));
+        }
+        if let Some(x) = x {
+            let x = Elements::contiguous(&x);
+            let x = Matrix::new(x.get(), rows, d_input).transposed();
+            gradients[1] = weight_needed.then(|| tensor(product(x, dy), of_weight, &gradient));
+            gradients[2] = a_needed.then(|| tensor(product(x, of_low()), of_a, &gradient));
+        }
+        if b_needed {
+            let low = Matrix::new(&*low, rows, rank);
+            gradients[3] = Some(tensor(product(low.transposed(), dy), of_b, &gradient));
+        }
+        gradients
+    })
+}
+
+fn scaled(mut elements: Vec<f32>, scale: f32) -> Vec<f32> {
+    elements.iter_mut().for_each(|it| *it *= scale);
+    elements
+}
