@@ -66,9 +66,10 @@ impl Scope {
         });
         match &kind {
             BlockNumbers::Repeated(own) => {
-                let (place, outer) = self.outer_numbers();
-                if let Some(outer) = outer.lock().take() {
-                    pass.observe(place, &outer);
+                let (place, since_seed) = self.outer_numbers();
+                let drawn = since_seed.lock().take();
+                if let Some(drawn) = drawn {
+                    pass.observe(place, &drawn);
                 }
                 pass.blocks.draw_on(&numbers.devices);
                 pass.drawing.start(own, numbers.clone());
@@ -95,9 +96,10 @@ impl Scope {
         let drawing = &self.pass.drawing;
         let lock = {
             let mut lock = drawing.lock.lock();
-            if lock.is_none() && !waits && !matches!(*self.pass.stage.lock(), Stage::Over) {
-                // Blocks that have drawn nothing are observed where that costs no wait: they may begin to draw.
-                *lock = RngLock::of_process(devices, false).map(Arc::new);
+            if lock.is_none() && !matches!(*self.pass.stage.lock(), Stage::Over) {
+                // Blocks that have drawn nothing are observed where that costs no wait: they may begin to draw. The first pass of
+                // a step may have seen draws that another thread made.
+                *lock = RngLock::of_process(devices, waits).map(Arc::new);
             }
             lock.clone()?
         };
@@ -143,8 +145,9 @@ impl RandomRun {
             return (self.numbers, self.kind);
         };
         let pass = &self.scope.pass;
-        if let Some(own) = own.lock().take() {
-            pass.observe(BLOCKS, &own);
+        let drawn = own.lock().take();
+        if let Some(drawn) = drawn {
+            pass.observe(BLOCKS, &drawn);
         }
         let mut next = self.numbers.clone();
         next.advance(Run::Block);

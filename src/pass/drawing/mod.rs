@@ -123,7 +123,7 @@ pub(crate) struct Drawing {
     block_turns: Arc<Mutex<()>>,
     /// Draws of blocks and of the rest that this pass has observed.
     found: Mutex<[Draws; 2]>,
-    /// The number of steps without the lock when the pass began to observe; `None` inside if there was one.
+    /// The number of steps without the lock when the pass began to observe, `Some(None)` if one was running. Empty without a seed.
     unlocked: OnceLock<Option<usize>>,
 }
 
@@ -144,11 +144,11 @@ impl Drawing {
         }
     }
 
-    /// Seeds the generators with the start of `numbers`, which `place` draws from now on and is observed.
-    fn start(&self, place: &SinceSeed, numbers: RandomStream) {
+    /// Seeds the generators with the start of `numbers`, for a run whose draws are observed.
+    fn start(&self, since_seed: &SinceSeed, numbers: RandomStream) {
         self.unlocked.get_or_init(UnlockedStep::count);
         numbers.start();
-        *place.lock() = Some(numbers);
+        *since_seed.lock() = Some(numbers);
     }
 
     /// Ends the turn of a rank, before other ranks are waited for.
@@ -238,7 +238,7 @@ impl Pass {
 
     /// Ends the random numbers of a pass. A pass that `commits` adds to what is known of the model.
     pub(super) fn end_numbers(&self, commits: bool) {
-        self.drawing.turn.lock().take();
+        self.drawing.end_turn();
         self.release_generators();
         let Some(unlocked) = self.drawing.unlocked.get() else {
             return;
