@@ -4,7 +4,6 @@ use backburn_base::AnyTensor;
 use burn::tensor::{DType, Tensor};
 
 use crate::elements::{Elements, have_kernel, tensor};
-use crate::linear::matrix;
 use crate::node::{Computed, operation};
 use crate::product::{Effect::Add, Matrix, ON_POOL, multiply, product};
 
@@ -25,13 +24,12 @@ fn kernel(inputs: [AnyTensor; 4], needed: [bool; 4], scale: f32) -> Computed<4> 
     let [of_x, of_weight, of_a, of_b] = inputs.each_ref().map(|it| it.shape());
     let ([d_input, d_output], rank) = ([of_weight[0], of_weight[1]], of_a[1]);
     let rows = of_x.iter().rev().skip(1).product();
-    let elements = inputs.each_ref().map(Elements::strided);
     let x = Elements::contiguous(&inputs[0]);
     let x = Matrix::new(x.get(), rows, d_input);
-    let a = matrix(&elements[2], [d_input, rank]);
-    let low = scaled(product(x, a), scale);
-    let mut y = product(x, matrix(&elements[1], [d_input, d_output]));
-    let b = matrix(&elements[3], [rank, d_output]);
+    let [weight, a, b] = [1, 2, 3].map(|index: usize| Elements::strided(&inputs[index]));
+    let low = scaled(product(x, a.matrix([d_input, rank])), scale);
+    let mut y = product(x, weight.matrix([d_input, d_output]));
+    let b = b.matrix([rank, d_output]);
     let to = Matrix::new(&mut *y, rows, d_output);
     multiply(to, Matrix::new(&*low, rows, rank), b, Add, ON_POOL);
     let mut of_y = of_x.clone();
@@ -49,18 +47,15 @@ fn kernel(inputs: [AnyTensor; 4], needed: [bool; 4], scale: f32) -> Computed<4> 
         let dy = Matrix::new(dy.get(), rows, d_output);
         let of_low = b.map_or_else(Vec::new, |b| {
             let b = Elements::strided(&b);
-            scaled(
-                product(dy, matrix(&b, [rank, d_output]).transposed()),
-                scale,
-            )
+            scaled(product(dy, b.matrix([rank, d_output]).transposed()), scale)
         });
         let of_low = || Matrix::new(&*of_low, rows, rank);
         let mut gradients = [const { None }; 4];
         if let (Some(weight), Some(a)) = (weight, a) {
             let (weight, a) = (Elements::strided(&weight), Elements::strided(&a));
-            let mut dx = product(dy, matrix(&weight, [d_input, d_output]).transposed());
+            let mut dx = product(dy, weight.matrix([d_input, d_output]).transposed());
             let to = Matrix::new(&mut *dx, rows, d_input);
-            let a = matrix(&a, [d_input, rank]);
+            let a = a.matrix([d_input, rank]);
             multiply(to, of_low(), a.transposed(), Add, ON_POOL);
             gradients[0] = Some(tensor(dx, of_x, &gradient));
         }

@@ -8,6 +8,7 @@ use burn::backend::tensor::FloatTensor;
 use burn::tensor::{DType, Element, Shape, TensorData, bf16, f16};
 use rayon::prelude::*;
 
+use crate::product::Matrix;
 use crate::simd::vectorized;
 
 /// Elements of a task of an element-wise operation.
@@ -115,6 +116,11 @@ impl Elements {
             Buffer::Shared(tensor) => tensor.storage::<f32>(),
         };
         &all[self.start.min(all.len())..]
+    }
+
+    /// Returns the elements of a tensor of rank 2 as a matrix.
+    pub(crate) fn matrix(&self, shape: [usize; 2]) -> Matrix<&[f32]> {
+        Matrix::with_strides(self.get(), shape, self.strides())
     }
 
     /// Returns the distance of neighbours in each dimension.

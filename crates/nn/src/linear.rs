@@ -30,6 +30,7 @@ pub fn linear<const D: usize>(layer: &Linear, x: Tensor<D>) -> Tensor<D> {
     let (weight, bias) = (&layer.weight, layer.bias.as_ref().map(Param::val));
     if let Some(adapter) = weight.reparameterization::<LoraAdapter>() {
         let (base, a, b) = (weight.base(), adapter.a.val(), adapter.b.val());
+        check(&x, &base, bias.as_ref());
         let inputs = [x.clone().into(), base.into(), a.into(), b.into()];
         if let Some(y) = adapted(inputs, adapter.scale) {
             return match bias {
@@ -38,34 +39,30 @@ pub fn linear<const D: usize>(layer: &Linear, x: Tensor<D>) -> Tensor<D> {
             };
         }
     }
-    with_bias(x, weight.val(), bias)
-}
-
-/// Computes `x * weight`, and adds the bias if there is one.
-fn with_bias<const D: usize>(
-    x: Tensor<D>,
-    weight: Tensor<2>,
-    bias: Option<Tensor<1>>,
-) -> Tensor<D> {
+    let weight = weight.val();
+    check(&x, &weight, bias.as_ref());
     match bias {
         Some(bias) => multiplied::<D, 3>([x.into(), weight.into(), bias.into()]),
         None => multiplied::<D, 2>([x.into(), weight.into()]),
     }
 }
 
-/// Multiplies the first two of `inputs`, and adds the third if there is one.
-fn multiplied<const D: usize, const N: usize>(inputs: [AnyTensor; N]) -> Tensor<D> {
-    let weight = inputs[1].shape();
-    let (row, [d_input, d_output]) = (inputs[0].shape()[D - 1], [weight[0], weight[1]]);
+/// Panics if the shapes don't match.
+fn check<const D: usize>(x: &Tensor<D>, weight: &Tensor<2>, bias: Option<&Tensor<1>>) {
+    let ([d_input, d_output], row) = (weight.dims(), x.dims()[D - 1]);
     assert!(
         row == d_input,
         "the last dimension of `x` is {row}: it must be the first one of the weight of `layer`, {d_input}"
     );
-    let length = inputs.get(2).map_or(d_output, |bias| bias.shape()[0]);
+    let length = bias.map_or(d_output, |bias| bias.dims()[0]);
     assert!(
         length == d_output,
         "the bias of `layer` has {length} elements: it must have as many as the weight has columns, {d_output}"
     );
+}
+
+/// Multiplies the first two of `inputs`, and adds the third if there is one.
+fn multiplied<const D: usize, const N: usize>(inputs: [AnyTensor; N]) -> Tensor<D> {
     let compose = |inputs: [AnyTensor; N]| {
         let bias = inputs.get(2).map(|bias| bias.0.clone());
         let [x, weight] = [0, 1].map(|index| inputs[index].clone());
@@ -96,12 +93,12 @@ fn kernel<const N: usize>(inputs: [AnyTensor; N], needed: [bool; N]) -> Computed
             let mut y = Elements::contiguous(bias).get()[..d_output].repeat(rows);
             let to = Matrix::new(&mut *y, rows, d_output);
             let x = Matrix::new(x.get(), rows, d_input);
-            multiply(to, x, matrix(&weight, [d_input, d_output]), Add, ON_POOL);
+            multiply(to, x, weight.matrix([d_input, d_output]), Add, ON_POOL);
             y
         }
         None => product(
             Matrix::new(x.get(), rows, d_input),
-            matrix(&weight, [d_input, d_output]),
+            weight.matrix([d_input, d_output]),
         ),
     };
     let mut y_shape = shape.clone();
@@ -121,7 +118,7 @@ fn kernel<const N: usize>(inputs: [AnyTensor; N], needed: [bool; N]) -> Computed
         let mut gradients = [const { None }; N];
         if let Some(weight) = kept[1].take() {
             let weight = Elements::strided(&weight);
-            let weight = matrix(&weight, [d_input, d_output]);
+            let weight = weight.matrix([d_input, d_output]);
             gradients[0] = Some(tensor(
                 product(dy, weight.transposed()),
                 shape,
@@ -150,10 +147,6 @@ fn kernel<const N: usize>(inputs: [AnyTensor; N], needed: [bool; N]) -> Computed
         }
         gradients
     })
-}
-
-pub(crate) fn matrix(weight: &Elements, shape: [usize; 2]) -> Matrix<&[f32]> {
-    Matrix::with_strides(weight.get(), shape, weight.strides())
 }
 
 /// Sums rows of `length` elements.

@@ -53,6 +53,9 @@ fn linear_equals_burn() {
             with_linear(shape, d_output, layer, assert_case);
         }
         with_linear([70, 33], 17, layer, assert_case);
+        if let [false, _] = layer {
+            with_linear([2, 3, 0], 4, layer, assert_case);
+        }
         with_linear([2, 1, 3, 4], 6, layer, assert_case);
     }
     // Large enough for several threads.

@@ -5,7 +5,7 @@ use backburn_nn::{
     AttentionOptions, LinearCrossEntropyOptions, attention, geglu, layer_norm, linear,
     linear_cross_entropy, rms_norm, rotary,
 };
-use burn::module::Param;
+use burn::module::{Lora, Module, Param};
 use burn::nn::{LayerNormConfig, Linear, LinearConfig, RmsNormConfig};
 use burn::tensor::{Bool, Device, Int, Tensor};
 
@@ -50,6 +50,10 @@ fn invalid_argument_panics_with_its_name() {
         }),
         (&["`x`", "`layer`"], &|| {
             let _ = linear(&LinearConfig::new(4, 5).init(&device), zeros([2, 3]));
+        }),
+        (&["`x`", "`layer`"], &|| {
+            let layer: Linear = LinearConfig::new(4, 5).init(&device);
+            let _ = linear(&layer.apply_lora(Lora::new(2, 4.0)), zeros([2, 3]));
         }),
         (&["bias", "`layer`"], &|| {
             let mut layer: Linear = LinearConfig::new(3, 5).init(&device);
