@@ -24,7 +24,7 @@ const TIMEOUT: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 10 });
 static GENERATORS: LazyLock<Arc<Mutex<()>>> = LazyLock::new(Arc::default);
 
 /// Increases while the holder of a lock makes progress.
-pub(crate) static PROGRESS: AtomicUsize = AtomicUsize::new(0);
+static PROGRESS: AtomicUsize = AtomicUsize::new(0);
 
 /// The steps that have begun without the lock, and those of them that have ended.
 static UNLOCKED: Mutex<[usize; 2]> = Mutex::new([0; 2]);
@@ -66,11 +66,7 @@ impl RngLock {
     /// Takes the lock of Burn's generators to draw on `devices`. If another run holds it, waits for it if `waits`, but never on a
     /// thread of a rayon pool. Returns `None` without the lock.
     pub(crate) fn of_process(devices: &[Device], waits: bool) -> Option<Self> {
-        let lock = Self::take(&GENERATORS, devices, false);
-        match lock {
-            None if waits && !is_in_pool() => Self::take(&GENERATORS, devices, true),
-            lock => lock,
-        }
+        Self::take(&GENERATORS, devices, waits && !is_in_pool())
     }
 
     /// Takes a lock to draw on `devices`. If another run holds it, waits for it if `waits`. Returns `None` without the lock.
@@ -84,6 +80,11 @@ impl RngLock {
             devices: devices.to_vec(),
             waited,
         })
+    }
+
+    /// Records that the holder makes progress.
+    pub(crate) fn report_progress(&self) {
+        PROGRESS.fetch_add(1, Ordering::Relaxed);
     }
 }
 

@@ -176,6 +176,49 @@ fn while_locked<R>(device: &Device, work: impl FnOnce() -> R) -> R {
     })
 }
 
+/// A step in two passes begins without the lock, and gets no other one for its blocks: the second pass would need it, too.
+fn draws_of_stranger_do_not_end_step_without_lock(device: &Device) {
+    static IS_FIRST_RUN: AtomicBool = AtomicBool::new(false);
+    let _alone = ALONE.lock();
+    let block = |(weight, _): &Dropping, x: Tensor<1>| {
+        if IS_FIRST_RUN.swap(false, Ordering::Relaxed) {
+            let device = x.device().inner();
+            let draw = || Tensor::<1>::random([3], Distribution::Default, &device).into_data();
+            thread::scope(|scope| drop(scope.spawn(draw).join().unwrap()));
+        }
+        weight.val() * x
+    };
+    let loss =
+        |model: &Dropping| gradient_checkpointing(model, Tensor::ones([64], device), block).sum();
+    let mut fused = FusedOptimizer::new(dropping(device), SgdConfig::new().init())
+        .unwrap()
+        .with_config(FusedConfig::exact(1e-3))
+        .unwrap();
+    fused.step_repeatable(0.1, loss).unwrap();
+    let [locked, done] = [(); 2].map(|()| Barrier::new(2));
+    thread::scope(|scope| {
+        let other = Mutex::new(Some(scope.spawn(|| {
+            let mut other = FusedOptimizer::new(dropping(device), SgdConfig::new().init()).unwrap();
+            let step = other.step(0.0, |(weight, dropout)| {
+                locked.wait();
+                done.wait();
+                dropout.forward(weight.val()).sum()
+            });
+            step.unwrap();
+        })));
+        locked.wait();
+        let step = fused.step_repeatable(0.1, |model| {
+            if let Some(other) = other.lock().unwrap().take() {
+                done.wait();
+                other.join().unwrap();
+                IS_FIRST_RUN.store(true, Ordering::Relaxed);
+            }
+            loss(model)
+        });
+        step.unwrap();
+    });
+}
+
 /// Constructs trainings of lazy models on other threads while a block with dropout runs for the first time.
 fn lazy_model_waits_for_block_of_another_training(device: &Device) {
     static OTHERS: Mutex<Vec<thread::JoinHandle<()>>> = Mutex::new(Vec::new());
@@ -342,6 +385,7 @@ on_every_cpu_backend!(
     disturbed_exact_clipping_repeats_mask_or_ends_step,
     disturbed_step_updates_once,
     model_that_draws_first_without_lock_ends_step,
+    draws_of_stranger_do_not_end_step_without_lock,
     draws_outside_of_blocks_wait_for_blocks,
     lazy_model_waits_for_block_of_another_training,
 );

@@ -96,10 +96,11 @@ impl Scope {
         let drawing = &self.pass.drawing;
         let lock = {
             let mut lock = drawing.lock.lock();
-            if lock.is_none() && !matches!(*self.pass.stage.lock(), Stage::Over) {
-                // Blocks that have drawn nothing are observed where that costs no wait: they may begin to draw. The first pass of
-                // a step may have seen draws that another thread made.
-                *lock = RngLock::of_process(devices, waits).map(Arc::new);
+            let may_observe = !waits && !matches!(*self.pass.stage.lock(), Stage::Over);
+            // Blocks that have drawn nothing are observed where that costs no wait: they may begin to draw. Not in a step of two
+            // passes without the lock: the second could not repeat what the first observes.
+            if lock.is_none() && may_observe && !drawing.numbers.repeats {
+                *lock = RngLock::of_process(devices, false).map(Arc::new);
             }
             lock.clone()?
         };

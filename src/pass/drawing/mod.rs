@@ -19,9 +19,7 @@ use parking_lot::Mutex;
 
 use super::{Pass, Scope, Session};
 use crate::error::FusedError;
-use crate::random::{
-    PROGRESS, RandomStream, RngLock, Run, UnlockedStep, locked_error, system_seed,
-};
+use crate::random::{RandomStream, RngLock, Run, UnlockedStep, locked_error, system_seed};
 use crate::threads::lock::is_in_pool;
 
 pub(crate) use block::{BlockNumbers, RandomRun};
@@ -139,8 +137,8 @@ impl Drawing {
 
     /// Records that the pass makes progress, if others may be waiting for it.
     pub(crate) fn report_progress(&self) {
-        if self.lock.lock().is_some() {
-            PROGRESS.fetch_add(1, Ordering::Relaxed);
+        if let Some(lock) = &*self.lock.lock() {
+            lock.report_progress();
         }
     }
 
