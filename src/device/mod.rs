@@ -1,4 +1,4 @@
-//! Checks of devices, and transfers between them.
+//! Checks of devices.
 //!
 //! A CubeCL device does not report every failure. So it is checked for availability and correct results before
 //! training, and for asynchronous errors in parameters after a step. CubeCL compiles a kernel at its first launch. If

@@ -24,9 +24,9 @@ use backburn_base::AnyTensor;
 /// # Ok::<(), backburn::FusedError>(())
 /// ```
 pub trait Loss: sealed::Sealed + Sized {
-    /// Replaces the loss by the result of `work`, which receives it with any rank.
+    /// Returns the value with its loss detached, and the loss with its graph.
     #[doc(hidden)]
-    fn replaced<E>(self, work: impl FnOnce(AnyTensor) -> Result<AnyTensor, E>) -> Result<Self, E>;
+    fn detached(self) -> (Self, AnyTensor);
 }
 
 /// Calls `work` when the backward pass of `root` has begun and Burn has locked the graph.
@@ -49,14 +49,15 @@ impl<F: Fn() + Send + Sync> GradientSink for BackwardRoot<F> {
 }
 
 impl<const D: usize> Loss for Tensor<D> {
-    fn replaced<E>(self, work: impl FnOnce(AnyTensor) -> Result<AnyTensor, E>) -> Result<Self, E> {
-        work(self.into()).map(AnyTensor::of_rank)
+    fn detached(self) -> (Self, AnyTensor) {
+        (self.clone().detach(), self.into())
     }
 }
 
 impl<const D: usize, T> Loss for (Tensor<D>, T) {
-    fn replaced<E>(self, work: impl FnOnce(AnyTensor) -> Result<AnyTensor, E>) -> Result<Self, E> {
-        Ok((self.0.replaced(work)?, self.1))
+    fn detached(self) -> (Self, AnyTensor) {
+        let (loss, root) = self.0.detached();
+        ((loss, self.1), root)
     }
 }
 

@@ -22,7 +22,7 @@ struct Listed {
 }
 
 impl ParameterList {
-    /// Returns the parameters of `model`, with the roles that `role` returns. `update` contains the optimizer.
+    /// Returns the parameters of `model`, with the roles that `role` returns. `optimizer` contains the states.
     pub(crate) fn of<M: Module>(
         model: &M,
         role: impl Fn(ParamId) -> Option<Role>,

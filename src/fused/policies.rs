@@ -34,7 +34,7 @@ pub(crate) enum StepSchedule {
     Adaptive,
     /// Two passes: the first measures all gradients, the second applies them.
     TwoPass,
-    /// One pass, whose gradients stay in the buffer until all are measured.
+    /// Three passes: one runs the closure and stores the gradients, one measures them, one applies them.
     Buffered,
 }
 

@@ -1,3 +1,11 @@
+//! The report of a step.
+
+use std::collections::HashSet;
+
+use burn::module::{Module, ParamId};
+
+use crate::weights::{AttachedModule, ParameterReport};
+
 /// Statistics of a step, as returned by [`FusedOptimizer::last_step`](crate::FusedOptimizer::last_step).
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
@@ -21,4 +29,50 @@ pub struct StepReport {
     /// `true` if the scaled gradients overflowed. With
     /// [`Overflow::SkipStep`](crate::Overflow::SkipStep), no parameter was updated.
     pub overflowed: bool,
+}
+
+/// Per-pass statistics for `last_step` and the log.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Reports {
+    /// The report of the last pass.
+    pub(super) last: StepReport,
+    /// `true` if it has a gradient of any parameter.
+    pub(super) has_gradient: bool,
+    /// The parameters that the log has reported as having no gradient.
+    reported: HashSet<ParamId>,
+}
+
+impl Reports {
+    /// Records the report of a pass, and logs parameters without a gradient.
+    pub(super) fn report<M: Module>(
+        &mut self,
+        attached: &AttachedModule<M>,
+        ended: Vec<(ParamId, ParameterReport)>,
+    ) {
+        let mut reports = ended.iter().map(|(_, report)| report);
+        self.has_gradient = reports.any(|report| *report != ParameterReport::NoGradient);
+        let mut report = StepReport {
+            copied: Some(0),
+            ..StepReport::default()
+        };
+        for (id, of) in ended {
+            match of {
+                ParameterReport::NoGradient => {
+                    report.without_gradient += 1;
+                    if self.reported.insert(id) {
+                        let path = attached.path(id);
+                        log::warn!("parameter `{path}` received no gradient in this pass");
+                    }
+                }
+                ParameterReport::Received => {}
+                ParameterReport::Vetoed => report.vetoed += 1,
+                ParameterReport::Updated { copied } => {
+                    report.updated += 1;
+                    let sum = report.copied.zip(copied);
+                    report.copied = sum.map(|(sum, copied)| sum + usize::from(copied));
+                }
+            }
+        }
+        self.last = report;
+    }
 }

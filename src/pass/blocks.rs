@@ -25,7 +25,7 @@ pub(crate) struct Blocks {
     /// The number of outermost blocks so far.
     pub(super) called: AtomicUsize,
     /// Each block in its first run holds a clone.
-    pub(super) running: Arc<()>,
+    pub(super) running_blocks: Arc<()>,
     /// Collects graph nodes of first runs.
     pub(super) graph_gc: OnceLock<GraphGc>,
     pub(crate) observations: Arc<Observations>,
@@ -81,7 +81,7 @@ impl Blocks {
 
     /// Runs `run` as the first run of a block.
     pub(crate) fn first_run<R>(&self, run: impl FnOnce() -> R) -> R {
-        let _running = self.running.clone();
+        let _running = self.running_blocks.clone();
         run()
     }
 
@@ -94,7 +94,7 @@ impl Blocks {
 
     /// Returns `true` if a block runs without recording, on any thread.
     pub(crate) fn is_running(&self) -> bool {
-        Arc::strong_count(&self.running) > 1
+        Arc::strong_count(&self.running_blocks) > 1
     }
 
     /// Warns that a block has not used `what`, a tracked input.

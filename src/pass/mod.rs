@@ -43,7 +43,7 @@ pub(crate) use scope::{ReadMode, Scope};
 use stage::Failed;
 pub(crate) use stage::{ClosureKind, FailedIn, Failure, Stage};
 
-/// A pass, from the closure that computes the loss to the last gradient.
+/// The state of one rank in a pass, from the closure that computes the loss to the last gradient. Its threads share it.
 #[derive(Debug)]
 pub(crate) struct Pass {
     pub(crate) pipeline: GradientPipeline,
@@ -55,13 +55,13 @@ pub(crate) struct Pass {
     /// `true` after the closure has scaled its loss; `None` if it need not.
     scaled: Option<AtomicBool>,
     /// Each running hook holds a clone.
-    hooks: Arc<()>,
+    running_hooks: Arc<()>,
     /// The random numbers.
     pub(crate) drawing: Drawing,
     /// The rank and its group, if there are several ranks.
     pub(crate) membership: Option<Membership>,
-    /// The gradients of the ordinary leaves, from the backward pass until they are applied.
-    pub(crate) leaf_gradients: Mutex<GradientsParams>,
+    /// The gradients of the retained parameters, from the backward pass until they are applied.
+    pub(crate) retained_gradients: Mutex<GradientsParams>,
     /// The blocks under gradient checkpointing.
     pub(crate) blocks: Blocks,
     /// The observers, if there are any. They receive the events of updates on the thread of the backward pass.
@@ -132,14 +132,14 @@ impl Pass {
     /// Calls the hooks for the parameter at `path`.
     pub(crate) fn call_hooks<R>(self: &Arc<Self>, path: &str, call: impl FnOnce() -> R) -> R {
         lock::check_none_held("a hook is called");
-        let _running = self.hooks.clone();
+        let _running = self.running_hooks.clone();
         let _scope = Scope::hook(self, path).enter();
         call()
     }
 
     /// Returns `true` if a hook is running, on any thread.
     pub(crate) fn is_in_hook(&self) -> bool {
-        Arc::strong_count(&self.hooks) > 1
+        Arc::strong_count(&self.running_hooks) > 1
     }
 
     /// Begins the pass of a rank that has no closure, and so no loss to scale.
@@ -238,7 +238,7 @@ impl Session {
             saved: transfers.map(|it| Arc::new(ActivationOffload::new(it, observers.is_some()))),
             block_order: Mutex::default(),
             called: AtomicUsize::new(0),
-            running: Arc::default(),
+            running_blocks: Arc::default(),
             graph_gc: OnceLock::new(),
             observations: self.observations.clone(),
             seeds: self.seeds.clone(),
@@ -251,10 +251,10 @@ impl Session {
             stage: Mutex::new(stage),
             closure,
             scaled: scales.then(AtomicBool::default),
-            hooks: Arc::default(),
+            running_hooks: Arc::default(),
             drawing: Drawing::new(numbers),
             membership: self.membership.clone(),
-            leaf_gradients: Mutex::default(),
+            retained_gradients: Mutex::default(),
             blocks,
             observers,
         });

@@ -6,14 +6,14 @@ use std::sync::Arc;
 use burn::module::ParamId;
 use parking_lot::Mutex;
 
-/// The number of gradients that a parameter still expects: a clone for every tap, and for every block that is not
-/// recomputed yet.
+/// The number of gradients that a parameter still expects: each tap holds a clone, and each block that is not recomputed yet. If
+/// one is left, no gradient is pending.
 pub(crate) type PendingCount = Arc<()>;
 
 /// The pending gradient of one tap. It is taken when the gradient has arrived, or will never arrive.
 pub(crate) type PendingGradient = Arc<Mutex<Option<PendingCount>>>;
 
-/// An autodiff graph. Graphs share no node: each is locked while its backward steps run, and a recomputation happens
+/// The identity of an autodiff graph, and its taps. Graphs share no node: each is locked while its backward steps run, and a recomputation happens
 /// in one of these steps.
 #[derive(Debug, Default)]
 pub(crate) struct Graph {

@@ -29,13 +29,13 @@ pub(crate) use policy::{PlacementPolicy, StorageTier};
 /// The context of one rank: its placement policy, device, group and worker threads.
 #[derive(Debug, Default)]
 pub(crate) struct RankContext {
-    /// The compute device, if it is not the model's device and neither `engine` nor `member` determines it.
+    /// The compute device, if it is not the model's device and neither `engine` nor `membership` determines it.
     device: Option<Device>,
     policy: PlacementPolicy,
     /// The offload engine, if anything is offloaded.
     pub(crate) engine: Option<Arc<OffloadEngine>>,
     /// The rank and its group in a training of replicas, also in a group of one.
-    pub(crate) member: Option<Membership>,
+    pub(crate) membership: Option<Membership>,
     /// Background workers for transfers, if anything is transferred: the engine's, if there is one.
     pub(crate) transfers: Option<Arc<TransferWorkers>>,
 }
@@ -94,50 +94,50 @@ impl RankContext {
         }
     }
 
-    /// Returns the context of this member of a group.
-    pub(crate) fn with_member(self, member: Membership) -> Self {
+    /// Returns the context of a rank of a group.
+    pub(crate) fn with_membership(self, membership: Membership) -> Self {
         Self {
-            member: Some(member),
+            membership: Some(membership),
             ..self
         }
     }
 
     /// Returns the rank and its group, if there are other ranks.
-    pub(crate) fn membership(&self) -> Option<&Membership> {
-        self.member
+    pub(crate) fn membership_of_several(&self) -> Option<&Membership> {
+        self.membership
             .as_ref()
             .filter(|member| member.group.has_several())
     }
 
     /// Returns the rank that owns a parameter.
     pub(crate) fn owner(&self, id: ParamId) -> usize {
-        self.member
+        self.membership
             .as_ref()
             .map_or(0, |member| member.group.owner(id))
     }
 
     pub(crate) fn owns(&self, id: ParamId) -> bool {
-        let rank = self.member.as_ref().map_or(0, |member| member.rank);
+        let rank = self.membership.as_ref().map_or(0, |member| member.rank);
         self.owner(id) == rank
     }
 
     /// Returns the peak bytes that this rank has held in the last pass, in addition to its stored weights.
     pub(crate) fn peak_bytes(&self) -> usize {
-        self.member
+        self.membership
             .as_ref()
             .map_or(0, |member| member.group.memory_tracker.peak(member.rank))
     }
 
     /// Returns `true` if this rank may keep a parameter between two passes.
     pub(crate) fn replicates(&self, id: ParamId) -> bool {
-        let group = self.member.as_ref().map(|member| &member.group);
+        let group = self.membership.as_ref().map(|member| &member.group);
         self.owns(id) || group.is_none_or(|group| group.replicates_weights())
     }
 
     /// Returns the compute device, with or without autodiff; `None` for the model's device.
     pub(crate) fn device(&self) -> Option<&Device> {
         let engine = self.engine.as_ref().map(|engine| &engine.device);
-        let of_rank = self.member.as_ref().map(Membership::device);
+        let of_rank = self.membership.as_ref().map(Membership::device);
         engine.or(of_rank).or(self.device.as_ref())
     }
 
@@ -171,7 +171,7 @@ impl RankContext {
 
     /// Returns the location of a parameter that stays an ordinary leaf. It is never offloaded.
     pub(crate) fn leaf_location(&self, id: ParamId, device: &Device) -> ParamLocation {
-        let device = match &self.member {
+        let device = match &self.membership {
             Some(member) => member.group.device(member.group.owner(id)).clone(),
             None => self.compute_device(device),
         };
@@ -221,7 +221,7 @@ impl RankContext {
     /// Returns the engine that fetches weights for blocks, if any are offloaded.
     pub(crate) fn engine_of_blocks(&self) -> Option<&Arc<OffloadEngine>> {
         let shards = |member: &Membership| !member.group.replicates_weights();
-        let shards = self.membership().is_some_and(shards);
+        let shards = self.membership_of_several().is_some_and(shards);
         let is_offloaded = |engine: &&Arc<OffloadEngine>| {
             engine.config.offloaded_blocks().is_some()
                 || (shards && !engine.config.offloads_states())
@@ -238,7 +238,7 @@ impl RankContext {
         dtype: DType,
     ) -> Result<AnyTensor, FusedError> {
         let travels = tensor.device() != *device;
-        let ranks = self.member.as_ref().filter(|_| travels);
+        let ranks = self.membership.as_ref().filter(|_| travels);
         // Simultaneous transfers in both directions can block each other on some backends.
         let _one = ranks.map(|member| member.group.one_transfer());
         let transfer = transferred(tensor.0, device, dtype);

@@ -37,11 +37,11 @@ pub(crate) struct AttachedModule<M> {
     block_order: Option<BlockOrder>,
 }
 
-/// Returns `module` without the values of its ordinary leaves.
-fn without_leaves<M: Module>(module: M, local_params: &LocalParams) -> M {
-    match &local_params.leaves[..] {
+/// Returns `module` without the values of its retained parameters.
+fn without_retained<M: Module>(module: M, local_params: &LocalParams) -> M {
+    match &local_params.retained[..] {
         [] => module,
-        leaves => take_values(module, |id| leaves.contains(&id), |device| device).0,
+        retained => take_values(module, |id| retained.contains(&id), |device| device).0,
     }
 }
 
@@ -84,7 +84,7 @@ impl<M: Module> AttachedModule<M> {
         let (skeleton, local_params) = attach.attach(module);
         let handles = HandleAttacher(&local_params);
         let module = skeleton.clone().apply_reparameterization(handles);
-        let skeleton = without_leaves(skeleton, &local_params);
+        let skeleton = without_retained(skeleton, &local_params);
         adapters.retain(|id, _| inventory.role(*id) == Some(Role::Frozen));
         let module = match frozen.is_empty() {
             true => module,
@@ -170,17 +170,17 @@ impl<M: Module> AttachedModule<M> {
         )
     }
 
-    /// Drops the values of the leaves: the masters then own them alone and step them in place.
-    pub(crate) fn drop_leaf_values(&mut self) {
-        self.module = without_leaves(self.module.clone(), &self.local_params);
+    /// Drops the values of the retained parameters: the masters then own them alone and step them in place.
+    pub(crate) fn drop_retained_values(&mut self) {
+        self.module = without_retained(self.module.clone(), &self.local_params);
     }
 
-    /// Fills the leaves with the current values of their masters.
-    pub(crate) fn restore_leaf_values(&mut self) {
-        let leaves = &self.local_params.leaves;
+    /// Fills the retained parameters with the current values of their masters.
+    pub(crate) fn restore_retained_values(&mut self) {
+        let retained = &self.local_params.retained;
         self.module = map_params(
             self.module.clone(),
-            |param| leaves.contains(&param.id()),
+            |param| retained.contains(&param.id()),
             |id, _nothing| self.local_params.get(id).leaf_or_missing(),
         );
     }

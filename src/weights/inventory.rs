@@ -115,7 +115,7 @@ impl Inventory {
         })
     }
 
-    /// Returns an error if `update` can't step a trainable parameter at its location.
+    /// Returns an error if `optimizer` can't step a trainable parameter at its location.
     pub(super) fn check_stepped(
         &self,
         optimizer: &SharedOptimizer,
@@ -256,7 +256,9 @@ impl Entry {
         let is_offloaded = self.role != Role::Retained
             && context.is_offloaded(self.is_trained(), self.elements(), self.dtype);
         let leaves = context.engine.as_ref().is_some_and(|engine| {
-            is_offloaded && context.member.is_none() && engine.host != self.device.clone().inner()
+            is_offloaded
+                && context.membership.is_none()
+                && engine.host != self.device.clone().inner()
         });
         if leaves { self.bytes() } else { 0 }
     }
@@ -278,7 +280,7 @@ impl Entry {
             .map(|location| (location.device, dtype));
         // The ordinary model of a rank is on the rank's device.
         let ordinary = context
-            .member
+            .membership
             .as_ref()
             .filter(|_| is_needed && context.engine.is_none())
             .map(|member| (member.device().clone(), dtype));

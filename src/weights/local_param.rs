@@ -17,7 +17,7 @@ use crate::replica::{HeldBytes, Membership};
 use crate::tap::Clock;
 use crate::threads::lock::{Level, Leveled, leveled};
 
-/// The handle of one rank to a parameter, with its compute copy.
+/// The part of one rank of a parameter: its gradient state, and its compute copy.
 #[derive(Debug)]
 pub(crate) struct LocalParam {
     pub(super) master: Arc<MasterParam>,
@@ -96,7 +96,7 @@ impl LocalParam {
             dtype: context.compute_dtype(master.dtype),
             assigned: context.residency(master.id, &master.storage.location, master.dtype, &device),
             is_offloaded: master.storage.location.is_host,
-            membership: context.membership().cloned(),
+            membership: context.membership_of_several().cloned(),
             is_pinned: AtomicBool::new(false),
             is_retained: false,
             offloaded_base: None,

@@ -18,14 +18,14 @@ pub(crate) struct LocalParams {
     all: Vec<Arc<LocalParam>>,
     /// Index of each parameter in `all`.
     indices: HashMap<ParamId, usize>,
-    /// The ordinary leaves, in module order.
-    pub(crate) leaves: Vec<ParamId>,
+    /// The retained parameters, which are ordinary leaves of the module, in module order.
+    pub(crate) retained: Vec<ParamId>,
 }
 
 impl LocalParams {
     pub(super) fn add(&mut self, local_param: Arc<LocalParam>) {
         let (id, is_retained) = (local_param.master.id, local_param.is_retained);
-        self.leaves.extend(is_retained.then_some(id));
+        self.retained.extend(is_retained.then_some(id));
         self.indices.insert(id, self.all.len());
         self.all.push(local_param);
     }
@@ -57,7 +57,7 @@ impl LocalParams {
         self.indices.contains_key(&id)
     }
 
-    /// Returns `true` if the parameter is trained and is not an ordinary leaf.
+    /// Returns `true` if the parameter is trained and is not retained.
     pub(super) fn has_released(&self, id: ParamId) -> bool {
         self.find(id)
             .is_some_and(|local_param| !local_param.is_retained)
@@ -109,20 +109,14 @@ impl LocalParams {
             .iter()
             .filter(|local_param| !local_param.is_retained)
         {
-            let is_done = matches!(
-                local_param.state.lock().gradient,
-                GradientState::Done { .. }
-            );
-            if !is_done {
-                local_param.report_remaining(pass);
-            }
+            local_param.report_remaining(pass);
         }
     }
 
-    /// Reports the gradients of the ordinary leaves, in module order.
+    /// Reports the gradients of the retained parameters, in module order.
     pub(crate) fn report_retained(&self, pass: &Arc<Pass>, mut gradients: GradientsParams) {
-        let leaves = self.leaves.iter().map(|id| self.get(*id));
-        leaves.for_each(|local_param| local_param.report_retained(pass, &mut gradients));
+        let retained = self.retained.iter().map(|id| self.get(*id));
+        retained.for_each(|local_param| local_param.report_retained(pass, &mut gradients));
     }
 
     /// Returns the path of the first parameter whose gradient in `gradients` was edited, although the backward pass has released

@@ -41,9 +41,9 @@ pub(crate) struct MasterParam {
 pub(super) struct MasterStorage {
     pub(super) location: ParamLocation,
     /// The device that accumulates the gradients of micro-batches.
-    pub(super) sums: Device,
+    pub(super) accumulation_device: Device,
     /// Background workers for offloaded optimizer states (single device only).
-    pub(super) states: Option<Arc<OffloadEngine>>,
+    pub(super) state_offload: Option<Arc<OffloadEngine>>,
     /// `true` if the backend detects that a buffer has one owner.
     pub(super) detects_sole_owner: bool,
 }
@@ -51,13 +51,13 @@ pub(super) struct MasterStorage {
 impl MasterStorage {
     pub(super) fn new(location: ParamLocation, context: &RankContext) -> Self {
         let moves_states = |engine: &&Arc<OffloadEngine>| {
-            engine.config.offloads_states() && context.member.is_none()
+            engine.config.offloads_states() && context.membership.is_none()
         };
         let probe = Tensor::<1>::zeros([1], &location.device).into_dispatch();
         let host = context.engine.as_ref().map(|engine| &engine.host);
         Self {
-            sums: host.unwrap_or(&location.device).clone(),
-            states: context.engine.as_ref().filter(moves_states).cloned(),
+            accumulation_device: host.unwrap_or(&location.device).clone(),
+            state_offload: context.engine.as_ref().filter(moves_states).cloned(),
             detects_sole_owner: probe.can_mut(),
             location,
         }
@@ -152,7 +152,7 @@ impl MasterParam {
         context: &RankContext,
         gradient: Option<HeldGradient>,
     ) -> Option<Vec<HeldGradient>> {
-        let member = context.member.as_ref()?;
+        let member = context.membership.as_ref()?;
         let mut state = self.state.lock();
         let all = state.rank_gradients.set(member, gradient)?;
         Some(member.group.in_order(self.id, all))

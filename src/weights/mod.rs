@@ -8,10 +8,10 @@
 //! # A parameter in a pass
 //!
 //! 1. [`Handle::apply`](handle::Handle) redirects a read of the module's parameter to `LocalParam::read`, which taps the
-//!    value that `resident_value` returns.
+//!    value of the master, or its compute copy.
 //! 2. The tap passes the gradient of each use to [`TapSink::receive`](tap_sink::TapSink). When none is pending,
 //!    `LocalParam` reports the sum to the master.
-//! 3. When all ranks have reported, they are summed, and `MasterParam::apply_sum` calls hooks and steps the value.
+//! 3. When all ranks have reported, they are summed, and `MasterParam::apply_gradients` calls hooks and steps the value.
 //! 4. At the end of the pass, `LocalParams::end` updates or drops the compute copies.
 
 mod applied;

@@ -9,7 +9,7 @@ use super::local_param::LocalParam;
 use super::master_param::MasterParam;
 use crate::error::FusedError;
 use crate::pass::{FailedIn, Failure, Pass};
-use crate::policy::{Accumulation, GradientUse};
+use crate::policy::Accumulation;
 use crate::replica::{Group, HeldBytes, Membership};
 use crate::tap;
 
@@ -36,7 +36,7 @@ impl LocalParam {
             .map(|gradient| self.to_storage(pass, gradient))
             .transpose()?;
         let Some(member) = ranks else {
-            master.apply_gradient(pass, gradient);
+            master.apply_gradients(pass, gradient);
             // The new copy is transferred while other gradients are computed.
             return self.update_cached_copy();
         };
@@ -113,16 +113,7 @@ fn apply_rank_gradients(master: &MasterParam, group: &Group, gradients: Vec<Held
     let (gradients, holds): (Vec<_>, Vec<_>) =
         gradients.map(|held| (held.gradient, held.hold)).unzip();
     pass.guarded(FailedIn::Update, || {
-        let mut gradients = gradients.into_iter();
-        match (gradients.next(), pass.pipeline.gradient_use) {
-            (None, _) => master.apply_gradient(&pass, None),
-            (Some(first), GradientUse::Accumulate) => master.add(&pass, first, gradients),
-            (Some(first), _) => {
-                let first = master.with_accumulated(first);
-                let sum = gradients.fold(first, AnyTensor::added);
-                master.apply_sum(&pass, sum);
-            }
-        }
+        master.apply_gradients(&pass, gradients);
     });
     drop(holds);
     if pass.is_stopped() {

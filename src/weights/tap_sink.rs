@@ -54,7 +54,7 @@ impl GradientSink for TapSink {
             ),
         };
         if self.pass.closure == ClosureKind::Backward {
-            self.pass.end_forward();
+            self.pass.end_forward_numbers();
             admits = self.pass.admits();
         }
         self.pass.drawing.report_progress();
@@ -154,7 +154,7 @@ impl LocalParam {
         }
     }
 
-    /// Reports the gradient of an ordinary leaf, if `gradients` contains it.
+    /// Reports the gradient of a retained parameter, if `gradients` contains it.
     pub(super) fn report_retained(&self, pass: &Arc<Pass>, gradients: &mut GradientsParams) {
         let id = self.master.id;
         let gradient = with_rank!(
@@ -192,7 +192,7 @@ impl LocalParam {
         }
         // The compute copy is the master's value, so the gradient is already there.
         if self.membership.is_none() && self.assigned == Residency::Aliased {
-            return master.apply_gradient(pass, gradient);
+            return master.apply_gradients(pass, gradient);
         }
         if let Err(error) = self.reduce(pass, gradient) {
             pass.fail(FailedIn::Update, error);

@@ -18,34 +18,25 @@ use crate::policy::GradientUse;
 use crate::shared_optimizer::Eviction;
 
 impl MasterParam {
-    /// Applies the complete gradient of a parameter by the gradient use of the pass. Without a gradient, applies the
-    /// accumulated sum.
-    pub(super) fn apply_gradient(&self, pass: &Arc<Pass>, gradient: Option<AnyTensor>) {
-        match (gradient, pass.pipeline.gradient_use) {
-            (Some(gradient), GradientUse::Accumulate) => self.add(pass, gradient, []),
-            (Some(gradient), _) => self.apply_sum(pass, self.with_accumulated(gradient)),
-            (None, _) => {
-                if let Some(sum) = self.take_accumulated(pass) {
-                    self.apply_sum(pass, sum);
-                }
-            }
-        }
-    }
-
-    /// Adds the accumulated sum to a gradient, in the gradient's buffer: the sum is unchanged until the pass commits.
-    pub(super) fn with_accumulated(&self, gradient: AnyTensor) -> AnyTensor {
-        match &self.state.lock().accumulated {
-            Accumulated::Sum(sum) => {
-                let sum = (**sum).clone().to_device(&gradient.device());
-                gradient.in_type(sum.dtype()).added(sum)
-            }
-            _ => gradient,
-        }
-    }
-
-    /// Passes the sum of all gradients through the hooks, and updates the parameter.
-    pub(super) fn apply_sum(&self, pass: &Arc<Pass>, mut gradient: AnyTensor) {
+    /// Accumulates the complete gradients of a parameter, one for each rank in the order of their sum, or passes their sum through
+    /// the hooks and updates the parameter. Without a gradient, applies the accumulated sum.
+    pub(super) fn apply_gradients(
+        &self,
+        pass: &Arc<Pass>,
+        gradients: impl IntoIterator<Item = AnyTensor>,
+    ) {
         let gradient_use = pass.pipeline.gradient_use;
+        let mut gradients = gradients.into_iter();
+        let mut gradient = match gradients.next() {
+            Some(first) if gradient_use == GradientUse::Accumulate => {
+                return self.add(pass, first, gradients);
+            }
+            Some(first) => gradients.fold(self.with_accumulated(first), AnyTensor::added),
+            None => match self.take_accumulated(pass) {
+                Some(sum) => sum,
+                None => return,
+            },
+        };
         if gradient.dtype() != self.dtype {
             gradient = gradient.in_type(self.dtype);
         }
@@ -68,6 +59,17 @@ impl MasterParam {
         }
     }
 
+    /// Adds the accumulated sum to a gradient, in the gradient's buffer: the sum is unchanged until the pass commits.
+    fn with_accumulated(&self, gradient: AnyTensor) -> AnyTensor {
+        match &self.state.lock().accumulated {
+            Accumulated::Sum(sum) => {
+                let sum = (**sum).clone().to_device(&gradient.device());
+                gradient.in_type(sum.dtype()).added(sum)
+            }
+            _ => gradient,
+        }
+    }
+
     /// Returns the accumulated sum, for a parameter without a gradient in this pass. If earlier micro-batches are in the
     /// optimizer state, steps the parameter with a gradient of zeros instead.
     fn take_accumulated(&self, pass: &Arc<Pass>) -> Option<AnyTensor> {
@@ -87,23 +89,17 @@ impl MasterParam {
 
     /// Adds gradients, in the order of their sum, to the accumulated sum, in place: a second buffer would take the
     /// size of the parameter.
-    pub(super) fn add(
-        &self,
-        pass: &Arc<Pass>,
-        first: AnyTensor,
-        others: impl IntoIterator<Item = AnyTensor>,
-    ) {
+    fn add(&self, pass: &Arc<Pass>, first: AnyTensor, others: impl Iterator<Item = AnyTensor>) {
         let mut state = self.state.lock();
         let first = match &state.accumulated {
             Accumulated::Sum(sum) => first.in_type(sum.dtype()),
             _ => pass.pipeline.accumulation.begin(first.0).into(),
         };
         // A transfer can fail, so all precede the first write.
-        let first = first.copy_to_device(&self.storage.sums);
-        let others: Vec<_> = others
-            .into_iter()
-            .map(|gradient| gradient.copy_to_device(&self.storage.sums))
-            .collect();
+        let first = first.copy_to_device(&self.storage.accumulation_device);
+        let others =
+            others.map(|gradient| gradient.copy_to_device(&self.storage.accumulation_device));
+        let others: Vec<_> = others.collect();
         let sum = match std::mem::take(&mut state.accumulated) {
             Accumulated::Sum(sum) => {
                 state.accumulated = Accumulated::Overwritten;
@@ -118,7 +114,7 @@ impl MasterParam {
     /// Steps the parameter, or adds the gradient to the optimizer state before the last micro-batch.
     fn step(&self, pass: &Arc<Pass>, gradient: AnyTensor) {
         let session = self.session.get().expect("a master parameter has an owner");
-        let engine = self.storage.states.as_ref();
+        let engine = self.storage.state_offload.as_ref();
         let engine = engine.filter(|_| pass.observers.is_none());
         if let Some(engine) = engine {
             self.prefetch_next_state(session, engine);

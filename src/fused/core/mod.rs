@@ -4,7 +4,7 @@
 mod change;
 mod rank_pass;
 mod ranks;
-mod run;
+mod running_pass;
 mod statistics;
 mod step;
 mod two_passes;
@@ -30,6 +30,7 @@ use crate::footprint::host_allocation;
 use crate::fused::ParameterList;
 use crate::fused::StepReport;
 use crate::fused::policies::Policies;
+use crate::fused::report::Reports;
 use crate::offload::check_offload_fits;
 use crate::parameters::{merge_pending, running_statistics};
 use crate::pass::Session;
@@ -45,14 +46,14 @@ pub(crate) use change::ResumeError;
 use change::record_keeps_states;
 pub(in crate::fused) use rank_pass::RankPass;
 pub(super) use ranks::Ranks;
-pub(super) use run::{Reports, RunningPass};
+pub(super) use running_pass::RunningPass;
 
 /// A training of a model.
 pub struct Core<M: Module> {
     pub(super) ranks: Ranks<M>,
     pub(super) policies: Policies,
     pub(super) reports: Reports,
-    /// The panic of an observer at the end of a pass, until the step is complete.
+    /// The panic of an observer at the end of a pass, until the step is complete. In a `Mutex`, because `Caught` is not `Sync`.
     end_panic: Mutex<Option<Caught>>,
 }
 

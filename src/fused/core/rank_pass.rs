@@ -36,7 +36,7 @@ impl RankPass {
         work: impl FnOnce() -> Result<(R, GradientsParams), FusedError>,
     ) -> Result<R, FusedError> {
         let wait = self.context.transfers.as_ref().map(|all| TransferWait(all));
-        self.pass.begin_forward()?;
+        self.pass.begin_forward_numbers()?;
         let _scope = Scope::enter_step(&self.pass);
         let (output, gradients) = work()?;
         if !gradients.is_empty()
@@ -45,12 +45,12 @@ impl RankPass {
             let path = path.to_string();
             return Err(FusedError::GradientReturned { path });
         }
-        self.pass.end_forward();
+        self.pass.end_forward_numbers();
         if let Some(TransferWait(transfers)) = &wait {
             transfers.wait();
         }
         self.local_params.report_remaining(&self.pass);
-        *self.pass.leaf_gradients.lock() = gradients;
+        *self.pass.retained_gradients.lock() = gradients;
         Ok(output)
     }
 
@@ -80,9 +80,9 @@ impl RankPass {
     }
 
     /// Returns the rank and its group.
-    pub(in crate::fused) fn member(&self) -> &Membership {
+    pub(in crate::fused) fn membership(&self) -> &Membership {
         self.context
-            .member
+            .membership
             .as_ref()
             .expect("a training of replicas has a group")
     }
@@ -106,45 +106,46 @@ impl RankPass {
             self.pass
                 .take_failure()
                 .map_or(Ok(()), Failure::into_result)?;
-            let mut gradients = GradientsParams::new();
-            let loss = loss.replaced(|loss| {
-                if !loss.is_tracked() {
-                    return Err(self.why_untracked(model));
-                }
-                let detached = loss.clone().0.detach();
-                if self.reports_errors_late {
-                    check_async_errors(&detached.clone().inner())
-                        .map_err(|reason| FusedError::LossNotComputed { reason })?;
-                }
-                if let Some(losses) = &self.pass.pipeline.losses {
-                    let rank = self.context.member.as_ref().map_or(0, |member| member.rank);
-                    losses.compare(rank, detached.clone().inner())?;
-                }
-                self.pass.end_forward();
-                *self.pass.stage.lock() = Stage::Backward;
-                if let Some(saved) = &self.pass.blocks.saved {
-                    saved.prefetch_last();
-                }
-                let mut root = loss.0;
-                if let Some(scale) = self.pass.pipeline.scale {
-                    root = root.mul_scalar(scale);
-                }
-                if let Some(observers) = &self.pass.observers {
-                    observers.emit(StepEvent::Backward);
-                }
-                if let Some(membership) = &self.pass.membership {
-                    let Membership { group, rank } = membership.clone();
-                    group.flow.request_backward(rank);
-                    root = on_backward(root, move || group.flow.begin_backward(rank));
-                }
-                let mut all = root.backward();
-                drop(root);
-                let leaves = &self.local_params.leaves;
-                if !leaves.is_empty() {
-                    gradients = GradientsParams::from_params(&mut all, model, leaves);
-                }
-                Ok(detached.into())
-            })?;
+            let (loss, root) = loss.detached();
+            if !root.is_tracked() {
+                return Err(self.why_untracked(model));
+            }
+            let mut root = root.0;
+            if self.reports_errors_late {
+                check_async_errors(&root.clone().inner())
+                    .map_err(|reason| FusedError::LossNotComputed { reason })?;
+            }
+            if let Some(losses) = &self.pass.pipeline.losses {
+                let rank = self
+                    .context
+                    .membership
+                    .as_ref()
+                    .map_or(0, |member| member.rank);
+                losses.compare(rank, root.clone().inner())?;
+            }
+            self.pass.end_forward_numbers();
+            *self.pass.stage.lock() = Stage::Backward;
+            if let Some(saved) = &self.pass.blocks.saved {
+                saved.prefetch_last();
+            }
+            if let Some(scale) = self.pass.pipeline.scale {
+                root = root.mul_scalar(scale);
+            }
+            if let Some(observers) = &self.pass.observers {
+                observers.emit(StepEvent::Backward);
+            }
+            if let Some(membership) = &self.pass.membership {
+                let Membership { group, rank } = membership.clone();
+                group.flow.request_backward(rank);
+                root = on_backward(root, move || group.flow.begin_backward(rank));
+            }
+            let mut all = root.backward();
+            drop(root);
+            let retained = &self.local_params.retained;
+            let gradients = match retained.is_empty() {
+                true => GradientsParams::new(),
+                false => GradientsParams::from_params(&mut all, model, retained),
+            };
             Ok((loss, gradients))
         })
     }

@@ -9,6 +9,7 @@ use burn::tensor::Device;
 use parking_lot::Mutex;
 
 use crate::config::FusedConfig;
+use crate::device::{AsyncErrors, check_connected};
 use crate::error::FusedError;
 use crate::footprint::host_allocation;
 use crate::offload::check_offload_fits;
@@ -102,8 +103,8 @@ impl<M: Module> Ranks<M> {
             };
             let group = group.clone();
             let context = RankContext::new(policy.clone(), &devices[rank])?;
-            let context = Arc::new(context.with_member(Membership { group, rank }));
-            let session = Arc::new(session.of_replica(context.membership().cloned()));
+            let context = Arc::new(context.with_membership(Membership { group, rank }));
+            let session = Arc::new(session.of_replica(context.membership_of_several().cloned()));
             let attached =
                 AttachedModule::new(replica, &session, context, attached_modules.last())?;
             attached_modules.push(attached);
@@ -117,7 +118,7 @@ impl<M: Module> Ranks<M> {
     fn of(attached_modules: Vec<AttachedModule<M>>, given_devices: Option<Vec<Device>>) -> Self {
         let group = attached_modules[0]
             .context
-            .member
+            .membership
             .as_ref()
             .map(|member| member.group.clone());
         let devices = match &group {
@@ -166,5 +167,21 @@ impl<M: Module> Ranks<M> {
     /// Returns the compute device of the first rank.
     pub(in crate::fused) fn device(&self) -> Device {
         self.devices.first().cloned().unwrap_or_default()
+    }
+
+    /// Returns an error if a device is lost.
+    pub(in crate::fused) fn check_connected(&self) -> Result<(), FusedError> {
+        check_connected(|| self.devices.clone())
+    }
+
+    /// Returns an error if a device has failed to compute a value.
+    pub(super) fn check_async_errors(&self) -> Result<(), FusedError> {
+        let mut errors = AsyncErrors::new();
+        let local_params = self
+            .attached_modules
+            .iter()
+            .flat_map(|attached| attached.local_params.iter());
+        local_params.for_each(|local_param| local_param.add_to_check(&mut errors));
+        errors.finish()
     }
 }

@@ -10,7 +10,7 @@ use burn::module::Module;
 
 use super::Core;
 use super::rank_pass::{RankPass, nothing_trained};
-use super::run::{Run, RunningPass};
+use super::running_pass::{PassClosure, RunningPass};
 use crate::error::FusedError;
 use crate::fused::StepReport;
 use crate::fused::policies::StepSchedule;
@@ -23,7 +23,7 @@ impl<M: Module> Core<M> {
         &mut self,
         learning_rate: Option<ModuleLearningRate>,
         closure: ClosureKind,
-        run: &mut Run<'_, M, R>,
+        run: &mut PassClosure<'_, M, R>,
     ) -> Result<R, FusedError> {
         let Some(learning_rate) = learning_rate else {
             let ended = self.accumulate(closure, run);
@@ -122,7 +122,7 @@ impl<M: Module> Core<M> {
     fn accumulate<R>(
         &mut self,
         closure: ClosureKind,
-        run: &mut Run<'_, M, R>,
+        run: &mut PassClosure<'_, M, R>,
     ) -> Result<R, FusedError> {
         let gradient_use = match self.policies.in_state {
             true => GradientUse::AccumulateInState,
@@ -166,7 +166,7 @@ impl<M: Module> Core<M> {
         &mut self,
         gradient_use: GradientUse,
         closure: ClosureKind,
-        run: &mut Run<'_, M, R>,
+        run: &mut PassClosure<'_, M, R>,
     ) -> Result<R, FusedError> {
         let clip = self.policies.lagged_coefficient();
         let pipeline = self.policies.pipeline(gradient_use, clip);
@@ -215,7 +215,7 @@ impl<M: Module> Core<M> {
             true => Vec::new(),
             false => self.ranks.guard_statistics(),
         };
-        let mut running_pass = self.ranks.begin(settings, closure);
+        let mut running_pass = RunningPass::begin(&mut self.ranks, settings, closure);
         let output =
             catch(|| run(&running_pass)).unwrap_or_else(|panic| match panic.downcast() {
                 // A block ends its step with an error.
@@ -227,8 +227,8 @@ impl<M: Module> Core<M> {
                 }
             })?;
         running_pass.check()?;
-        if !running_pass.ranks[0].local_params.leaves.is_empty() {
-            running_pass.finish(gradient_use)?;
+        if !running_pass.ranks[0].local_params.retained.is_empty() {
+            running_pass.apply_retained(gradient_use)?;
         }
         let (reports, panic) = running_pass.commit();
         let end_panic = self.end_panic.get_mut();

@@ -6,7 +6,7 @@ use backburn_base::is_cubecl;
 use burn::module::Module;
 
 use super::Core;
-use super::run::Run;
+use super::running_pass::PassClosure;
 use crate::error::FusedError;
 use crate::pass::ClosureKind;
 use crate::policy::{GradientPipeline, GradientUse, Losses, Norm};
@@ -16,7 +16,7 @@ impl<M: Module> Core<M> {
     pub(super) fn two_passes<R>(
         &mut self,
         closure: ClosureKind,
-        run: &mut Run<'_, M, R>,
+        run: &mut PassClosure<'_, M, R>,
     ) -> Result<R, FusedError> {
         let ranks = &self.ranks;
         let reads = !ranks.devices.iter().any(is_cubecl);
@@ -46,7 +46,10 @@ impl<M: Module> Core<M> {
     }
 
     /// Measures the buffered gradients, then applies them. Nothing is computed twice, and no random numbers are drawn.
-    pub(super) fn apply_buffered<R>(&mut self, run: &mut Run<'_, M, R>) -> Result<R, FusedError> {
+    pub(super) fn apply_buffered<R>(
+        &mut self,
+        run: &mut PassClosure<'_, M, R>,
+    ) -> Result<R, FusedError> {
         let pipeline = self.policies.pipeline(GradientUse::Measure, None);
         let output = self.pass(pipeline.clone(), None, ClosureKind::Nothing, &mut *run)?;
         let Some((norm, coefficient)) = self.norm_to_use(&pipeline)? else {

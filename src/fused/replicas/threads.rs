@@ -45,7 +45,7 @@ impl RankThreads {
             ..
         } = pass;
         let first = &ranks[0];
-        let group = first.member().group.clone();
+        let group = first.membership().group.clone();
         let has_batch: Vec<bool> = batches.iter().map(Option::is_some).collect();
         group.begin(&has_batch);
         // The batches were computed on this thread.
@@ -85,7 +85,7 @@ impl RankThreads {
 
 /// Runs the part of a rank on its thread; `None` if it has failed.
 fn run_rank<R>(part: &RankPass, work: impl FnOnce() -> Result<R, FusedError>) -> Option<R> {
-    let Membership { group, rank } = part.member();
+    let Membership { group, rank } = part.membership();
     let guard = group.flow.enter(*rank);
     let done = catch(|| {
         let output = work()?;

@@ -56,14 +56,14 @@ impl Session {
     ) -> Result<StepNumbers, FusedError> {
         let observations = &self.observations;
         let is_one_of_several = self.membership.is_some();
-        if !repeats && !is_one_of_several && !observations.may_draw() {
+        let draws = *observations.draws.lock();
+        let may_draw = draws != [Draws::Nothing; 2];
+        if !repeats && !is_one_of_several && !may_draw {
             return Ok(StepNumbers::default());
         }
-        let draws = *observations.draws.lock();
-        let has_timed_out = observations.has_timed_out.load(Ordering::Relaxed);
-        let waits = match has_timed_out {
+        let waits = match observations.has_timed_out.load(Ordering::Relaxed) {
             true => draws.contains(&Draws::Numbers),
-            false => observations.may_draw(),
+            false => may_draw,
         };
         let lock = lock_generators(devices, waits);
         if lock.is_none() && waits && !is_in_pool() {
@@ -84,7 +84,7 @@ impl Session {
             device: format!("{:?}", devices[0]),
             reason,
         })?;
-        let is_unlocked = lock.is_none() && observations.may_draw();
+        let is_unlocked = lock.is_none() && may_draw;
         Ok(StepNumbers {
             lock,
             stream,
@@ -161,7 +161,7 @@ impl Pass {
     /// # Errors
     ///
     /// If the model is known to draw, and another rank keeps its turn and makes no progress.
-    pub(crate) fn begin_forward(&self) -> Result<(), FusedError> {
+    pub(crate) fn begin_forward_numbers(&self) -> Result<(), FusedError> {
         let drawing = &self.drawing;
         drawing.found.lock()[BLOCKS] = Draws::Nothing;
         let stream = drawing.numbers.stream.clone();
@@ -187,7 +187,7 @@ impl Pass {
     }
 
     /// Ends the random numbers of the forward pass, before other ranks are waited for.
-    pub(crate) fn end_forward(&self) {
+    pub(crate) fn end_forward_numbers(&self) {
         let drawing = &self.drawing;
         let numbers = drawing.rest.lock().take();
         if let Some(mut numbers) = numbers {
@@ -236,7 +236,6 @@ impl Pass {
 
     /// Ends the random numbers of a pass. A pass that `commits` adds to what is known of the model.
     pub(super) fn end_numbers(&self, commits: bool) {
-        self.drawing.end_turn();
         self.release_generators();
         let Some(unlocked) = self.drawing.unlocked.get() else {
             return;

@@ -1,6 +1,5 @@
 //! One pass of all ranks, from its beginning to its end.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 
 use backburn_base::caught::{Caught, catch};
@@ -9,65 +8,12 @@ use burn::module::{Module, ParamId};
 
 use super::rank_pass::RankPass;
 use super::ranks::Ranks;
-use crate::device::{AsyncErrors, check_connected};
 use crate::error::FusedError;
-use crate::fused::StepReport;
 use crate::pass::{ClosureKind, FailedIn, PassSettings};
 use crate::pass::{Observers, StepEvent};
 use crate::policy::GradientUse;
 use crate::replica::Group;
 use crate::weights::{AttachedModule, MasterParam, ParameterReport};
-
-impl<M: Module> Ranks<M> {
-    /// Begins a pass of closures of this kind. The random numbers of `settings` hold the lock of the generators.
-    pub(super) fn begin(
-        &mut self,
-        settings: PassSettings,
-        closure: ClosureKind,
-    ) -> RunningPass<'_, M> {
-        let mut running_pass = RunningPass {
-            ranks: Vec::new(),
-            attached_modules: &mut self.attached_modules,
-            group: self.group.as_deref(),
-        };
-        for attached in running_pass.attached_modules.iter() {
-            let transfers = attached.context.transfers.as_ref();
-            let transfers = transfers.filter(|_| settings.checkpointing.offload_inputs);
-            let prefetcher = attached.has_block_copies.then(|| attached.prefetcher());
-            let session = &attached.session;
-            running_pass.ranks.push(RankPass {
-                pass: session.begin(&settings, closure, prefetcher, transfers.cloned()),
-                local_params: attached.local_params.clone(),
-                context: attached.context.clone(),
-                reports_errors_late: self.reports_errors_late,
-            });
-        }
-        if let Some(observers) = &running_pass.ranks[0].pass.observers {
-            let masters = running_pass.attached_modules[0].local_params.masters();
-            for value in masters.filter_map(MasterParam::find) {
-                observers.emit(StepEvent::Tensor(Category::Parameter, &value));
-            }
-            observers.emit(StepEvent::Forward);
-        }
-        running_pass
-    }
-
-    /// Returns an error if a device is lost.
-    pub(in crate::fused) fn check_connected(&self) -> Result<(), FusedError> {
-        check_connected(|| self.devices.clone())
-    }
-
-    /// Returns an error if a device has failed to compute a value.
-    pub(super) fn check_async_errors(&self) -> Result<(), FusedError> {
-        let mut errors = AsyncErrors::new();
-        let local_params = self
-            .attached_modules
-            .iter()
-            .flat_map(|attached| attached.local_params.iter());
-        local_params.for_each(|local_param| local_param.add_to_check(&mut errors));
-        errors.finish()
-    }
-}
 
 /// A pass in flight. Weights and optimizer states are final as soon as their gradient is applied, also if the pass
 /// fails later. Accumulated sums end together on all ranks: a commit keeps them, and a drop rolls them back, except for
@@ -81,9 +27,43 @@ pub(in crate::fused) struct RunningPass<'a, M: Module> {
 }
 
 /// Runs the closures of a step in a pass. A step may have two passes.
-pub(super) type Run<'a, M, R> = dyn FnMut(&RunningPass<'_, M>) -> Result<R, FusedError> + 'a;
+pub(super) type PassClosure<'a, M, R> =
+    dyn FnMut(&RunningPass<'_, M>) -> Result<R, FusedError> + 'a;
 
-impl<M: Module> RunningPass<'_, M> {
+impl<'a, M: Module> RunningPass<'a, M> {
+    /// Begins a pass of closures of this kind. The random numbers of `settings` hold the lock of the generators.
+    pub(super) fn begin(
+        ranks: &'a mut Ranks<M>,
+        settings: PassSettings,
+        closure: ClosureKind,
+    ) -> Self {
+        let mut running_pass = Self {
+            ranks: Vec::new(),
+            attached_modules: &mut ranks.attached_modules,
+            group: ranks.group.as_deref(),
+        };
+        for attached in running_pass.attached_modules.iter() {
+            let transfers = attached.context.transfers.as_ref();
+            let transfers = transfers.filter(|_| settings.checkpointing.offload_inputs);
+            let prefetcher = attached.has_block_copies.then(|| attached.prefetcher());
+            let session = &attached.session;
+            running_pass.ranks.push(RankPass {
+                pass: session.begin(&settings, closure, prefetcher, transfers.cloned()),
+                local_params: attached.local_params.clone(),
+                context: attached.context.clone(),
+                reports_errors_late: ranks.reports_errors_late,
+            });
+        }
+        if let Some(observers) = &running_pass.ranks[0].pass.observers {
+            let masters = running_pass.attached_modules[0].local_params.masters();
+            for value in masters.filter_map(MasterParam::find) {
+                observers.emit(StepEvent::Tensor(Category::Parameter, &value));
+            }
+            observers.emit(StepEvent::Forward);
+        }
+        running_pass
+    }
+
     /// Returns the part of the first rank, and its model.
     pub(in crate::fused) fn first(&self) -> (&RankPass, &M) {
         (&self.ranks[0], &self.attached_modules[0].module)
@@ -106,11 +86,11 @@ impl<M: Module> RunningPass<'_, M> {
         }
     }
 
-    /// Applies the gradients of the ordinary leaves of every rank, in the pass of the rank.
-    pub(super) fn finish(&mut self, gradient_use: GradientUse) -> Result<(), FusedError> {
+    /// Applies the gradients of the retained parameters of every rank, in the pass of the rank.
+    pub(super) fn apply_retained(&mut self, gradient_use: GradientUse) -> Result<(), FusedError> {
         if gradient_use.steps() {
             let attached_modules = self.attached_modules.iter_mut();
-            attached_modules.for_each(AttachedModule::drop_leaf_values);
+            attached_modules.for_each(AttachedModule::drop_retained_values);
         }
         for RankPass {
             pass,
@@ -119,7 +99,7 @@ impl<M: Module> RunningPass<'_, M> {
             ..
         } in &self.ranks
         {
-            let gradients = std::mem::take(&mut *pass.leaf_gradients.lock());
+            let gradients = std::mem::take(&mut *pass.retained_gradients.lock());
             pass.guarded(FailedIn::Update, || {
                 local_params.report_retained(pass, gradients)
             });
@@ -136,7 +116,7 @@ impl<M: Module> RunningPass<'_, M> {
         self.end(true)
     }
 
-    /// Ends the pass on all ranks that have begun it, and restores the values of the leaves. Does nothing after the end.
+    /// Ends the pass on all ranks that have begun it, and restores the values of the retained parameters. Does nothing after the end.
     fn end(&mut self, commits: bool) -> (Vec<(ParamId, ParameterReport)>, Option<Caught>) {
         let ranks = std::mem::take(&mut self.ranks);
         let observers = ranks.first().and_then(|rank| rank.pass.observers.clone());
@@ -148,8 +128,8 @@ impl<M: Module> RunningPass<'_, M> {
             both.for_each(|((_, greatest), (_, report))| *greatest = report.max(*greatest));
         }
         for (attached, RankPass { pass, .. }) in self.attached_modules.iter_mut().zip(&ranks) {
-            if !attached.local_params.leaves.is_empty() {
-                attached.restore_leaf_values();
+            if !attached.local_params.retained.is_empty() {
+                attached.restore_retained_values();
             }
             if commits && attached.has_block_copies {
                 attached.update_block_order(&pass.blocks.block_order.lock());
@@ -172,51 +152,5 @@ impl<M: Module> Drop for RunningPass<'_, M> {
                 panic.message()
             );
         }
-    }
-}
-
-/// Per-pass statistics for `last_step` and the log.
-#[derive(Clone, Debug, Default)]
-pub(in crate::fused) struct Reports {
-    /// The report of the last pass.
-    pub(super) last: StepReport,
-    /// `true` if it has a gradient of any parameter.
-    pub(in crate::fused) has_gradient: bool,
-    /// The parameters that the log has reported as having no gradient.
-    reported: HashSet<ParamId>,
-}
-
-impl Reports {
-    /// Records the report of a pass, and logs parameters without a gradient.
-    pub(super) fn report<M: Module>(
-        &mut self,
-        attached: &AttachedModule<M>,
-        ended: Vec<(ParamId, ParameterReport)>,
-    ) {
-        let mut reports = ended.iter().map(|(_, report)| report);
-        self.has_gradient = reports.any(|report| *report != ParameterReport::NoGradient);
-        let mut report = StepReport {
-            copied: Some(0),
-            ..StepReport::default()
-        };
-        for (id, of) in ended {
-            match of {
-                ParameterReport::NoGradient => {
-                    report.without_gradient += 1;
-                    if self.reported.insert(id) {
-                        let path = attached.path(id);
-                        log::warn!("parameter `{path}` received no gradient in this pass");
-                    }
-                }
-                ParameterReport::Received => {}
-                ParameterReport::Vetoed => report.vetoed += 1,
-                ParameterReport::Updated { copied } => {
-                    report.updated += 1;
-                    let sum = report.copied.zip(copied);
-                    report.copied = sum.map(|(sum, copied)| sum + usize::from(copied));
-                }
-            }
-        }
-        self.last = report;
     }
 }
