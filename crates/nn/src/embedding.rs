@@ -29,10 +29,10 @@ pub fn embedding(layer: &Embedding, tokens: Tensor<2, Int>) -> Tensor<3> {
         let tokens = tokens.clone();
         let output = rows(weight.of_rank(), tokens.clone());
         Computed::new(output.into(), move |gradient| {
-            let count = tokens.dims().into_iter().product();
-            let gradient = gradient.of_rank::<3>().reshape([count, shape[1]]);
+            // `reshape` would take a size of 0 for the size of the dimension before.
+            let gradient = gradient.of_rank::<3>().flatten::<2>(0, 1);
             let zeros = Tensor::<2>::full(shape, 0.0, (&gradient.device(), gradient.dtype()));
-            let tokens = tokens.reshape([count]);
+            let tokens = tokens.flatten::<1>(0, 1);
             let sum = zeros.select_assign(0, tokens, gradient, IndexingUpdateOp::Add);
             [Some(sum.into())]
         })

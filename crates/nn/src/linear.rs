@@ -25,12 +25,14 @@ use crate::product::{Effect::Add, Matrix, ON_POOL, multiply, product};
 ///
 /// # Panics
 ///
-/// If the last dimension of `x` is not the first one of the weight, or the bias has another length than the second one.
+/// If the last dimension of `x` is not the first one of the weight, the bias has another length than the second one, or the factors of
+/// an adapter don't fit the weight.
 pub fn linear<const D: usize>(layer: &Linear, x: Tensor<D>) -> Tensor<D> {
     let (weight, bias) = (&layer.weight, layer.bias.as_ref().map(Param::val));
     if let Some(adapter) = weight.reparameterization::<LoraAdapter>() {
         let (base, a, b) = (weight.base(), adapter.a.val(), adapter.b.val());
         check(&x, &base, bias.as_ref());
+        check_factors(&base, &a, &b);
         let inputs = [x.clone().into(), base.into(), a.into(), b.into()];
         if let Some(y) = adapted(inputs, adapter.scale) {
             return match bias {
@@ -58,6 +60,16 @@ fn check<const D: usize>(x: &Tensor<D>, weight: &Tensor<2>, bias: Option<&Tensor
     assert!(
         length == d_output,
         "the bias of `layer` has {length} elements: it must have as many as the weight has columns, {d_output}"
+    );
+}
+
+/// Panics if the factors of an adapter don't fit the weight.
+fn check_factors(weight: &Tensor<2>, a: &Tensor<2>, b: &Tensor<2>) {
+    let [d_input, d_output] = weight.dims();
+    let (a, b) = (a.dims(), b.dims());
+    assert!(
+        a[0] == d_input && b == [a[1], d_output],
+        "the factors of the adapter of `layer` have the shapes {a:?} and {b:?}: they must be [{d_input}, rank] and [rank, {d_output}]"
     );
 }
 

@@ -69,6 +69,11 @@ impl Norm {
             row == d_model,
             "the last dimension of `x` is {row}: it must be that of `norm`, {d_model}"
         );
+        let length = inputs.last().map_or(0, |last| last.shape().num_elements());
+        assert!(
+            length == d_model,
+            "`beta` of `norm` has {length} elements: it must have as many as `gamma`, {d_model}"
+        );
         let run = |inputs: [AnyTensor; N], _| match have_kernel(&inputs) {
             true => self.kernel(inputs),
             false => self.operations::<D, N>(inputs),

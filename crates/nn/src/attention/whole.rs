@@ -3,7 +3,7 @@
 //! The queries of a group of heads are one matrix, so that keys and values are not copied.
 
 use backburn_base::{AnyTensor, in_type};
-use burn::tensor::{Bool, Tensor};
+use burn::tensor::{Bool, DType, Tensor};
 
 use super::Problem;
 use crate::node::Computed;
@@ -52,7 +52,10 @@ impl Problem {
         let scores = self.grouped(query).matmul(key.transpose()) * self.scale();
         let scores = self.filled(self.joined(scores), f32::NEG_INFINITY);
         // Finite, so that a row without any key is zero.
-        let lowest = f64::from(f32::MIN);
+        let lowest = match scores.dtype() {
+            DType::F64 => f64::MIN,
+            _ => f64::from(f32::MIN),
+        };
         let largest = scores.clone().detach().max_dim(3).clamp_min(lowest);
         let exponentials = (scores - largest).exp();
         // The sum over some key is 1 or more.

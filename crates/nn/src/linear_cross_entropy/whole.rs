@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use backburn_base::{AnyTensor, in_type};
 use burn::tensor::activation::log_softmax;
-use burn::tensor::{Bool, IndexingUpdateOp, Int, Tensor};
+use burn::tensor::{Bool, DType, IndexingUpdateOp, Int, IntDType, Tensor};
 
 use super::Problem;
 use crate::node::Computed;
@@ -92,8 +92,9 @@ impl Problem {
             logits = share * cap;
         }
         let targets = self.targets.clone().slice(tokens.clone());
-        let targets = targets.reshape([count, 1]);
-        let ignored = self.options.ignored;
+        let targets = signed(targets.reshape([count, 1]));
+        let fits = |ignored: &i64| targets.dtype() == DType::I64 || i32::try_from(*ignored).is_ok();
+        let ignored = self.options.ignored.filter(fits);
         let ignored = ignored.map(|ignored| targets.clone().equal_scalar(ignored));
         let outside = targets.clone().lower_scalar(0);
         let beyond = targets.clone().greater_equal_scalar(self.classes as i64);
@@ -148,5 +149,14 @@ impl Problem {
         };
         let hidden = hidden.expand(all.dims());
         all.mask_fill(hidden, 0)
+    }
+}
+
+/// Casts `targets` to a signed type that represents all classes.
+fn signed(targets: Tensor<2, Int>) -> Tensor<2, Int> {
+    match targets.dtype() {
+        DType::I32 | DType::I64 => targets,
+        _ if targets.device().supports_dtype(DType::I64) => targets.cast(IntDType::I64),
+        _ => targets.cast(IntDType::I32),
     }
 }

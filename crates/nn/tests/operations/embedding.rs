@@ -62,3 +62,20 @@ fn embedding_equals_burn_to_the_bit() {
         found.assert_eq(&expected, true);
     }
 }
+
+#[test]
+fn embedding_of_no_tokens_has_gradient_of_zeros() {
+    let device = Device::flex().autodiff();
+    for dtype in [FloatDType::F32, FloatDType::F64, FloatDType::BF16] {
+        let weight = Tensor::<2>::ones([7, 8], &device).cast(dtype);
+        let layer = layer(&weight.detach().require_grad().into());
+        for shape in [[2, 0], [0, 5]] {
+            let output = embedding(&layer, Tensor::zeros(shape, &device));
+            assert_eq!(output.dims(), [shape[0], shape[1], 8]);
+            let gradient = layer.weight.val().grad(&output.sum().backward());
+            let gradient = gradient.expect("the weight is used").into_data();
+            let zeros = Tensor::<2>::zeros([7, 8], &Device::flex()).cast(dtype);
+            gradient.assert_eq(&zeros.into_data(), true);
+        }
+    }
+}

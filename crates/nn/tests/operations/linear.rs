@@ -70,7 +70,7 @@ fn linear_spreads_nan_and_infinity_as_burn() {
 }
 
 /// Attaches this adapter to a parameter.
-struct AttachAdapter(LoraAdapter);
+pub struct AttachAdapter(pub LoraAdapter);
 
 impl Reparameterizer for AttachAdapter {
     type Reparam = LoraAdapter;

@@ -3,7 +3,7 @@
 use backburn_base::AnyTensor;
 use backburn_nn::{LinearCrossEntropyOptions, linear_cross_entropy};
 use burn::tensor::activation::log_softmax;
-use burn::tensor::{DType, Device, FloatDType, Int, Tensor, TensorData};
+use burn::tensor::{DType, Device, FloatDType, Int, IntDType, Tensor, TensorData};
 
 use crate::case::{Case, assert_case, assert_same_places};
 
@@ -166,4 +166,37 @@ fn linear_cross_entropy_spreads_nan_and_infinity_as_composition() {
         .smoothed(0.1, None)
         .checked(assert_same_places);
     problem.checked(assert_same_places);
+}
+
+/// The composition compares targets with the number of classes, which their type may not represent.
+#[test]
+fn linear_cross_entropy_of_narrow_targets_equals_that_of_i64() {
+    for (dtype, classes) in [
+        (IntDType::U8, 256),
+        (IntDType::I8, 300),
+        (IntDType::U16, 300),
+    ] {
+        for (ignored, float) in [None, Some(-100), Some(3)]
+            .into_iter()
+            .flat_map(|ignored| [FloatDType::F32, FloatDType::F64].map(|float| (ignored, float)))
+        {
+            let numbers = |shape: [usize; 2]| {
+                let all =
+                    Tensor::<1, Int>::arange(0..(shape[0] * shape[1]) as i64, &Device::flex());
+                (all.float() * 0.7).sin().reshape(shape).cast(float)
+            };
+            let targets = Tensor::<1, Int>::from_data([0, 3, 100, 127, 5], &Device::flex());
+            let options = LinearCrossEntropyOptions {
+                ignored,
+                ..Default::default()
+            };
+            let loss = |targets| {
+                let (hidden, weight) = (numbers([5, 4]), numbers([classes, 4]));
+                linear_cross_entropy(hidden, weight, targets, None, &options).into_data()
+            };
+            let (found, expected) = (loss(targets.clone().cast(dtype)), loss(targets));
+            found.assert_eq(&expected, true);
+            assert!(expected.iter::<f64>().all(f64::is_finite), "{expected:?}");
+        }
+    }
 }

@@ -5,9 +5,11 @@ use backburn_nn::{
     AttentionOptions, LinearCrossEntropyOptions, attention, geglu, layer_norm, linear,
     linear_cross_entropy, rms_norm, rotary,
 };
-use burn::module::{Lora, Module, Param};
+use burn::module::{Lora, LoraAdapter, Module, Param};
 use burn::nn::{LayerNormConfig, Linear, LinearConfig, RmsNormConfig};
 use burn::tensor::{Bool, Device, Int, Tensor};
+
+use crate::linear::AttachAdapter;
 
 fn zeros<const D: usize>(shape: [usize; D]) -> Tensor<D> {
     Tensor::zeros(shape, &Device::flex())
@@ -21,6 +23,18 @@ fn attend(query: [usize; 4], key: [usize; 4], value: [usize; 4], mask: Option<[u
 
 fn rotate(heads: [usize; 4], cos: [usize; 4], sin: [usize; 4]) {
     rotary(zeros(heads), zeros(cos), zeros(sin));
+}
+
+/// Computes a layer from 4 to 5 with an adapter of factors of these shapes.
+fn with_adapter(a: [usize; 2], b: [usize; 2]) {
+    let config = LinearConfig::new(4, 5).with_bias(false);
+    let layer: Linear = config.init(&Device::flex());
+    let [a, b] = [a, b].map(|shape| Param::from_tensor(zeros(shape)));
+    let adapter = LoraAdapter { a, b, scale: 0.5 };
+    let _ = linear(
+        &layer.apply_reparameterization(AttachAdapter(adapter)),
+        zeros([2, 4]),
+    );
 }
 
 /// Computes the loss of 3 tokens, with 5 classes and a width of 4 unless the arguments say otherwise.
@@ -59,6 +73,14 @@ fn invalid_argument_panics_with_its_name() {
             let mut layer: Linear = LinearConfig::new(3, 5).init(&device);
             layer.bias = Some(Param::from_tensor(zeros([10]).narrow(0, 0, 3)));
             let _ = linear(&layer, zeros([2, 3]));
+        }),
+        (&["factors", "`layer`"], &|| with_adapter([6, 2], [2, 8])),
+        (&["factors", "`layer`"], &|| with_adapter([4, 2], [3, 5])),
+        (&["factors", "`layer`"], &|| with_adapter([3, 2], [2, 5])),
+        (&["`beta`", "`norm`"], &|| {
+            let mut norm = LayerNormConfig::new(4).init(&device);
+            norm.beta = Some(Param::from_tensor(zeros([5])));
+            let _ = layer_norm(&norm, 1e-5, zeros([2, 4]));
         }),
         (&["`gate`", "`up`"], &|| {
             let _ = geglu(zeros([2, 3]), zeros([3, 2]), true);
