@@ -8,7 +8,11 @@ use super::Scope;
 ///
 /// The closure of a step may compute on several threads. A thread that the closure starts needs the context of the
 /// starting thread if it calls a block under [`gradient_checkpointing`](crate::gradient_checkpointing()), or reads a
-/// parameter of a block:
+/// parameter of a block.
+///
+/// Blocks that run at the same time take their random numbers in the order in which they begin. If they draw, inside of another block
+/// or in a step of two passes, that order may differ in the second run, which is the error
+/// [`RandomNumbers`](crate::FusedError::RandomNumbers).
 ///
 /// ```
 /// use backburn::{FusedOptimizer, StepContext, gradient_checkpointing};

@@ -121,6 +121,22 @@ impl Pass {
         matches!(*self.stage.lock(), Stage::Failed(_))
     }
 
+    /// Begins the backward pass.
+    ///
+    /// # Errors
+    ///
+    /// If the pass has failed, for example by a backward pass inside the closure.
+    pub(crate) fn begin_backward(&self) -> Result<(), FusedError> {
+        let failure = match &mut *self.stage.lock() {
+            Stage::Failed(failed) => failed.by.take(),
+            stage => {
+                *stage = Stage::Backward;
+                None
+            }
+        };
+        failure.map_or(Ok(()), Failure::into_result)
+    }
+
     /// Takes the failure of the pass, if there is one.
     pub(crate) fn take_failure(&self) -> Option<Failure> {
         match &mut *self.stage.lock() {
@@ -265,11 +281,9 @@ impl Session {
         pass
     }
 
-    /// Ends the pass of a rank. A pass that `commits` adds to the observations.
+    /// Ends the pass of a rank, which is [over](Stage::Over). A pass that `commits` adds to the observations.
     pub(crate) fn end(&self, pass: &Pass, commits: bool) {
         pass.end_numbers(commits);
-        // A clone of the model or another thread may still hold the pass, and must see that it is over.
-        *pass.stage.lock() = Stage::Over;
         *self.pass.lock() = None;
         if let Some(offloaded) = &mut self.optimizer.lock().offloaded {
             offloaded.between_passes();

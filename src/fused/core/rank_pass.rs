@@ -13,7 +13,7 @@ use crate::fused::loss::{Loss, on_backward};
 use crate::offload::TransferWorkers;
 use crate::parameters::running_statistics;
 use crate::pass::StepEvent;
-use crate::pass::{FailedIn, Failure, Pass, Scope, Stage};
+use crate::pass::{FailedIn, Pass, Scope};
 use crate::placement::RankContext;
 use crate::quantized::{is_factor, weight_of_values};
 use crate::replica::Membership;
@@ -102,10 +102,7 @@ impl RankPass {
     ) -> Result<L, FusedError> {
         self.run(|| {
             let loss = forward(model);
-            // A backward pass inside the closure has failed in a block, and the closure has continued.
-            self.pass
-                .take_failure()
-                .map_or(Ok(()), Failure::into_result)?;
+            self.pass.begin_backward()?;
             let (loss, root) = loss.detached();
             if !root.is_tracked() {
                 return Err(self.why_untracked(model));
@@ -124,7 +121,6 @@ impl RankPass {
                 losses.compare(rank, root.clone().inner())?;
             }
             self.pass.end_forward_numbers();
-            *self.pass.stage.lock() = Stage::Backward;
             if let Some(saved) = &self.pass.blocks.saved {
                 saved.prefetch_last();
             }

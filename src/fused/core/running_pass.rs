@@ -10,7 +10,7 @@ use super::rank_pass::RankPass;
 use super::ranks::Ranks;
 use crate::error::FusedError;
 use crate::pass::{ClosureKind, FailedIn, PassSettings};
-use crate::pass::{Observers, StepEvent};
+use crate::pass::{Observers, Stage, StepEvent};
 use crate::policy::GradientUse;
 use crate::replica::Group;
 use crate::weights::{AttachedModule, MasterParam, ParameterReport};
@@ -119,6 +119,11 @@ impl<'a, M: Module> RunningPass<'a, M> {
     /// Ends the pass on all ranks that have begun it, and restores the values of the retained parameters. Does nothing after the end.
     fn end(&mut self, commits: bool) -> (Vec<(ParamId, ParameterReport)>, Option<Caught>) {
         let ranks = std::mem::take(&mut self.ranks);
+        for RankPass { pass, .. } in &ranks {
+            // A clone of the model or another thread may still hold the pass, and must see that it is over: then they read no
+            // parameter and don't take the lock of the generators.
+            *pass.stage.lock() = Stage::Over;
+        }
         let observers = ranks.first().and_then(|rank| rank.pass.observers.clone());
         let mut parameters = ranks.iter().map(|rank| rank.local_params.end(commits));
         let mut reports = parameters.next().unwrap_or_default();

@@ -120,13 +120,13 @@ impl Scope {
     ///
     /// # Errors
     ///
-    /// If another rank keeps its turn and makes no progress.
+    /// If another rank or thread keeps its turn and makes no progress, or this is a thread of a rayon pool, which does not wait.
     pub(crate) fn repeat_random(
         &self,
         name: &str,
         numbers: &RandomStream,
     ) -> Result<RngLock, FusedError> {
-        let turn = RngLock::take(self.turns(), &numbers.devices, true);
+        let turn = RngLock::take(self.turns(), &numbers.devices, !is_in_pool());
         turn.ok_or_else(|| locked_error(format!("the block {name}")))
     }
 
