@@ -1,9 +1,10 @@
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::thread::{self, ThreadId};
+use std::time::Duration;
 
 use backburn_base::caught::catch;
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use rayon::ThreadPoolBuilder;
 
 use super::lock;
@@ -80,11 +81,11 @@ impl Worker {
         lock::check_none_held("a job is given to a thread");
         let mut load = self.unfinished.load.lock();
         while load.jobs > 0 && load.bytes + bytes > limit {
-            self.unfinished.less.wait(&mut load);
+            self.unfinished.wait(&mut load);
         }
         let queued = self.jobs.send(QueuedJob {
             bytes,
-            from_pool: rayon::current_thread_index().is_some(),
+            from_pool: lock::is_in_pool(),
             job: Box::new(job),
         });
         queued.expect("the worker receives jobs until the sender is dropped");
@@ -101,7 +102,21 @@ impl Worker {
         lock::check_none_held("a thread is waited for");
         let mut load = self.unfinished.load.lock();
         while load.jobs > 0 {
-            self.unfinished.less.wait(&mut load);
+            self.unfinished.wait(&mut load);
+        }
+    }
+}
+
+impl Unfinished {
+    /// Waits for the end of a job. A thread of a rayon pool works for the pool meanwhile, because a job that was not submitted from
+    /// there may need it.
+    fn wait(&self, load: &mut MutexGuard<'_, Load>) {
+        if !lock::is_in_pool() {
+            return self.less.wait(load);
+        }
+        let worked = MutexGuard::unlocked(load, rayon::yield_now);
+        if load.jobs > 0 && worked != Some(rayon::Yield::Executed) {
+            self.less.wait_for(load, Duration::from_millis(1));
         }
     }
 }
@@ -146,7 +161,6 @@ impl Drop for Finished<'_> {
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
-    use std::time::Duration;
 
     use super::*;
 
@@ -184,6 +198,22 @@ mod tests {
         });
         let here = worker.thread;
         assert_eq!(receiver.recv().unwrap(), ((here, here), 1));
+    }
+
+    #[test]
+    fn worker_job_that_needs_waiting_thread_of_pool_ends() {
+        let worker = Worker::new("test").unwrap();
+        let pool = Arc::new(ThreadPoolBuilder::new().num_threads(1).build().unwrap());
+        let (go, gone) = channel();
+        let of_job = pool.clone();
+        worker.submit(0, 10, move || {
+            gone.recv().unwrap();
+            of_job.install(|| ());
+        });
+        pool.install(|| {
+            go.send(()).unwrap();
+            worker.wait_idle();
+        });
     }
 
     #[test]
