@@ -28,7 +28,7 @@ use std::sync::Arc;
 
 use backburn_base::lift;
 use burn::module::Module;
-use burn::tensor::GradientCheckpointingStrategy;
+use burn::tensor::{Device, GradientCheckpointingStrategy};
 
 use activations::each;
 pub use activations::{Activations, FloatMap};
@@ -173,8 +173,9 @@ where
     Y: Activations,
 {
     let mut devices = block.devices();
+    let is_on_autodiff = devices.iter().all(Device::is_autodiff);
     each(&input, |tensor| devices.push(tensor.device()));
-    if devices.iter().any(|device| !device.is_autodiff()) {
+    if !is_on_autodiff || !devices.iter().any(Device::is_autodiff) {
         // Inference, possibly within a step.
         return forward(block, input);
     }

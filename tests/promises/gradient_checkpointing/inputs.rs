@@ -1,5 +1,7 @@
 //! Inputs and outputs of a block that are not plain tensors.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use burn::nn::attention::{MhaInput, MhaOutput, MultiHeadAttention, MultiHeadAttentionConfig};
 use burn::nn::{Lstm, LstmConfig, LstmState};
 
@@ -114,3 +116,42 @@ fn blocks_with_structs_and_constants_train_as_plain_calls(device: &Device) {
 }
 
 on_every_backend!(blocks_with_structs_and_constants_train_as_plain_calls);
+
+/// Counts recomputations.
+struct Recomputations(Arc<AtomicUsize>);
+
+impl StepObserver for Recomputations {
+    fn observe(&self, event: StepEvent<'_>) {
+        if let StepEvent::BlockRecompute { .. } = event {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+#[test]
+fn block_with_input_without_autodiff_is_recomputed() {
+    let device = flex();
+    let init = || LinearConfig::new(6, 6).init(&device);
+    let x = randoms::<2>(1, [3, 6], &device).remove(0);
+    let table = x.clone().inner().sin();
+    // With an input under autodiff and one without, then with that one alone.
+    let loss = |model: &Linear, in_blocks: bool| {
+        let scaled = |layer: &Linear, (x, table): (Tensor<2>, Tensor<2>)| {
+            layer.forward(x) * Tensor::from_inner(table.inner())
+        };
+        let both = block_if(in_blocks, model, (x.clone(), table.clone()), scaled);
+        let inner = |layer: &Linear, table: Tensor<2>| {
+            layer.forward(Tensor::from_inner(table.inner())).tanh()
+        };
+        let alone = block_if(in_blocks, model, table.clone(), inner);
+        (both + alone).square().mean()
+    };
+    assert_equal_in(&[false, true], init, |fused, in_blocks| {
+        let recomputed = Arc::<AtomicUsize>::default();
+        let mut fused = fused.with_observer(Recomputations(recomputed.clone()));
+        train_fused(&mut fused, 3, RATE, |model, _| loss(model, in_blocks));
+        let expected = if in_blocks { 2 * 3 } else { 0 };
+        assert_eq!(recomputed.load(Ordering::Relaxed), expected);
+        fused
+    });
+}
