@@ -68,9 +68,10 @@ config_struct! {
         pub gradient_checkpointing (with_gradient_checkpointing): GradientCheckpointingConfig = GradientCheckpointingConfig::new(),
         /// Offload to host memory of the optimizer states, of the updates, or also of the weights of blocks.
         pub offload (with_offload): Option<OffloadConfig> = None,
-        /// State that each of several devices stores for parameters that it does not own. Ignored on one device.
+        /// State that each of several devices stores for parameters that it does not own. `FusedOptimizer` refuses another
+        /// value.
         pub sharding (with_sharding): Sharding = Sharding::State,
-        /// Assignment of parameters to several devices. Ignored on one device.
+        /// Assignment of parameters to several devices. `FusedOptimizer` refuses another value.
         pub ownership (with_ownership): Ownership = Ownership::ByParamId,
         /// Maximum bytes of gradients and weights in flight for each device, between the storage of the parameters and the
         /// computation. A larger transfer runs alone.
@@ -117,6 +118,16 @@ impl FusedConfig {
             }
         }
         Ok(())
+    }
+
+    /// Returns an error if an option of several devices is set.
+    pub(crate) fn check_on_one_device(&self) -> Result<(), FusedError> {
+        if (self.sharding, self.ownership) == (Sharding::State, Ownership::ByParamId) {
+            return Ok(());
+        }
+        let reason = "`sharding` and `ownership` divide a training among several devices: remove them, or use `FusedReplicas`";
+        let reason = reason.to_string();
+        Err(FusedError::Config { reason })
     }
 
     /// Returns the reason why two options contradict each other, if any do.

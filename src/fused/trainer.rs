@@ -13,6 +13,7 @@ macro_rules! trainer {
             ///
             /// - An option is out of range (a norm or scale that is not positive, an interval of zero), or contradicts
             ///   another option or an optimizer that accumulates in its state.
+            /// - An option of several devices is set on `FusedOptimizer`.
             /// - With offload: the compute device is the host itself or does not exist; this build has no backend for one
             ///   of them; or the device can't compute in a float type that the model needs.
             /// - The worker threads of offload can't be started.

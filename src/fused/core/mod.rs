@@ -155,6 +155,9 @@ impl<M: Module> Core<M> {
         device: Option<&Device>,
     ) -> Result<Self, FusedError> {
         let ranks = &self.ranks;
+        if ranks.given_devices.is_none() {
+            config.check_on_one_device()?;
+        }
         let device = device.or(ranks.attached().context.device()).cloned();
         let given_devices = ranks.given_devices.clone();
         // Values move from owner to owner, so that no device has to hold all weights.

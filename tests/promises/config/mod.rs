@@ -197,6 +197,26 @@ fn config_changed_begins_and_ends_offload() {
 }
 
 #[test]
+fn config_of_several_devices_is_refused_on_one() {
+    for config in [
+        FusedConfig::sharded(Sharding::Full),
+        FusedConfig::new().with_ownership(Ownership::BySize),
+    ] {
+        let error = fuse(init()).with_config(config.clone()).unwrap_err();
+        assert_matches!(error, FusedError::Config { .. });
+        assert_says(&error, "remove them, or use `FusedReplicas`");
+        let removed = config
+            .clone()
+            .with_sharding(Sharding::State)
+            .with_ownership(Ownership::ByParamId);
+        fuse(init()).with_config(removed).unwrap();
+        let optimizer = AdamConfig::new().init();
+        let replicas = FusedReplicas::new(init(), optimizer, [flex()]).unwrap();
+        replicas.with_config(config).unwrap();
+    }
+}
+
+#[test]
 fn config_of_replicas_is_that_of_one_but_for_offload() {
     let devices = [flex(), flex()];
     let config = lagged().with_sharding(Sharding::Full);
