@@ -12,8 +12,8 @@ use crate::error::FusedError;
 /// The devices and types that have passed: kernels are compiled once per process.
 static PASSED: Mutex<Vec<(Device, DType)>> = Mutex::new(Vec::new());
 
-/// Checks that `device` is available and computes correctly in `dtype`, with Burn's kernels and with those of
-/// [`backburn::optim`](crate::optim). Call it first in `main`, before a model is created there.
+/// Checks that `device` is available and computes correctly in `dtype`: a sum and a product. Call it first in
+/// `main`, before a model is created there.
 ///
 /// [`FusedOptimizer::new`](crate::FusedOptimizer::new) checks every device and float type of a model's parameters. But
 /// a model can need its device earlier, and Burn panics if the device is unavailable. CPU backends and remote devices
