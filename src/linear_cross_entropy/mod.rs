@@ -3,9 +3,9 @@
 mod config;
 mod head;
 
-use backburn_base::{is_cubecl, is_remote};
+use backburn_base::{is_cubecl, is_remote, signed};
 use burn::tensor::activation::log_softmax;
-use burn::tensor::{Bool, DType, FloatDType, Int, IntDType, Tensor};
+use burn::tensor::{Bool, DType, FloatDType, Int, Tensor};
 
 pub use config::{LinearCrossEntropyLossConfig, LossReduction};
 pub use head::Head;
@@ -234,15 +234,6 @@ fn log_likelihoods(
         }
     };
     smoothed.mask_fill(outside, f32::NAN)
-}
-
-/// Casts `targets` to a signed type that represents all classes.
-fn signed(targets: Tensor<1, Int>) -> Tensor<1, Int> {
-    match targets.dtype() {
-        DType::I32 | DType::I64 => targets,
-        _ if targets.device().supports_dtype(DType::I64) => targets.cast(IntDType::I64),
-        _ => targets.cast(IntDType::I32),
-    }
 }
 
 /// Returns the float type of the loss for logits in `dtype`.

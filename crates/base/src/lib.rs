@@ -19,7 +19,7 @@ pub use key::ModelKey;
 pub use list::{Parameter, list, values, with_value};
 pub use read::{copy_to_device, in_memory, of_data, read};
 pub use servers::{is_remote, read_with_timeout, sync_with_timeout};
-pub use transfer::{forked, in_type, lift, to_device, transferred};
+pub use transfer::{forked, in_type, lift, signed, to_device, transferred};
 pub use vectorized::{Loop, vectorized};
 
 /// Returns `true` for a device of CubeCL. It computes asynchronously, so reading a result waits.

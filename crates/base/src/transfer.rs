@@ -2,7 +2,9 @@
 
 use burn::module::Module;
 use burn::tensor::kind::Basic;
-use burn::tensor::{DType, Device, FloatDType, GradientCheckpointingStrategy, Tensor};
+use burn::tensor::{
+    DType, Device, FloatDType, GradientCheckpointingStrategy, Int, IntDType, Tensor,
+};
 
 use crate::caught::catch_message;
 use crate::{copy_to_device, host, is_remote, read_with_timeout};
@@ -38,6 +40,15 @@ pub fn in_type<const D: usize>(tensor: Tensor<D>, dtype: DType) -> Tensor<D> {
     match tensor.dtype() == dtype {
         true => tensor,
         false => tensor.cast(FloatDType::from(dtype)),
+    }
+}
+
+/// Casts the indices of classes to a signed type that represents all of them: I64, or I32 on a device without it.
+pub fn signed<const D: usize>(classes: Tensor<D, Int>) -> Tensor<D, Int> {
+    match classes.dtype() {
+        DType::I32 | DType::I64 => classes,
+        _ if classes.device().supports_dtype(DType::I64) => classes.cast(IntDType::I64),
+        _ => classes.cast(IntDType::I32),
     }
 }
 

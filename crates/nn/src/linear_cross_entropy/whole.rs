@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
-use backburn_base::{AnyTensor, in_type};
+use backburn_base::{AnyTensor, in_type, signed};
 use burn::tensor::activation::log_softmax;
-use burn::tensor::{Bool, DType, IndexingUpdateOp, Int, IntDType, Tensor};
+use burn::tensor::{Bool, DType, IndexingUpdateOp, Int, Tensor};
 
 use super::Problem;
 use crate::node::Computed;
@@ -149,14 +149,5 @@ impl Problem {
         };
         let hidden = hidden.expand(all.dims());
         all.mask_fill(hidden, 0)
-    }
-}
-
-/// Casts `targets` to a signed type that represents all classes.
-fn signed(targets: Tensor<2, Int>) -> Tensor<2, Int> {
-    match targets.dtype() {
-        DType::I32 | DType::I64 => targets,
-        _ if targets.device().supports_dtype(DType::I64) => targets.cast(IntDType::I64),
-        _ => targets.cast(IntDType::I32),
     }
 }
