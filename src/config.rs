@@ -125,8 +125,9 @@ impl FusedConfig {
         if (self.sharding, self.ownership) == (Sharding::State, Ownership::ByParamId) {
             return Ok(());
         }
-        let reason = "`sharding` and `ownership` divide a training among several devices: remove them, or use `FusedReplicas`";
-        let reason = reason.to_string();
+        let reason = "`sharding` and `ownership` divide a training among several devices: remove them, or use `FusedReplicas` (a \
+            learner: `with_training_strategy`)"
+            .to_string();
         Err(FusedError::Config { reason })
     }
 

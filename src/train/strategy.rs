@@ -16,7 +16,7 @@ use super::model::FusedModel;
 use super::resume;
 use crate::error::FusedError;
 use crate::fused::{FusedOptimizer, FusedReplicas, Policies};
-use crate::replica::{Ownership, Sharding};
+use crate::replica::Ownership;
 
 /// A strategy for Burn's training, on one device or several, with the optimizer fused into the backward pass.
 pub(super) struct FusedStrategy<M: LearnerModel> {
@@ -42,13 +42,8 @@ impl<M: LearnerModel + 'static> FusedStrategy<M> {
             let fused = FusedReplicas::with_policies(model, optimizer, policies, devices)?;
             return Ok(Engine::Several(Box::new(fused)));
         }
-        if self.execution.devices.is_empty() && config.sharding == Sharding::Full {
-            return Err(FusedError::Replicas {
-                reason:
-                    "`FusedConfig::sharding` is `Full`, which needs several devices: pass them \
-                to `with_training_strategy`"
-                        .to_string(),
-            });
+        if self.execution.devices.is_empty() {
+            config.check_on_one_device()?;
         }
         let device = Some(&devices[0]);
         let fused = FusedOptimizer::with_policies(model, optimizer, policies, device)?;
