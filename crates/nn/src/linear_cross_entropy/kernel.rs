@@ -9,7 +9,7 @@ use crate::elements::{Elements, TASK, have_kernel, tensor};
 use crate::node::Computed;
 use crate::product::Effect::{Add, Set};
 use crate::product::{Matrix, ON_POOL, multiply};
-use crate::simd::{BLOCK, LANES, add, exp, joined, max, sum, tanh, vectorized};
+use crate::simd::{BLOCK, LANES, add, exp, joined, max, tanh, vectorized};
 
 impl Problem {
     /// Returns `true` if the kernel computes with these tensors. It reads a head in a half type as a copy in f32, for all chunks.
@@ -129,17 +129,19 @@ impl Problem {
         // With a cap the row now has `tanh(logits / cap)`.
         let scale = cap.unwrap_or(1.0);
         let of_target = logits[target];
-        let mut expected = of_target * (1.0 - smoothing);
-        if smoothing != 0.0 {
-            expected += sum_of(logits) / self.classes as f32 * smoothing;
-        }
         let (largest, all) = exponentials(logits, scale);
+        // Differences to the largest logit, as in `log_softmax`: a large logit would round a small loss.
+        let mut expected = of_target * scale - largest;
+        if smoothing != 0.0 {
+            let mean = sum_of_differences(logits, scale, largest) / self.classes as f32;
+            expected = expected * (1.0 - smoothing) + mean * smoothing;
+        }
         if needed.contains(&true) {
             let even = weight * smoothing / self.classes as f32;
             gradients(logits, cap, largest, weight / all, even);
             logits[target] -= weight * (1.0 - smoothing) * slope(of_target, cap);
         }
-        (largest + all.ln() - expected * scale) * weight
+        (all.ln() - expected) * weight
     }
 }
 
@@ -167,8 +169,23 @@ vectorized! {
 }
 
 vectorized! {
-    fn sum_of(logits: &[f32]) -> f32 {
-        sum(logits)
+    /// Returns the sum of the differences of the logits to the largest.
+    fn sum_of_differences(logits: &[f32], scale: f32, largest: f32) -> f32 {
+        let mut all = 0.0;
+        for block in logits.chunks(BLOCK) {
+            let mut lanes = [0.0; LANES];
+            let (wholes, rest) = block.as_chunks::<LANES>();
+            for logits in wholes {
+                for lane in 0..LANES {
+                    lanes[lane] += logits[lane] * scale - largest;
+                }
+            }
+            for logit in rest {
+                lanes[0] += logit * scale - largest;
+            }
+            all += joined(lanes, add);
+        }
+        all
     }
 }
 

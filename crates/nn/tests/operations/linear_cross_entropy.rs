@@ -200,3 +200,39 @@ fn linear_cross_entropy_of_narrow_targets_equals_that_of_i64() {
         }
     }
 }
+
+/// A logit is the same in f32 and in f64, so only the loss is rounded.
+#[test]
+fn linear_cross_entropy_of_large_logits_is_near_f64() {
+    for (logits, target) in [
+        ([20.0, 8.0, 7.0], 0),
+        ([1000.0, 992.0, 3.0], 0),
+        ([-500.0, -510.0, -512.0], 0),
+        ([10_000.0, 10_003.0, -4.0], 0),
+        ([30.0, 29.0, 2.0], 2),
+    ] {
+        for smoothing in [0.0, 0.1] {
+            let largest = logits.into_iter().fold(f64::NEG_INFINITY, f64::max);
+            let all: f64 = logits.iter().map(|it| (it - largest).exp()).sum();
+            let loss = |logit: f64| all.ln() - (logit - largest);
+            let mean = logits.into_iter().map(loss).sum::<f64>() / 3.0;
+            let exact = loss(logits[target]) * (1.0 - smoothing) + mean * smoothing;
+            let device = Device::flex();
+            let hidden = Tensor::<2>::from_data([[1.0_f32]], &device);
+            let weight = Tensor::<2>::from_data(logits.map(|it| [it as f32]), &device);
+            let targets = Tensor::<1, Int>::from_data([target as i64], &device);
+            let options = LinearCrossEntropyOptions {
+                smoothing,
+                ..Default::default()
+            };
+            let found = linear_cross_entropy(hidden, weight, targets, None, &options);
+            let found = found.into_scalar::<f64>();
+            // The sum of the exponentials is above 1, so its logarithm is rounded by a part of 1.
+            let most = exact * 1e-6 + 2e-7;
+            assert!(
+                (found - exact).abs() <= most,
+                "{logits:?}, {target}, {smoothing}: {found} and {exact}"
+            );
+        }
+    }
+}
