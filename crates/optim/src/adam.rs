@@ -5,7 +5,7 @@ use burn::optim::decay::WeightDecayConfig;
 use super::element_wise::{AccumulateInState, ElementState, ElementWise};
 use super::element_wise_optimizer::{ElementWiseOptimizer, element_wise_config};
 use super::format::{StateFormat, WeightFormat};
-use super::moments::Moments;
+use super::moments::{Moments, refusal_of_epsilon};
 use super::rule::{Number, Rule, Step, UpdateRule, penalized};
 
 /// Configuration of [`Adam`]: the fields and defaults of Burn's
@@ -79,7 +79,9 @@ impl ElementWise for AdamConfig {
 impl AccumulateInState for AdamConfig {
     fn refusal(&self) -> Option<&'static str> {
         let decays = self.weight_decay.is_some();
-        decays.then_some("the L2 penalty of `Adam` is part of the gradient: use `AdamW`")
+        let decays =
+            decays.then_some("the L2 penalty of `Adam` is part of the gradient: use `AdamW`");
+        decays.or(refusal_of_epsilon(self.epsilon))
     }
 }
 

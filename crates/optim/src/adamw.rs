@@ -5,7 +5,7 @@ use super::adam::MOMENTS;
 use super::element_wise::{AccumulateInState, ElementState, ElementWise};
 use super::element_wise_optimizer::{ElementWiseOptimizer, element_wise_config};
 use super::format::{StateFormat, WeightFormat};
-use super::moments::Moments;
+use super::moments::{Moments, refusal_of_epsilon};
 use super::rule::{Number, Rule, Step, UpdateRule};
 
 /// Configuration of [`AdamW`]: the fields and defaults of Burn's
@@ -78,7 +78,9 @@ impl ElementWise for AdamWConfig {
 impl AccumulateInState for AdamWConfig {
     fn refusal(&self) -> Option<&'static str> {
         let cautious = self.cautious_weight_decay;
-        cautious.then_some("cautious weight decay needs the update of the whole batch")
+        let cautious =
+            cautious.then_some("cautious weight decay needs the update of the whole batch");
+        cautious.or(refusal_of_epsilon(self.epsilon))
     }
 }
 

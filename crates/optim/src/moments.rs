@@ -42,3 +42,10 @@ impl Moments {
         [states[0], states[S - 1]]
     }
 }
+
+/// Returns the reason if this term of the divisor doesn't allow micro-batches: without it an element divides 0 by 0 in a micro-batch
+/// that does not use it.
+pub(super) fn refusal_of_epsilon(epsilon: f32) -> Option<&'static str> {
+    let is_zero = epsilon == 0.0;
+    is_zero.then_some("`epsilon` is 0, so an element without a gradient in a micro-batch divides 0 by 0: set it above 0")
+}

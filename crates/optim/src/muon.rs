@@ -1,3 +1,4 @@
+use burn::backend::DispatchTensorKind;
 use burn::config::Config;
 use burn::optim::decay::WeightDecayConfig;
 use burn::optim::momentum::MomentumConfig;
@@ -86,16 +87,41 @@ impl MuonConfig {
     }
 }
 
-/// Returns the sum. From 4,194,304 elements on, `flex` adds parts in the order in which its threads end; here parts are smaller.
+/// Elements from which `flex` adds parts of a tensor in f32 in the order in which its threads end.
+const PARALLEL: usize = 1 << 22;
+
+/// Elements of a part of a sum.
+const PART: usize = 1 << 20;
+
+/// Returns the sum. Parts are so small that `flex` adds the elements of each in order.
 fn sum_in_order(matrix: Tensor<2>) -> Tensor<1> {
     let [rows, columns] = matrix.dims();
-    if rows * columns < 1 << 22 {
+    if rows * columns < PARALLEL || !is_added_in_parallel(&matrix) {
         return matrix.sum();
     }
-    let height = ((1 << 20) / columns).max(1);
-    let parts = (0..rows).step_by(height);
-    let parts = parts.map(|row| matrix.clone().narrow(0, row, height.min(rows - row)).sum());
+    let (height, width) = match columns < PARALLEL {
+        true => ((PART / columns).max(1), columns),
+        false => (1, PART),
+    };
+    let starts = |length: usize, step: usize| (0..length).step_by(step);
+    let parts = starts(rows, height).flat_map(|row| {
+        let rows = matrix.clone().narrow(0, row, height.min(rows - row));
+        starts(columns, width).map(move |column| {
+            let width = width.min(columns - column);
+            rows.clone().narrow(1, column, width).sum()
+        })
+    });
     Tensor::cat(parts.collect(), 0).sum()
+}
+
+/// Returns `true` on `flex` in f32.
+fn is_added_in_parallel(matrix: &Tensor<2>) -> bool {
+    #[allow(unreachable_patterns)] // The variants depend on the features.
+    match matrix.clone().into_dispatch().kind {
+        #[cfg(feature = "flex")]
+        DispatchTensorKind::Flex(_) => matrix.dtype() == DType::F32,
+        _ => false,
+    }
 }
 
 /// The Muon optimizer, which updates a matrix by its orthogonalized momentum.
@@ -256,5 +282,52 @@ impl<const D: usize> RecordState for MuonState<D> {
             return None;
         }
         ElementWiseState::state_unflatten(prefix, source, device).map(Self)
+    }
+}
+
+#[cfg(all(test, feature = "flex"))]
+mod tests {
+    use burn::optim as stock;
+    use burn::tensor::Distribution;
+    use rayon::ThreadPoolBuilder;
+
+    use super::*;
+
+    fn norm(matrix: &Tensor<2>) -> f64 {
+        sum_in_order(matrix.clone()).into_scalar()
+    }
+
+    #[test]
+    fn sum_of_large_matrix_is_independent_of_threads() {
+        // Rows of more elements than a part, and rows of which a part has several.
+        for shape in [[2, PARALLEL + 5], [2048, 2049]] {
+            let matrix = Tensor::random(shape, Distribution::Default, &Device::flex());
+            let on = |threads| {
+                let pool = ThreadPoolBuilder::new().num_threads(threads).build();
+                pool.unwrap().install(|| norm(&matrix))
+            };
+            let one = on(1);
+            for _ in 0..5 {
+                assert_eq!(on(4), one, "{shape:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn step_of_large_matrix_in_f64_equals_that_of_burn() {
+        let random = || {
+            let options = (&Device::flex(), DType::F64);
+            Tensor::<2>::random([4, PARALLEL / 4 + 1], Distribution::Default, options)
+        };
+        let (parameter, gradient) = (random(), random());
+        let step = |optimizer: &dyn Fn(Tensor<2>, Tensor<2>) -> Tensor<2>| {
+            optimizer(parameter.clone(), gradient.clone()).into_data()
+        };
+        let ours = MuonConfig::new().build();
+        let stock = stock::MuonConfig::new().build();
+        assert_eq!(
+            step(&|parameter, gradient| ours.step(0.02, parameter, gradient, None).0),
+            step(&|parameter, gradient| stock.step(0.02, parameter, gradient, None).0),
+        );
     }
 }
