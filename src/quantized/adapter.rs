@@ -1,5 +1,5 @@
 use burn::module::{LoraAdapter, Module, Param, Reparameterization};
-use burn::tensor::Tensor;
+use burn::tensor::{FloatDType, Tensor};
 
 use super::placeholder::is_weight;
 use super::rematerialized::rematerialized;
@@ -45,7 +45,9 @@ impl QuantizedAdapter {
 
     /// Returns `base` plus the adapter; `base` is a float weight that was loaded in place of the quantized one.
     fn on_floats(&self, base: Tensor<2>) -> Tensor<2> {
-        base + self.a.val().matmul(self.b.val()).mul_scalar(self.scale)
+        let delta = self.a.val().matmul(self.b.val()).mul_scalar(self.scale);
+        // As Burn's adapter: a record may have another type.
+        base.cast(FloatDType::from(delta.dtype())) + delta
     }
 }
 

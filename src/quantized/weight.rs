@@ -28,7 +28,7 @@ impl ComposedWeight {
             let mut data = product.into_data();
             let values = data.as_mut_slice::<f32>().expect("it is in f32");
             values::add(&rows_of(base), format, self.scale as f32, values);
-            return Tensor::from_data(data, &device);
+            return Tensor::from_data(data, (&device, dtype));
         }
         let shape = product.dims();
         let elements = shape.iter().product();

@@ -27,3 +27,21 @@ fn tokens_of_loss_are_counted_in_type_that_can() {
         );
     });
 }
+
+#[test]
+fn quantized_weight_is_in_type_of_factors() {
+    let alone = ("BACKBURN_TEST_TYPE", "bf16");
+    let name = "default_type::quantized_weight_is_in_type_of_factors";
+    in_own_process(name, alone, || {
+        let mut device = Device::flex();
+        device.configure(FloatDType::BF16).unwrap();
+        let device = device.autodiff();
+        let layer: Linear = LinearConfig::new(64, 64).with_bias(false).init(&device);
+        let layer = cast(layer, FloatDType::F32).unwrap();
+        let lora = Lora::new(4, 8.0).set_dtype(FloatDType::F32);
+        let layer = layer.apply_reparameterization(QuantizedLora::new(lora, BaseFormat::Bits4));
+        assert_eq!(layer.weight.val().dtype(), DType::F32);
+        let x = Tensor::<2>::ones([2, 64], &device).cast(FloatDType::F32);
+        assert_eq!(layer.forward(x).dtype(), DType::F32);
+    });
+}

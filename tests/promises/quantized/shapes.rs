@@ -47,6 +47,12 @@ fn quantized_weight_loaded_in_floats_is_loaded_weight() {
     let loaded = model.load_record(record().allow_partial(true));
     let of = |layer: &Linear| layer.weight.val().into_data();
     assert_eq!(of(&loaded), of(&other));
+    // The factors stay in f32.
+    let rounded = cast(other.clone(), FloatDType::BF16).unwrap();
+    let record = rounded.clone().into_record().allow_partial(true);
+    let loaded = loaded.load_record(record);
+    let expected = of(&rounded).convert_dtype(DType::F32);
+    assert_eq!(of(&loaded), expected);
 }
 
 #[test]
