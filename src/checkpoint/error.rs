@@ -86,7 +86,7 @@ pub enum CheckpointError {
     /// The training has accumulated gradients, which a checkpoint does not contain.
     #[error(
         "the training has accumulated gradients, which a checkpoint does not contain: save after the step that applies them, or \
-    first drop them with `drop_accumulated` (gradients in the state of an optimizer can't be dropped: step first)"
+    first drop them with `drop_accumulated`. Gradients in the state of an optimizer can't be dropped: apply them with `step_accumulated`"
     )]
     Accumulated,
 

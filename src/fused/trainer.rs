@@ -6,8 +6,8 @@ macro_rules! trainer {
         impl<M: burn::module::Module> $trainer<M> {
             /// Sets the config of the training, on the same devices.
             ///
-            /// Model, optimizer state and hooks stay. Accumulated gradients, averages, the loss scale and the norm of
-            /// lagged clipping are dropped.
+            /// Model, optimizer state and hooks stay, with the gradients that it accumulates in the state. Other accumulated gradients,
+            /// averages, the loss scale and the norm of lagged clipping are dropped.
             ///
             /// # Errors
             ///

@@ -260,6 +260,8 @@ fn check_averages(
 ) -> Result<(), FusedError> {
     let damaged =
         |path: &str, reason: String| unreadable(format!("the average of `{path}`: {reason}"));
+    // An optimizer that needs no tensor in its state, such as SGD, takes up an average and records the rank alone.
+    averages.retain(|_, average| average.names().any(|name| name != RANK));
     let keeper = AverageState::join(SgdConfig::new().init());
     for (id, Parameter { path, param, .. }) in parameters {
         let Some(average) = averages.remove(&average_id(*id).val()) else {

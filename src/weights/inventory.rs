@@ -143,6 +143,12 @@ impl Inventory {
         self.get(id).map(|entry| entry.role)
     }
 
+    /// Returns the ids of all parameters, each with the number of its dimensions.
+    pub(crate) fn ids_and_ranks(&self) -> impl Iterator<Item = (ParamId, usize)> {
+        let entries = self.entries.values();
+        entries.map(|entry| (entry.id, entry.shape.num_dims()))
+    }
+
     /// Returns the parameters that `changed` lacks or has in another shape.
     pub(crate) fn removed_in(&self, changed: &Self) -> Vec<ParamId> {
         let is_there = |entry: &&Entry| {

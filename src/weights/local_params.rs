@@ -1,4 +1,4 @@
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use burn::module::ParamId;
@@ -160,15 +160,17 @@ impl LocalParams {
         lost.map(|local_param| &*local_param.master.path).min()
     }
 
-    /// Copies which parameters have gradients in the optimizer state, which stays when the model changes.
-    pub(crate) fn copy_groups(&self, from: &Self) {
-        for master in self.masters() {
-            let from = from
-                .find(master.id)
-                .map(|local_param| local_param.master.accumulated());
-            if let Some(Accumulated::InOptimizerState) = from {
-                master.set_accumulated(Accumulated::InOptimizerState);
-            }
-        }
+    /// Returns the parameters with gradients of micro-batches in the optimizer state.
+    pub(crate) fn accumulated_in_state(&self) -> HashSet<ParamId> {
+        let is_in_state =
+            |it: &&MasterParam| matches!(it.accumulated(), Accumulated::InOptimizerState);
+        let masters = self.masters().filter(is_in_state);
+        masters.map(|master| master.id).collect()
+    }
+
+    /// Marks parameters whose optimizer state has gradients of micro-batches, after the state was taken over.
+    pub(crate) fn set_accumulated_in_state(&self, ids: &HashSet<ParamId>) {
+        let masters = self.masters().filter(|master| ids.contains(&master.id));
+        masters.for_each(|master| master.set_accumulated(Accumulated::InOptimizerState));
     }
 }

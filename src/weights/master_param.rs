@@ -225,7 +225,7 @@ impl MasterParam {
     }
 
     /// Returns the id and rank under which the optimizer holds the average.
-    pub(crate) fn average_key(&self) -> (ParamId, usize) {
+    fn average_key(&self) -> (ParamId, usize) {
         (average_id(self.id), self.shape.num_dims())
     }
 

@@ -14,7 +14,7 @@ use crate::files::load_same;
 use crate::record;
 use crate::shared_optimizer::{SharedOptimizer, average_id};
 use crate::tap::collect_graph;
-use crate::weights::{Accumulated, AttachedModule, Inventory, LocalParams, MasterParam};
+use crate::weights::{AttachedModule, Inventory, LocalParams};
 
 /// The reason why a training can't resume from records.
 pub(crate) enum ResumeError {
@@ -93,7 +93,7 @@ impl<M: Module> Core<M> {
         };
         let through_a_record = self.change_optimizer(remove);
         if !through_a_record {
-            local_params.copy_groups(&before.local_params);
+            local_params.set_accumulated_in_state(&before.local_params.accumulated_in_state());
         }
     }
 }
@@ -101,9 +101,7 @@ impl<M: Module> Core<M> {
 /// Returns `true` if the optimizer states of these parameters are the same after a record.
 pub(super) fn record_keeps_states(inventory: &Inventory, local_params: &LocalParams) -> bool {
     // Burn loads states in f32, and a record ends the group of micro-batches in a state.
-    let accumulates =
-        |master: &MasterParam| matches!(master.accumulated(), Accumulated::InOptimizerState);
-    inventory.is_trained_in(DType::F32) && !local_params.masters().any(accumulates)
+    inventory.is_trained_in(DType::F32) && local_params.accumulated_in_state().is_empty()
 }
 
 #[cfg(all(test, feature = "flex"))]

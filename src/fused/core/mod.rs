@@ -37,7 +37,7 @@ use crate::pass::Session;
 use crate::placement::RankContext;
 use crate::policy::PolicyState;
 use crate::record;
-use crate::shared_optimizer::{EXTRA_STATE_ID, ExtraState, SharedOptimizer};
+use crate::shared_optimizer::{EXTRA_STATE_ID, ExtraState, SharedOptimizer, average_id};
 use crate::tap::collect_graph_if_due;
 use crate::weights::{
     Accumulated, AttachedModule, Inventory, MasterParam, Role, Value, fork_quantized,
@@ -165,6 +165,7 @@ impl<M: Module> Core<M> {
         let optimizer = self.optimizer();
         let (fresh, removed) = self.ranks.session().optimizer.lock().fresh_and_removed();
         let (policies, optimizer) = self.policies.with_config(config, optimizer)?;
+        let accumulated_in_state = self.ranks.local_params().accumulated_in_state();
         let removed = (policies.join(fresh), removed);
         // Afterwards the model is the only owner of its values.
         drop(self.ranks);
@@ -175,6 +176,8 @@ impl<M: Module> Core<M> {
         let mut optimizer = core.ranks.session().optimizer.lock();
         optimizer.restore_removed(removed);
         drop(optimizer);
+        let local_params = core.ranks.local_params();
+        local_params.set_accumulated_in_state(&accumulated_in_state);
         Ok(core)
     }
 
@@ -239,8 +242,10 @@ impl<M: Module> Core<M> {
     /// Returns the optimizer without averages, which belong to this training.
     fn optimizer(&self) -> ModuleOptimizer {
         let mut optimizer = self.ranks.session().optimizer.lock().with_all_states();
-        let masters = self.ranks.local_params().masters();
-        AverageState::drop_in(&mut optimizer, masters.map(MasterParam::average_key));
+        // Frozen parameters keep the averages of the time when they were trained.
+        let parameters = self.ranks.attached().inventory.ids_and_ranks();
+        let averages = parameters.map(|(id, rank)| (average_id(id), rank));
+        AverageState::drop_in(&mut optimizer, averages);
         optimizer
     }
 

@@ -80,7 +80,8 @@ impl<M: Module> FusedOptimizer<M> {
     /// For [`Sgd`](crate::optim::Sgd) the result is that of a step with the sum of the gradients, except for rounding.
     /// For [`Adam`](crate::optim::Adam) and [`AdamW`](crate::optim::AdamW) it is an approximation of the second moment;
     /// [`AccumulateInState`] has the formula. Without micro-batches the result is that of the optimizer. A record that
-    /// is saved between two micro-batches contains their gradients; after loading, a new group starts.
+    /// is saved between two micro-batches contains their gradients; after loading, a new group starts. If the last gradient of
+    /// a parameter is vetoed, its group continues in the next step.
     ///
     /// ```
     /// use backburn::FusedOptimizer;

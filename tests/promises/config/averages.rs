@@ -422,3 +422,46 @@ fn average_option_out_of_range_is_refused() {
         assert_says(&error, says);
     }
 }
+
+/// SGD needs no tensor in its state, so it takes up the averages of a record without their numbers.
+#[test]
+fn averages_in_record_of_sgd_without_averaging_are_ignored() {
+    let initial = init();
+    let xs = batches(2);
+    let sgd = |config: FusedConfig| {
+        FusedOptimizer::new(copy(&initial, init), SgdConfig::new().init())
+            .unwrap()
+            .with_config(config)
+            .unwrap()
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoint = Checkpoint::at(folder.path());
+    let mut averaged = sgd(averaging(ema(0.5)));
+    averaged.step(RATE, |model| loss(model, &xs[0])).unwrap();
+    checkpoint.save(&averaged, &Progress::new(1)).unwrap();
+
+    let mut without = sgd(FusedConfig::new());
+    checkpoint.load::<()>(&mut without).unwrap();
+    without.step(RATE, |model| loss(model, &xs[1])).unwrap();
+    checkpoint.save(&without, &Progress::new(2)).unwrap();
+    for config in [FusedConfig::new(), averaging(ema(0.5))] {
+        let mut resumed = sgd(config);
+        checkpoint.load::<()>(&mut resumed).unwrap();
+        assert_equal_weights(&without.model(), &resumed.model());
+        assert_equal_weights(&without.model(), &resumed.averaged());
+    }
+}
+
+#[test]
+fn average_of_frozen_parameter_is_dropped_by_another_config() {
+    let initial = init();
+    let xs = batches(4);
+    let mut fused = fused(&initial, averaging(ema(0.9)));
+    for x in &xs {
+        fused.step(RATE, |model| loss(model, x)).unwrap();
+    }
+    fused.change_model(|model| model.freeze()).unwrap();
+    let mut fused = fused.with_config(averaging(ema(0.5))).unwrap();
+    fused.change_model(|model| model.unfreeze()).unwrap();
+    assert_equal_weights(&fused.model(), &fused.averaged());
+}

@@ -189,6 +189,17 @@ fn in_state_no_gradient_in_last_micro_batch_is_stepped(device: &Device) {
     fused.step_accumulated(LEARNING_RATE).unwrap();
     assert_equal_weights(&stock, &fused.model());
     assert_nothing_accumulated(&mut fused);
+
+    // And with another config in between.
+    let sgd = SgdConfig::new().with_momentum(Some(MomentumConfig::new()));
+    let mut fused = FusedOptimizer::accumulating_in_state(initial.copied(), sgd.build()).unwrap();
+    fused.accumulate(|model| loss(model, &0)).unwrap();
+    let mut fused = fused.with_config(FusedConfig::new()).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let saved = Checkpoint::at(folder.path()).save(&fused, &Progress::new(1));
+    assert_matches!(saved, Err(CheckpointError::Accumulated));
+    fused.step(LEARNING_RATE, |model| loss(model, &1)).unwrap();
+    assert_equal_weights(&stock, &fused.model());
 }
 
 fn in_state_record_continues_in_stock(device: &Device) {
@@ -239,6 +250,10 @@ fn in_state_optimizer_without_fitting_state_is_refused() {
     assert_refused(decayed.build(), "use `AdamW`");
     let cautious = AdamWConfig::new().with_cautious_weight_decay(true);
     assert_refused(cautious.build(), "update of the whole batch");
+    let adam = AdamConfig::new().with_epsilon(0.0);
+    assert_refused(adam.build(), "`epsilon` is 0");
+    let adamw = AdamWConfig::new().with_epsilon(0.0);
+    assert_refused(adamw.build(), "`epsilon` is 0");
 }
 
 #[test]
