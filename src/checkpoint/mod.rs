@@ -249,7 +249,7 @@ impl Checkpoint {
         };
         let older = steps.into_keys().rev().skip(count);
         older
-            .filter(|older| *older != step)
+            .filter(|older| *older < step)
             .try_for_each(|older| folder::remove(&self.folder, older))
     }
 

@@ -214,3 +214,14 @@ fn file_in_place_of_step_folder_is_an_error() {
     assert!(before == files(folder.path()));
     assert_is_after(folder.path(), 4);
 }
+
+#[test]
+fn keep_last_of_training_set_back_removes_no_later_step() {
+    let folder = tempfile::tempdir().unwrap();
+    let all = Checkpoint::at(folder.path());
+    for step in [10, 20, 30, 40, 50] {
+        all.save(&small(), &Progress::new(step)).unwrap();
+    }
+    all.keep_last(2).save(&small(), &Progress::new(15)).unwrap();
+    assert_eq!(steps(folder.path()), [15, 20, 30, 40, 50]);
+}
