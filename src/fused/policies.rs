@@ -183,6 +183,8 @@ impl Policies {
     pub(crate) fn adapt(&self, norm: Option<f64>, overflowed: bool) {
         let scale = self.loss_scale();
         let mut adaptive = self.adaptive.lock();
+        // The next step is clipped by the last norm that is finite.
+        let norm = norm.filter(|norm| norm.is_finite());
         adaptive.gradient_norm = norm.or(adaptive.gradient_norm);
         let interval = self.config.loss_scaling.and_then(|it| it.growth_interval);
         if let (Some(scale), Some(interval)) = (scale, interval) {

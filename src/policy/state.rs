@@ -33,11 +33,12 @@ impl LossScale {
         self.scale > SMALLEST
     }
 
-    /// Returns the scale of the next step. It halves if the gradients `overflowed`, and doubles after `interval` steps
-    /// without an overflow.
+    /// Returns the scale of the next step. It halves if the gradients `overflowed` and a smaller scale may
+    /// avoid this, and doubles after `interval` steps without an overflow.
     pub(crate) fn after(self, interval: usize, overflowed: bool) -> Self {
         let (scale, good_steps) = match self.good_steps + 1 {
-            _ if overflowed => (self.scale / 2.0, 0),
+            _ if overflowed && self.is_large() => (self.scale / 2.0, 0),
+            _ if overflowed => (self.scale, 0),
             steps if steps >= interval => (self.scale * 2.0, 0),
             steps => (self.scale, steps),
         };

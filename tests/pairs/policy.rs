@@ -51,7 +51,7 @@ impl Policy {
             Clipping::Exact | Clipping::ExactInBuffer => Some(norm),
             Clipping::Lagged => self.norm,
         };
-        self.norm = told.or(self.norm);
+        self.norm = told.filter(|norm| norm.is_finite()).or(self.norm);
         if self.overflow() == Some(Overflow::SkipStep) && !norm.is_finite() {
             return None;
         }

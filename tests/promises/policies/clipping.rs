@@ -220,3 +220,23 @@ fn clipping_mistakes_are_errors() {
     }
     assert_equal_weights(&unchanged, &fused.model());
 }
+
+#[test]
+fn lagged_clipping_after_skipped_step_clips_by_last_finite_norm() {
+    let device = &flex();
+    let scaling = LossScalingConfig::new().with_overflow(Overflow::SkipStep);
+    let config = FusedConfig::lagged(1e-3).with_loss_scaling(Some(scaling));
+    let mut fused = FusedOptimizer::new(Squashed::init(device), SgdConfig::new().init())
+        .unwrap()
+        .with_config(config)
+        .unwrap();
+    let mut step = |x: &Tensor<2>| {
+        fused.step_repeatable(0.01, |model| model.loss(x)).unwrap();
+        fused.last_step().clone()
+    };
+    let x = &batches(device, 1)[0];
+    let norm = step(x).gradient_norm.unwrap();
+    assert!(step(&infinite(device)).overflowed);
+    let clipping = step(x).clipping.unwrap();
+    assert!((clipping - 1e-3 / norm).abs() < 1e-9, "{clipping}");
+}

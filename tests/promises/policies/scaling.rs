@@ -199,3 +199,24 @@ fn scaling_mistakes_are_errors() {
     let error = fused.step(0.1, |model| model.loss(&batches(&device, 1)[0]));
     assert_eq!(error.unwrap_err(), FusedError::RunsTwice);
 }
+
+/// A gradient that is never finite is not caused by the scale, which stays in the range of f32.
+#[test]
+fn parameter_that_is_never_finite_leaves_scale_and_others() {
+    let device = &flex();
+    let scaling = config(Overflow::SkipParameter);
+    let mut fused = FusedOptimizer::new(Squashed::init(device), SgdConfig::new().init())
+        .unwrap()
+        .with_config(FusedConfig::scaling(scaling))
+        .unwrap();
+    let x = infinite(device);
+    for _ in 0..40 {
+        fused.step(0.01, |model| model.loss(&x)).unwrap();
+        assert!(fused.last_step().overflowed);
+    }
+    let scale = fused.last_step().loss_scale.unwrap();
+    assert_eq!(scale, 1.0 / 65536.0);
+    let before = fused.model().copied();
+    fused.step(0.01, |model| model.loss(&x)).unwrap();
+    assert_changed(&before, &fused.model(), |path| path.contains("output"));
+}
