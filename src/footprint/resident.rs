@@ -1,5 +1,6 @@
 use crate::config::FusedConfig;
 use crate::placement::StorageTier;
+use crate::policy::GlobalNormClippingConfig;
 use crate::weights::Entry;
 
 /// Bytes that a training holds between passes, and those that an update transfers.
@@ -24,8 +25,8 @@ pub(crate) struct Resident {
 }
 
 impl Resident {
-    /// Returns the bytes of `parameters`, with `states` bytes of optimizer state each. With `accumulates`, gradients of micro-batches
-    /// are summed in a buffer.
+    /// Returns the bytes of `parameters`, with `states` bytes of optimizer state each. If it `accumulates`, or if clipping needs all
+    /// gradients of a step, they are in a buffer.
     pub(crate) fn of(
         parameters: &[Entry],
         states: &[usize],
@@ -33,6 +34,11 @@ impl Resident {
         accumulates: bool,
     ) -> Self {
         let request = config.placement_policy();
+        let is_buffered = matches!(
+            config.clipping,
+            Some(GlobalNormClippingConfig::ExactInBuffer(_))
+        );
+        let has_buffer = accumulates || is_buffered;
         let mut in_flight = StatesInFlight::within(config.max_bytes_in_flight);
         let mut resident = Self::default();
         for (parameter, state) in parameters.iter().zip(states) {
@@ -47,7 +53,7 @@ impl Resident {
             let in_f32 = bytes.max(4 * parameter.elements());
             let average = config.averaging.as_ref().map_or(0, |_| in_f32);
             let sum = match config.full_precision_accumulation {
-                _ if !accumulates => 0,
+                _ if !has_buffer => 0,
                 true => in_f32,
                 false => bytes,
             };

@@ -127,6 +127,21 @@ fn plan_with_average_counts_its_bytes() {
     assert!((0.99..=1.1).contains(&ratio), "{ratio:.3}");
 }
 
+/// Exact clipping in a buffer holds all gradients at once, also without micro-batches. Where the buffer is full, activations are
+/// freed: the plan counts both.
+#[test]
+fn plan_with_clipping_in_buffer_counts_its_bytes() {
+    let _alone = alone();
+    let clipping = GlobalNormClippingConfig::ExactInBuffer(1.0);
+    let config = FusedConfig::new().with_clipping(Some(clipping));
+    let planner = planner::<Mlp>().with_config(config);
+    let plan = planner.plan(Mlp::loss, ENOUGH).unwrap();
+    assert_eq!(plan.accumulation, 1);
+    let bytes = trained::<Mlp, _>(&plan);
+    let ratio = plan.device_bytes as f64 / bytes as f64;
+    assert!((1.0..=1.2).contains(&ratio), "{ratio:.3}");
+}
+
 /// The first update copies the weights that `init` holds.
 #[test]
 fn weights_that_maker_holds_are_counted_twice() {
