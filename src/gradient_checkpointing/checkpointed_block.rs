@@ -187,7 +187,7 @@ where
             };
             with_panic_context(run, context)
         };
-        let outputs_differ = |first| first != Fingerprint::of(&output);
+        let outputs_differ = |first: Fingerprint| first.differs_from(&Fingerprint::of(&output));
         let outputs_differ = first.fingerprint.is_some_and(outputs_differ);
         let first_reads = block_reads.reads();
         let differing_read = first_reads.first_beyond(&reads).map(|path| (path, false));

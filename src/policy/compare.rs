@@ -16,7 +16,7 @@ use crate::error::FusedError;
 const ROUNDING: f64 = 1e-5;
 
 /// Returns `true` if two numbers are equal except for rounding.
-fn differ_by_rounding(a: f64, b: f64) -> bool {
+pub(crate) fn differ_by_rounding(a: f64, b: f64) -> bool {
     a.to_bits() == b.to_bits() || (a - b).abs() <= ROUNDING * a.abs().min(b.abs())
 }
 
