@@ -51,8 +51,8 @@ config_struct! {
         /// Gradients are cast to the type of the parameter before they are applied.
         pub compute_dtype (with_compute_dtype): Option<FloatDType> = None,
         /// If `true`, gradients in bf16 or f16 are accumulated in f32, over micro-batches and over checkpointed blocks that share a
-        /// parameter, as the chunks of [`LinearCrossEntropyLoss`](crate::LinearCrossEntropyLoss) share the head. The sum is rounded once,
-        /// when it is applied.
+        /// parameter, as the chunks of [`LinearCrossEntropyLoss`](crate::LinearCrossEntropyLoss) share the head. The sum of a
+        /// pass is rounded to the type of its gradients, and the sum over micro-batches when it is applied.
         ///
         /// The buffer takes 4 bytes per element. If `false`, sums are in the type of the gradients, as in Burn's
         /// [`GradientsAccumulator`](burn::optim::GradientsAccumulator) and backward pass. Gradients of several devices

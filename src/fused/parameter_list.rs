@@ -4,7 +4,9 @@ use backburn_base::{Parameter, list};
 use burn::module::{Module, ParamId};
 use burn::tensor::Shape;
 
-use crate::quantized::weight_of_values;
+use crate::error::{FusedError, listed};
+use crate::parameters::running_statistics;
+use crate::quantized::{is_factor, weight_of_values};
 use crate::shared_optimizer::SharedOptimizer;
 use crate::weights::Role;
 
@@ -83,4 +85,36 @@ impl Display for ParameterList {
         }
         Ok(())
     }
+}
+
+/// Returns the error of a model whose parameters are all frozen, or `None` if it has no parameters.
+pub(super) fn nothing_trained<M: Module>(model: &M) -> Option<FusedError> {
+    let mut parameters = list(model);
+    let statistics = running_statistics(model);
+    let can_be_trained = |it: &Parameter| {
+        weight_of_values(&it.path).is_none() && !statistics.contains(&it.param.id())
+    };
+    parameters.retain(can_be_trained);
+    let paths = |which: fn(&Parameter) -> bool| {
+        let found = parameters.iter().filter(|it| which(it));
+        let found: Vec<_> = found.map(|it| format!("`{}`", it.path)).collect();
+        (!found.is_empty()).then(|| listed(found.iter()))
+    };
+    let is_factor = |it: &Parameter| is_factor(&it.path);
+    let is_matrix = |it: &Parameter| it.param.shape().num_dims() == 2;
+    let advice = if let Some(factors) = paths(is_factor) {
+        format!("Unfreeze the adapters with `Module::unfreeze_group`: {factors}")
+    } else if let Some(matrices) = paths(is_matrix) {
+        format!(
+            "To train adapters, choose a parameter group of `Lora` that matches matrices: {matrices}. To train \
+             parameters, unfreeze them with `Module::unfreeze_group`"
+        )
+    } else {
+        let all = paths(|_| true)?;
+        format!(
+            "`Lora` adds adapters to matrices, and the model has none. Unfreeze parameters with \
+             `Module::unfreeze_group`: {all}"
+        )
+    };
+    Some(FusedError::NothingTrained { advice })
 }

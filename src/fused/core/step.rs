@@ -9,10 +9,11 @@ use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::Module;
 
 use super::Core;
-use super::rank_pass::{RankPass, nothing_trained};
+use super::rank_pass::RankPass;
 use super::running_pass::{PassClosure, RunningPass};
 use crate::error::FusedError;
 use crate::fused::StepReport;
+use crate::fused::parameter_list::nothing_trained;
 use crate::fused::policies::StepSchedule;
 use crate::pass::{ClosureKind, Failure, PassSettings, StepNumbers};
 use crate::policy::{GradientPipeline, GradientUse, Norm};
