@@ -5,14 +5,12 @@ use std::io;
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use minijinja::value::Kwargs;
 use minijinja::{Environment, Error, ErrorKind, Value, context};
 use minijinja_contrib::pycompat::unknown_method_callback;
-use serde::Serialize;
 use serde_json::Value as Json;
-use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
 
 use crate::date;
+use crate::python_json::to_json;
 
 const NAME: &str = "chat_template";
 
@@ -108,53 +106,6 @@ fn without_generation(source: &str) -> String {
         left = &left[start + length + 2..];
     }
     result + left
-}
-
-/// JSON as Python writes it. (That of the engine escapes HTML.)
-fn to_json(value: Value, options: Kwargs) -> Result<Value, Error> {
-    let indent: Option<usize> = options.get("indent")?;
-    let _: Option<bool> = options.get("ensure_ascii")?;
-    options.assert_all_used()?;
-    let text = match indent {
-        Some(indent) => {
-            let indent = " ".repeat(indent);
-            written(&value, PrettyFormatter::with_indent(indent.as_bytes()))
-        }
-        None => written(&value, Spaced),
-    };
-    let text = text.map_err(|error| Error::new(ErrorKind::BadSerialization, error.to_string()))?;
-    Ok(Value::from_safe_string(text))
-}
-
-fn written(value: &Value, formatter: impl Formatter) -> Result<String> {
-    let mut bytes = Vec::new();
-    value.serialize(&mut Serializer::with_formatter(&mut bytes, formatter))?;
-    Ok(String::from_utf8(bytes)?)
-}
-
-/// A space after each comma and colon.
-struct Spaced;
-
-impl Formatter for Spaced {
-    fn begin_array_value<W: ?Sized + io::Write>(
-        &mut self,
-        writer: &mut W,
-        first: bool,
-    ) -> io::Result<()> {
-        writer.write_all(if first { b"" } else { b", " })
-    }
-
-    fn begin_object_key<W: ?Sized + io::Write>(
-        &mut self,
-        writer: &mut W,
-        first: bool,
-    ) -> io::Result<()> {
-        writer.write_all(if first { b"" } else { b", " })
-    }
-
-    fn begin_object_value<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
-        writer.write_all(b": ")
-    }
 }
 
 #[cfg(test)]

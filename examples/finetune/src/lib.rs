@@ -40,6 +40,7 @@ mod peaks;
 mod pieces;
 mod planning;
 mod print;
+mod python_json;
 mod result;
 mod room;
 mod rope;

@@ -37,17 +37,21 @@ impl Chat {
             };
             let is_answer = role == "assistant";
             let counts = counts(&mut fields, is_answer, &place)?;
-            let content = match fields.get("content") {
-                Some(content) => Json::String(text(content, &place)?),
-                None if fields.contains_key("tool_calls") => Json::Null,
-                None => bail!("{place} has no `content`: write it as a text"),
+            // A template can tell `null` from a missing field.
+            let content = match (fields.get("content"), message.get("content")) {
+                (Some(content), _) => Some(Json::String(text(content, &place)?)),
+                (None, null) if fields.contains_key("tool_calls") => null.cloned(),
+                _ => bail!("{place} has no `content`: write it as a text"),
             };
-            let is_empty = content.as_str().is_none_or(|text| text.trim().is_empty());
+            let is_text = |it: &Json| it.as_str().is_some_and(|text| !text.trim().is_empty());
+            let is_empty = !content.as_ref().is_some_and(is_text);
             ensure!(
                 !counts || !is_empty || fields.contains_key("tool_calls"),
                 "{place} is an empty answer: remove it, or exclude it with `weight` 0"
             );
-            fields.insert("content".to_owned(), content);
+            if let Some(content) = content {
+                fields.insert("content".to_owned(), content);
+            }
             chat.messages.push(Json::Object(fields));
             chat.counted.push(counts);
         }
@@ -148,6 +152,18 @@ mod tests {
             assert_eq!(chat.counted, [counts, true], "{message}");
             let expected = json!({"role": message["role"], "content": "a"});
             assert_eq!(chat.messages[0], expected);
+        }
+    }
+
+    /// A template tells them apart.
+    #[test]
+    fn content_is_missing_or_null_as_in_message() {
+        let call = json!({"role": "assistant", "tool_calls": [{"name": "f"}]});
+        let mut with_null = call.clone();
+        with_null["content"] = Json::Null;
+        for message in [call, with_null] {
+            let chat = Chat::new(std::slice::from_ref(&message), &Json::Null).unwrap();
+            assert_eq!(chat.messages, [message]);
         }
     }
 
