@@ -7,13 +7,15 @@ use backburn::WeightNames;
 use burn::module::{Lora, ParamGroup};
 use burn::store::burn_pack::Tensor as PackTensor;
 use burn::store::{
-    KeyRemapper, ModuleAdapter, ModuleContext, ModuleSnapshot, PathFilter, SafetensorsStore, bridge,
+    FloatCastAdapter, KeyRemapper, ModuleAdapter, ModuleContext, ModuleSnapshot, PathFilter,
+    SafetensorsStore, bridge,
 };
-use burn::tensor::{DType, Shape, TensorData};
+use burn::tensor::{DType, FloatDType, Shape, TensorData};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use crate::decoder::Decoder;
+use crate::first_factors;
 use crate::names;
 use crate::tensor_file;
 
@@ -68,14 +70,15 @@ impl Adapters {
         Ok(())
     }
 
-    /// Returns Burn's reparameterizer, whose first factors have the variance that those of `peft` have.
+    /// Returns Burn's reparameterizer. The first factors have the deviation of those of `peft` in layers with an input of `hidden`
+    /// elements.
     pub fn lora(&self, hidden: usize) -> Lora {
         let targets = TARGETS.iter().zip(PATHS);
         let targets = targets.filter(|(name, _)| self.targets.iter().any(|it| it == *name));
         let paths = targets.map(|(_, path)| format!(".{path}.weight"));
         let group = ParamGroup::from_any_predicates(paths.collect());
         let mut lora = Lora::new(self.rank, self.alpha).set_param_group(group);
-        lora.init_std = Some((3.0 * hidden as f64).sqrt().recip());
+        lora.init_std = Some(first_factors::deviation(hidden));
         lora
     }
 
@@ -122,8 +125,8 @@ impl Adapters {
         std::fs::write(&file, text).with_context(|| format!("{} can't be written", file.display()))
     }
 
-    /// Returns `decoder`, which has adapters, with the factors in a file of `peft`. Those that the file lacks stay.
-    pub fn load(mut decoder: Decoder, file: &Path) -> Result<Decoder> {
+    /// Returns `decoder`, which has adapters, with the factors in a file of `peft`, in `dtype`. Those that the file lacks stay.
+    pub fn load(mut decoder: Decoder, file: &Path, dtype: FloatDType) -> Result<Decoder> {
         let mut names = KeyRemapper::new();
         for (ours, theirs) in FACTORS {
             let pattern = format!(r"^(?:initial\.)?base_model\.model\.(.*)\.{theirs}\.weight$");
@@ -134,7 +137,7 @@ impl Adapters {
             .extend(WeightNames::decoder().to_module().patterns);
         let mut store = SafetensorsStore::from_file(file)
             .remap(names)
-            .with_from_adapter(Transposed)
+            .with_from_adapter(Transposed.chain(FloatCastAdapter::to(dtype.into())))
             .allow_partial(true);
         let loaded = decoder.load_from(&mut store);
         loaded.map_err(|error| anyhow!("{}: {}", file.display(), names::in_files(&error)))?;

@@ -22,6 +22,7 @@ mod dry_run;
 mod evaluation;
 mod extent;
 mod first_adapters;
+mod first_factors;
 mod header;
 mod held_out;
 mod line;

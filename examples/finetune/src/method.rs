@@ -9,6 +9,7 @@ use clap::ValueEnum;
 use crate::adapters::{self, Adapters};
 use crate::config::DecoderConfig;
 use crate::decoder::Decoder;
+use crate::first_factors;
 use crate::options::Options;
 use crate::weights;
 
@@ -100,13 +101,14 @@ impl Method {
             weights::load(decoder, &options.model, dtype, quantized.as_ref())
         };
         let decoder = match self {
-            Self::Full => load(None),
+            Self::Full => return load(None),
             Self::Lora => Ok(load(None)?.apply_lora(lora)),
             Self::Qlora8 => load(Some(quantized(BaseFormat::Bits8))),
             Self::Qlora4 => load(Some(quantized(BaseFormat::Bits4))),
         }?;
+        let decoder = first_factors::with_deviations(decoder, config.hidden);
         match &options.adapters {
-            Some(folder) => Adapters::load(decoder, &folder.join(adapters::WEIGHTS)),
+            Some(folder) => Adapters::load(decoder, &folder.join(adapters::WEIGHTS), dtype),
             None => Ok(decoder),
         }
     }

@@ -93,6 +93,29 @@ fn resumed_training_equals_uninterrupted_one() {
 }
 
 #[test]
+fn adapters_of_another_type_are_trained_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let (model, data) = (reference("llama"), text(folder.path()));
+    let train = |out: &Path, weights: &str, more: &[&str]| {
+        let options = format!("--method lora --steps 1 --weights {weights}");
+        command(&model, &data, out, &[&[options.as_str()], more].concat()).unwrap();
+    };
+    for (first, second) in [("bf16", "f32"), ("f32", "bf16")] {
+        let first_out = folder.path().join(first);
+        train(&first_out, first, &[]);
+        let adapters = format!("--adapters {}", first_out.display());
+        train(
+            &folder.path().join("next"),
+            second,
+            &[&adapters, "--overwrite"],
+        );
+        for out in ["next", first] {
+            fs::remove_dir_all(folder.path().join(out)).unwrap();
+        }
+    }
+}
+
+#[test]
 fn stop_in_middle_leaves_checkpoint() {
     let folder = tempfile::tempdir().unwrap();
     let (data, out) = (chats(folder.path()), folder.path().join("out"));

@@ -135,13 +135,21 @@ fn initial(model: &str, run: &str) -> Decoder {
     let decoder = Decoder::init(&DecoderConfig::read(&folder).unwrap(), true, &device());
     let lora = QuantizedLora::new(adapters(&expected(model)).lora(64), format);
     let decoder = weights::load(decoder, &folder, FloatDType::F32, Some(&lora)).unwrap();
-    Adapters::load(decoder, &folder.join("expected.safetensors")).unwrap()
+    Adapters::load(
+        decoder,
+        &folder.join("expected.safetensors"),
+        FloatDType::F32,
+    )
+    .unwrap()
 }
 
 /// Adds the adapters that PyTorch begins with.
 fn adapted(decoder: Decoder, model: &str) -> Decoder {
     let decoder = decoder.apply_lora(adapters(&expected(model)).lora(64));
-    Adapters::load(decoder, &folder(model).join("expected.safetensors")).unwrap()
+    {
+        let file = folder(model).join("expected.safetensors");
+        Adapters::load(decoder, &file, FloatDType::F32).unwrap()
+    }
 }
 
 /// Returns the losses of the steps of a run, and the trained decoder.
