@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde::Deserialize;
 
 use crate::config_fields;
@@ -146,7 +146,8 @@ impl DecoderConfig {
                 unknown.join(", ")
             );
         }
-        let written: Written = serde_json::from_value(value)?;
+        let written: Written = serde_path_to_error::deserialize(value)
+            .map_err(|error| anyhow!("`{}`: {}: correct it", error.path(), error.inner()))?;
         written.check()?;
         let heads = written.num_attention_heads;
         let key_value_heads = match (written.num_key_value_heads, kind.as_str()) {

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde::Deserialize;
 use serde_json::Value as Json;
 
@@ -59,7 +59,13 @@ pub fn check(folder: &Path, adapters: &Adapters, layers: usize) -> Result<()> {
             "`{field}` in {name} is {text}: this program has no such adapters"
         );
     }
-    let written: Written = serde_json::from_value(value).with_context(|| name.to_string())?;
+    let written: Written = serde_path_to_error::deserialize(value).map_err(|error| {
+        anyhow!(
+            "`{}` in {name}: {}: correct it",
+            error.path(),
+            error.inner()
+        )
+    })?;
     let written_targets = targets(&written.target_modules).with_context(|| {
         format!(
             "`target_modules` in {name} is the regular expression {}, and this program reads a list of names: write the list into `{}`",
@@ -67,6 +73,17 @@ pub fn check(folder: &Path, adapters: &Adapters, layers: usize) -> Result<()> {
             adapters::CONFIG
         )
     })?;
+    ensure!(
+        !written_targets.is_empty(),
+        "`target_modules` in {name} names no layer: use other adapters"
+    );
+    let is_target = |name: &&String| !adapters::TARGETS.contains(&name.as_str());
+    if let Some(other) = written_targets.iter().find(is_target) {
+        bail!(
+            "`target_modules` in {name} names {other}, and this program has adapters on {}: use other adapters",
+            adapters::TARGETS.join(", ")
+        );
+    }
     for (option, found, asked) in [
         ("rank", written.r.to_string(), adapters.rank.to_string()),
         (
@@ -156,19 +173,25 @@ mod tests {
     }
 
     #[test]
-    fn targets_as_regular_expression_are_refused() {
-        let folder = tempfile::tempdir().unwrap();
-        let config = json!({"r": 8, "lora_alpha": 16, "target_modules": r".*\.q_proj"});
-        std::fs::write(folder.path().join(adapters::CONFIG), config.to_string()).unwrap();
-        let adapters = Adapters {
-            rank: 8,
-            alpha: 16.0,
-            targets: vec!["q_proj".to_owned()],
-        };
-        let error = check(folder.path(), &adapters, 1).unwrap_err().to_string();
-        assert!(
-            error.contains("write the list into `adapter_config.json`"),
-            "{error}"
-        );
+    fn targets_of_other_adapters_are_refused() {
+        for (written, words) in [
+            (
+                json!(r".*\.q_proj"),
+                "write the list into `adapter_config.json`",
+            ),
+            (json!(["q_proj", "lm_head"]), "names lm_head"),
+            (json!([]), "names no layer"),
+        ] {
+            let folder = tempfile::tempdir().unwrap();
+            let config = json!({"r": 8, "lora_alpha": 16, "target_modules": written});
+            std::fs::write(folder.path().join(adapters::CONFIG), config.to_string()).unwrap();
+            let adapters = Adapters {
+                rank: 8,
+                alpha: 16.0,
+                targets: vec!["q_proj".to_owned()],
+            };
+            let error = check(folder.path(), &adapters, 1).unwrap_err().to_string();
+            assert!(error.contains(words), "{error}");
+        }
     }
 }

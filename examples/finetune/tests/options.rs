@@ -159,6 +159,25 @@ fn config_out_of_range_is_refused_by_field() {
 }
 
 #[test]
+fn config_of_another_type_is_refused_by_field() {
+    for (field, value) in [
+        ("hidden_size", json!("576")),
+        ("tie_word_embeddings", json!(null)),
+        ("eos_token_id", json!(-1)),
+        ("rope_scaling", json!([1])),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let model = copy("llama", folder.path());
+        edit(&model.join("config.json"), |config| {
+            config.as_object_mut().unwrap().remove("rope_parameters");
+            config[field] = value.clone();
+        });
+        let error = refused(&model, "");
+        assert!(error.contains(&format!("`{field}`: ")), "{error}");
+    }
+}
+
+#[test]
 fn index_without_tensor_is_refused() {
     let index = "model.safetensors.index.json";
     for (removed, words) in [
