@@ -4,11 +4,14 @@ use anyhow::{Result, ensure};
 use backburn::optim::AdamWConfig;
 use backburn::{FusedOptimizer, MemoryEstimate, Plan};
 use burn::tensor::{DType, FloatDType};
-use peak_alloc::PeakAlloc;
 
+use crate::counts::Counts;
 use crate::decoder::Decoder;
 use crate::method::Method;
 use crate::options::Options;
+
+/// Bytes for names, headers and buffers.
+const SLACK: usize = 1 << 20;
 
 /// The change of the weights when they are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,36 +44,38 @@ impl Conversion {
         }
     }
 
-    /// Returns an error if the conversion of the `base` weights of a planned training takes more than its budget.
+    /// Returns an error if a planned training, which holds `held` bytes before its first step, takes more than its budget to write
+    /// its result.
     pub fn check(
         options: &Options,
         plan: Option<&Plan<AdamWConfig>>,
         fused: &FusedOptimizer<Decoder>,
-        base: u64,
+        counts: Counts,
         dtype: DType,
-        bytes: &PeakAlloc,
+        held: usize,
     ) -> Result<()> {
-        let Some(plan) = plan else {
+        let Some(plan) = plan.filter(|_| !options.writes_adapters()) else {
             return Ok(());
         };
-        let base = base as usize;
+        let [base, largest] = [counts.base, counts.largest].map(|weights| weights as usize);
         let states = || MemoryEstimate::new(&fused.model(), &plan.optimizer.init()).optimizer_state;
-        let held = bytes.current_usage();
-        let (needed, advice) = match Self::of(options, Some(plan), dtype) {
-            Self::LowBits => (held + states() + 4 * base, "write with `--dtype bf16`"),
-            // Weights in f32 are rounded in their place.
-            Self::Rounding if weights(options, Some(plan)) == FloatDType::BF16 => {
-                (held + 2 * base, "write with `--dtype bf16`")
-            }
-            // The weights of other adapters are replaced one after the other.
-            Self::Merge if options.method != Method::Lora => {
-                (held + states() + 4 * base, "leave out `--merge`")
-            }
-            _ => return Ok(()),
+        let (converted, advice) = match Self::of(options, Some(plan), dtype) {
+            Self::Nothing => (states(), ""),
+            Self::LowBits => (states() + 4 * base, "write with `--dtype bf16`, or "),
+            // The states are freed first, and weights in f32 are rounded in their place.
+            Self::Rounding => match weights(options, Some(plan)) {
+                FloatDType::BF16 => (2 * base, "write with `--dtype bf16`, or "),
+                _ => (0, ""),
+            },
+            // Weights in f32 are replaced one after the other.
+            Self::Merge if options.method == Method::Lora => (states(), "leave out `--merge`, or "),
+            Self::Merge => (states() + 4 * base, "leave out `--merge`, or "),
         };
+        // A tensor is converted and written while the next is read.
+        let needed = held + converted + 2 * 4 * largest + SLACK;
         ensure!(
             needed <= plan.budget,
-            "the training fits, but to write its result in f32 takes about {needed} bytes, and `--fit` has {}: {advice}, or raise it",
+            "the training fits, but to write its result takes up to {needed} bytes, and `--fit` has {}: {advice}raise it",
             plan.budget
         );
         Ok(())

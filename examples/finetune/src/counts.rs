@@ -12,6 +12,10 @@ use crate::weights;
 pub struct Counts {
     /// Weights of the base.
     pub base: u64,
+    /// Weights of the base that have an adapter.
+    pub adapted: u64,
+    /// Weights of the largest tensor of the base.
+    pub largest: u64,
     /// Trained weights.
     pub trained: u64,
 }
@@ -26,20 +30,28 @@ impl Counts {
         let loaded = tensors
             .iter()
             .filter(|(name, _)| weights::is_loaded(name, config.tied));
-        let base = loaded.map(|(_, entry)| entry.elements).sum();
+        let loaded = loaded.map(|(_, entry)| entry.elements);
+        let (base, largest) = (loaded.clone().sum(), loaded.max().unwrap_or(0));
         let adapters = options.adapters();
         let has_adapter = |name: &str| {
             let mut targets = adapters.targets.iter();
             targets.any(|target| name.ends_with(&format!("{target}.weight")))
         };
         let adapted = tensors.iter().filter(|(name, _)| has_adapter(name));
-        let sizes = adapted.map(|(_, entry)| entry.shape.iter().sum::<usize>() as u64);
+        let adapted: Vec<_> = adapted.map(|(_, entry)| entry).collect();
+        let sizes = adapted.iter();
+        let sizes = sizes.map(|entry| entry.shape.iter().sum::<usize>() as u64);
         let factors = sizes.sum::<u64>() * adapters.rank as u64;
         let trained = match options.method.has_adapters() {
             true => factors,
             false => base,
         };
-        Self { base, trained }
+        Self {
+            base,
+            adapted: adapted.iter().map(|entry| entry.elements).sum(),
+            largest,
+            trained,
+        }
     }
 }
 

@@ -127,8 +127,12 @@ impl Decoder {
         match &self.head {
             Some(head) => linear(head, hidden),
             None => {
-                let weight = self.embedding.weight.val();
-                hidden.matmul(weight.transpose().unsqueeze())
+                // As a matrix: Burn copies a transposed weight to give it a third dimension.
+                let [batch, length, dim] = hidden.dims();
+                let hidden = hidden.reshape([batch * length, dim]);
+                let logits = hidden.matmul(self.embedding.weight.val().transpose());
+                let [_, classes] = logits.dims();
+                logits.reshape([batch, length, classes])
             }
         }
     }

@@ -30,7 +30,7 @@ pub fn plan(
         check_base(
             options.method,
             budget.bytes(&device.clone().inner())?,
-            counts.base,
+            counts,
         )?;
         // What can't be loaded is an error here; in the planner it is a panic.
         drop(load(options, config, options.dtype(), device)?);
@@ -76,10 +76,11 @@ pub fn plan(
                 true => format!("`--fit {least}` is enough"),
                 false => format!("the training takes about {least} bytes"),
             };
-            anyhow!(
-                "the training does not fit {budget} bytes, and {needed}: raise `--fit`, lower `--length`, or train adapters with \
-                 `--method qlora4`"
-            )
+            let advice = match options.method {
+                Method::Qlora4 => "raise `--fit`, or lower `--length`",
+                _ => "raise `--fit`, lower `--length`, or train adapters with `--method qlora4`",
+            };
+            anyhow!("the training does not fit {budget} bytes, and {needed}: {advice}")
         }
         error => anyhow!(names::in_files(&error)),
     })?;
@@ -87,17 +88,17 @@ pub fn plan(
     Ok(Some(plan))
 }
 
-/// Returns an error if the `base` weights that have adapters take more than the budget.
-fn check_base(method: Method, budget: usize, base: u64) -> Result<()> {
+/// Returns an error if the base of adapters takes more than the budget. Only weights that have an adapter are quantized.
+fn check_base(method: Method, budget: usize, counts: Counts) -> Result<()> {
     let (bits, advice) = match method {
         Method::Full | Method::Lora => (32, "raise it, or quantize with `--method qlora4`"),
         Method::Qlora8 => (8, "raise it, or quantize with `--method qlora4`"),
         Method::Qlora4 => (4, "raise it"),
     };
-    let needed = base / 8 * bits;
+    let needed = counts.adapted * bits / 8 + (counts.base - counts.adapted) * 4;
     ensure!(
         needed <= budget as u64,
-        "the base takes {needed} bytes in {bits} bits a weight, and `--fit` has {budget}: {advice}"
+        "the base takes {needed} bytes, with {bits} bits for each adapted weight, and `--fit` has {budget}: {advice}"
     );
     Ok(())
 }

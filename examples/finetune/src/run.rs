@@ -7,7 +7,7 @@ use backburn::FusedOptimizer;
 use peak_alloc::PeakAlloc;
 
 use crate::config::DecoderConfig;
-use crate::conversion::Conversion;
+use crate::conversion::{self, Conversion};
 use crate::counts::Counts;
 use crate::data::Data;
 use crate::decoder::Decoder;
@@ -73,7 +73,8 @@ pub fn run(options: &Options, stop: &AtomicBool, bytes: &PeakAlloc) -> Result<us
         extent::report(options, counts, rows.length(), steps);
         let plan = planning::plan(options, &config, counts, rows, &device)?;
         let fused = planning::fuse(options, &config, plan.as_ref(), &device)?;
-        Conversion::check(options, plan.as_ref(), &fused, counts.base, dtype, bytes)?;
+        let held = bytes.current_usage();
+        Conversion::check(options, plan.as_ref(), &fused, counts, dtype, held)?;
         say!("{fused}");
         ensure!(!print::has_failed(), "{UNPRINTED}");
         return Ok(0);
@@ -118,6 +119,7 @@ pub fn run(options: &Options, stop: &AtomicBool, bytes: &PeakAlloc) -> Result<us
     match newest {
         Some(newest) => {
             saved.plan = planning::resumed_plan(options, newest.plan, &device)?;
+            saved.held = newest.held;
             saved.loss_before = newest.loss_before;
             saved.best = newest.best;
         }
@@ -132,16 +134,14 @@ pub fn run(options: &Options, stop: &AtomicBool, bytes: &PeakAlloc) -> Result<us
             let done = checkpoints.load(&mut fused)?;
             (fused, done)
         }
-        false => (planning::fuse(options, &config, plan, &device)?, 0),
+        false => {
+            let fused = planning::fuse(options, &config, plan, &device)?;
+            saved.held = bytes.current_usage();
+            (fused, 0)
+        }
     };
-    Conversion::check(
-        options,
-        saved.plan.as_ref(),
-        &fused,
-        counts.base,
-        dtype,
-        bytes,
-    )?;
+    let plan = saved.plan.as_ref();
+    Conversion::check(options, plan, &fused, counts, dtype, saved.held)?;
     saved.best = resumed_best(options, &saved, &fused, done)?;
     ensure!(
         done <= stop_at,
@@ -158,12 +158,18 @@ pub fn run(options: &Options, stop: &AtomicBool, bytes: &PeakAlloc) -> Result<us
         batch: micro_batch,
         device: device.clone(),
     };
-    if is_resumed {
+    let fused = if is_resumed {
         say!("resuming after step {done} of {steps}");
-    } else if let Some(loss) = evaluation.loss(&fused.valid()) {
-        say!("held-out loss {loss:.4} before");
-        saved.loss_before = Some(loss);
-    }
+        fused
+    } else {
+        let weights = conversion::weights(options, saved.plan.as_ref());
+        let (fused, loss) = evaluation.loss_in_f32(fused, weights)?;
+        if let Some(loss) = loss {
+            say!("held-out loss {loss:.4} before");
+            saved.loss_before = Some(loss);
+        }
+        fused
+    };
     ensure!(!print::has_failed(), "{UNPRINTED}");
     let mut training = Training {
         log: Log::open(&options.output, done)?,
@@ -206,14 +212,13 @@ pub fn run(options: &Options, stop: &AtomicBool, bytes: &PeakAlloc) -> Result<us
     };
     let result = result.write(training, &mut output, finished)?;
     signals::set_training(false);
-    peaks::report(saved.plan.as_ref(), bytes);
-    if stop.load(Ordering::Relaxed) {
-        return Ok(made);
+    if !stop.load(Ordering::Relaxed) {
+        let length = options.length(&config);
+        let model = result.inference();
+        let answer = sample(&model, &tokens, &prompt, options.sample, length, &device)?;
+        say!("\n{}|{answer}\n", tokens.decode(&prompt)?);
     }
-    let length = options.length(&config);
-    let model = result.inference();
-    let answer = sample(&model, &tokens, &prompt, options.sample, length, &device)?;
-    say!("\n{}|{answer}", tokens.decode(&prompt)?);
+    peaks::report(saved.plan.as_ref(), bytes);
     Ok(made)
 }
 

@@ -38,6 +38,8 @@ pub struct Saved {
     pub steps: usize,
     /// Plan for the memory budget, if there is one.
     pub plan: Option<Plan<AdamWConfig>>,
+    /// Bytes before the first step, with the buffers of threads that planning has allocated.
+    pub held: usize,
     /// Loss on the rows that are held out before the training.
     pub loss_before: Option<f64>,
     /// The lowest loss of a checkpoint on these rows.
@@ -108,6 +110,7 @@ impl Saved {
             settings,
             steps,
             plan: None,
+            held: 0,
             loss_before: None,
             best: None,
         }

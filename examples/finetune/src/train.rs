@@ -100,8 +100,13 @@ impl Training<'_> {
             progress.inc(1);
             let is_stopped =
                 stop.load(Ordering::Relaxed) || print::has_failed() || self.log.has_failed();
-            if is_stopped || is_last || self.save_every.is_due(made, saved_at.elapsed()) {
-                let is_evaluated = !is_stopped && (!is_last || self.follows_loss());
+            let is_due = self.save_every.is_due(made, saved_at.elapsed());
+            if is_stopped || is_last || is_due {
+                let is_evaluated = match self.follows_loss() {
+                    // The same steps, however often the training is stopped.
+                    true => is_due || made == self.schedule.steps,
+                    false => is_due && !is_last && !is_stopped,
+                };
                 let model = is_evaluated.then(|| self.fused.valid());
                 let loss = model.and_then(|model| self.evaluation.loss(&model));
                 let is_best =

@@ -6,7 +6,7 @@ use anyhow::Result;
 use backburn::optim::AdamWConfig;
 use backburn::{FusedOptimizer, Plan};
 use burn::module::Module;
-use burn::tensor::{DType, FloatDType};
+use burn::tensor::DType;
 
 use crate::conversion::{self, Conversion};
 use crate::decoder::Decoder;
@@ -40,10 +40,15 @@ impl Trained {
         evaluation: &Evaluation<'_>,
     ) -> Result<Self> {
         let conversion = Conversion::of(options, plan, dtype);
-        let trained_loss = evaluation.loss(&fused.valid());
+        let dtype_in_training = conversion::weights(options, plan);
+        let (fused, trained_loss) = evaluation.loss_in_f32(fused, dtype_in_training)?;
         let trained = match conversion {
             Conversion::Nothing => {
-                return Self::as_trained(options, plan, fused, trained_loss, evaluation);
+                return Ok(Self {
+                    weights: TrainedWeights::AsTrained(Box::new(fused)),
+                    trained_loss,
+                    loss: trained_loss,
+                });
             }
             Conversion::LowBits => fused.full_precision_model(),
             Conversion::Rounding => fused.into_parts().0,
@@ -57,31 +62,6 @@ impl Trained {
             loss: evaluation.loss(&model),
             weights: TrainedWeights::Converted(Box::new(model)),
             trained_loss,
-        })
-    }
-
-    fn as_trained(
-        options: &Options,
-        plan: Option<&Plan<AdamWConfig>>,
-        fused: FusedOptimizer<Decoder>,
-        trained_loss: Option<f64>,
-        evaluation: &Evaluation<'_>,
-    ) -> Result<Self> {
-        let is_in_f32 = conversion::weights(options, plan) == FloatDType::F32;
-        let (fused, loss) = match is_in_f32 || options.writes_adapters() {
-            true => (fused, trained_loss),
-            // The loss of the file is that in f32, as other programs compute it.
-            false => {
-                let config = options.fused().with_compute_dtype(Some(FloatDType::F32));
-                let fused = fused.with_config(config)?;
-                let loss = evaluation.loss(&fused.valid());
-                (fused, loss)
-            }
-        };
-        Ok(Self {
-            weights: TrainedWeights::AsTrained(Box::new(fused)),
-            trained_loss,
-            loss,
         })
     }
 

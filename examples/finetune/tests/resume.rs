@@ -243,6 +243,25 @@ fn best_checkpoint_is_written() {
     assert!(more > ended, "{more} steps");
 }
 
+/// Only the steps at which it saves by itself decide, not those at which it is stopped.
+#[test]
+fn training_stopped_between_saves_ends_with_same_best() {
+    let folder = tempfile::tempdir().unwrap();
+    let (model, data) = (copy("llama", folder.path()), text(folder.path()));
+    // With this rate the loss soon rises.
+    let options = "--learning-rate 0.03 --epochs 20 --save-every 4 --patience 2 --keep-best";
+    let train = |out: &Path, more: &[&str]| {
+        let made = command(&model, &data, out, &[&[options], more].concat()).unwrap();
+        (made, fs::read(out.join("model.safetensors")).ok())
+    };
+    let whole = train(&folder.path().join("whole"), &[]);
+    let out = folder.path().join("parts");
+    for stop in (1..whole.0).filter(|step| step % 4 != 0) {
+        train(&out, &[&format!("--stop {stop}")]);
+    }
+    assert!(train(&out, &[]) == whole, "the weights differ");
+}
+
 #[test]
 fn best_checkpoint_of_another_training_is_kept() {
     let folder = tempfile::tempdir().unwrap();
