@@ -111,7 +111,7 @@ fn result_that_takes_more_than_the_budget_is_refused_before_training() {
     let training = Training::new();
     for (options, advice) in [
         ("--method qlora8 --fit 21MB --merge", "leave out `--merge`"),
-        ("--method lora --fit 8MB", "--method qlora4"),
+        ("--method lora --fit 8MB", "the base takes"),
     ] {
         let error = training.peak("out", options).unwrap_err();
         assert!(error.contains(advice), "{error}");
