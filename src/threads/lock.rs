@@ -20,9 +20,22 @@ thread_local! {
     static HELD: Cell<u8> = const { Cell::new(0) };
 }
 
-/// Returns `true` if this thread belongs to a rayon pool.
+thread_local! {
+    /// `true` on a background thread while it is the only thread of a pool, where no other training runs.
+    static IS_ALONE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Returns `true` if this thread belongs to a rayon pool that may run other trainings.
 pub(crate) fn is_in_pool() -> bool {
-    rayon::current_thread_index().is_some()
+    rayon::current_thread_index().is_some() && !IS_ALONE.get()
+}
+
+/// Runs `work` on a thread that is the only one of its pool.
+pub(super) fn alone<R>(work: impl FnOnce() -> R) -> R {
+    IS_ALONE.set(true);
+    let result = work();
+    IS_ALONE.set(false);
+    result
 }
 
 /// Panics if this thread is about to wait or to call user code while it holds one of these locks.

@@ -1,5 +1,5 @@
 use std::sync::Arc;
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{self, ThreadId};
 use std::time::Duration;
 
@@ -49,24 +49,17 @@ impl Worker {
         let handle = thread::Builder::new()
             .name(name.to_string())
             .spawn(move || {
-                let run = move |queued: QueuedJob| {
-                    #[cfg(test)]
-                    crate::threads::schedule::point();
-                    let _finished = Finished {
-                        unfinished: &done,
-                        bytes: queued.bytes,
-                    };
-                    // Jobs report their own panics, and the worker must survive them.
-                    if catch(queued.job).is_err() {
-                        log::error!("a job on a background thread of backburn panicked");
-                    }
+                let next = queue.recv().ok();
+                let mut queue = Queue {
+                    jobs: queue,
+                    next,
+                    unfinished: done,
                 };
-                while let Ok(queued) = queue.recv() {
-                    if queued.from_pool {
-                        let all = move || [queued].into_iter().chain(queue).for_each(run);
-                        return run_in_own_pool(all);
-                    }
-                    run(queued);
+                while let Some(next) = &queue.next {
+                    queue = match next.from_pool {
+                        true => queue.run_in_own_pool(),
+                        false => queue.run(false),
+                    };
                 }
             })?;
         Ok(Self {
@@ -85,7 +78,7 @@ impl Worker {
         }
         let queued = self.jobs.send(QueuedJob {
             bytes,
-            from_pool: lock::is_in_pool(),
+            from_pool: rayon::current_thread_index().is_some(),
             job: Box::new(job),
         });
         queued.expect("the worker receives jobs until the sender is dropped");
@@ -121,26 +114,62 @@ impl Unfinished {
     }
 }
 
-/// Runs `work` on this thread as the only thread of a rayon pool. The threads of the pool that submitted the jobs may all wait for
-/// them; parallel operations of `work` run here, so they wait for none of those.
-fn run_in_own_pool(work: impl FnOnce() + Send + 'static) {
-    let mut own = None;
-    let pool = ThreadPoolBuilder::new()
-        .num_threads(1)
-        .spawn_handler(|thread| {
-            own = Some(thread);
-            Ok(())
-        })
-        .build();
-    match pool {
-        Ok(pool) => pool.spawn(work),
-        Err(error) => {
-            log::warn!("a background thread of backburn uses rayon's global pool: {error}");
-            return work();
+/// The jobs of a worker, on its thread.
+struct Queue {
+    jobs: Receiver<QueuedJob>,
+    /// The next job; `None` at the end.
+    next: Option<QueuedJob>,
+    unfinished: Arc<Unfinished>,
+}
+
+impl Queue {
+    /// Runs jobs as long as they are submitted from a pool, or not, as given.
+    fn run(mut self, from_pool: bool) -> Self {
+        while let Some(queued) = self.next.take_if(|next| next.from_pool == from_pool) {
+            #[cfg(test)]
+            crate::threads::schedule::point();
+            let finished = Finished {
+                unfinished: &self.unfinished,
+                bytes: queued.bytes,
+            };
+            // Jobs report their own panics, and the worker must survive them.
+            if catch(queued.job).is_err() {
+                log::error!("a job on a background thread of backburn panicked");
+            }
+            drop(finished);
+            self.next = self.jobs.recv().ok();
         }
+        self
     }
-    // The pool is dropped, so this returns after `work`. (Rayon never frees a pool made with `use_current_thread`.)
-    own.expect("a pool spawns its only thread").run();
+
+    /// Runs jobs from pools on this thread as the only thread of a pool. The threads of the pool that submitted the jobs may all wait
+    /// for them; parallel operations of the jobs run here, so they wait for none of those.
+    fn run_in_own_pool(self) -> Self {
+        let mut own = None;
+        let pool = ThreadPoolBuilder::new()
+            .num_threads(1)
+            .spawn_handler(|thread| {
+                own = Some(thread);
+                Ok(())
+            })
+            .build();
+        let pool = match pool {
+            Ok(pool) => pool,
+            Err(error) => {
+                log::warn!("a background thread of backburn uses rayon's global pool: {error}");
+                return self.run(true);
+            }
+        };
+        let (sender, receiver) = channel();
+        pool.spawn(move || {
+            let left = lock::alone(|| self.run(true));
+            let _ = sender.send(left);
+        });
+        // So the pool ends with its job. (Rayon never frees a pool made with `use_current_thread`.)
+        drop(pool);
+        own.expect("a pool spawns its only thread").run();
+        receiver.recv().expect("the jobs have run")
+    }
 }
 
 /// A guard that counts a job as finished when dropped.
@@ -198,6 +227,26 @@ mod tests {
         });
         let here = worker.thread;
         assert_eq!(receiver.recv().unwrap(), ((here, here), 1));
+    }
+
+    #[test]
+    fn worker_leaves_its_pool_for_job_of_another_thread() {
+        let worker = Worker::new("test").unwrap();
+        let pool = ThreadPoolBuilder::new().num_threads(1).build().unwrap();
+        let (sender, receiver) = channel();
+        let submit = || {
+            let sender = sender.clone();
+            worker.submit(0, 10, move || {
+                let in_some_pool = rayon::current_thread_index().is_some();
+                let _ = sender.send((in_some_pool, lock::is_in_pool()));
+            });
+        };
+        submit();
+        pool.install(submit);
+        submit();
+        worker.wait_idle();
+        let found: Vec<_> = receiver.try_iter().collect();
+        assert_eq!(found, [(false, false), (true, false), (false, false)]);
     }
 
     #[test]

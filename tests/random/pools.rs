@@ -261,7 +261,7 @@ fn blocks_on_threads_of_ranks_draw_in_turn(device: &Device) {
     let (model, x) = small(device);
     let devices = [device.clone(), device.clone()];
     let mut fused = FusedReplicas::new(model, SgdConfig::new().init(), devices).unwrap();
-    for _ in 0..10 {
+    let mut step = || {
         let batches = [x.clone(), x.clone()];
         let step = fused.step(1e-3, batches, |model: &Layer, x: Tensor<2>| {
             let context = StepContext::current().unwrap();
@@ -273,7 +273,26 @@ fn blocks_on_threads_of_ranks_draw_in_turn(device: &Device) {
             })
         });
         step.unwrap();
-    }
+    };
+    (0..10).for_each(|_| step());
+}
+
+/// Ranks are threads of their own, which wait for each other, also if a thread of a pool runs the step.
+fn blocks_of_ranks_draw_in_turn_on_pool(device: &Device) {
+    let _alone = ALONE.lock();
+    let (model, x) = small(device);
+    let devices = [device.clone(), device.clone()];
+    let mut fused = FusedReplicas::new(model, SgdConfig::new().init(), devices).unwrap();
+    let mut step = || {
+        let batches = [x.clone(), x.clone()];
+        let step = fused.step(1e-3, batches, |model: &Layer, x: Tensor<2>| {
+            gradient_checkpointing(model, x, forward).mean()
+        });
+        step.unwrap();
+    };
+    step();
+    pool(2).install(|| (0..30).for_each(|_| step()));
+    (0..3).for_each(|_| step());
 }
 
 /// The closure of a step waits for a step of a model that draws, on another thread.
@@ -313,5 +332,6 @@ on_backend!(flex():
     training_within_waiting_training_is_its_own,
     drawing_block_without_lock_is_refused_by_name,
     blocks_on_threads_of_ranks_draw_in_turn,
+    blocks_of_ranks_draw_in_turn_on_pool,
     step_awaited_in_closure_of_another_is_an_error
 );
