@@ -3,13 +3,14 @@
 //! # Invariants
 //!
 //! Burn writes the three files of a checkpoint on three threads, and renames each when it is complete. A checkpoint is complete if
-//! it has all three.
+//! it has all three. The files of an incomplete one are removed: the next save of this epoch, if it is killed too, would complete
+//! them with files of another run.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs;
 use std::io::{self, ErrorKind};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::checkpoint::CheckpointError;
 
@@ -19,7 +20,7 @@ const FOLDER: &str = "checkpoint";
 /// The names of the files of an epoch.
 const FILES: [&str; 3] = ["model", "optim", "scheduler"];
 
-/// Returns the last epoch with a complete checkpoint of Burn's default checkpointers in `training`.
+/// Returns the last epoch with a complete checkpoint of Burn's default checkpointers in `training`. Removes the files of later ones.
 pub(super) fn newest(training: &Path) -> Result<Option<usize>, CheckpointError> {
     let folder = training.join(FOLDER);
     let unreadable = |error: io::Error| CheckpointError::Unreadable {
@@ -30,24 +31,28 @@ pub(super) fn newest(training: &Path) -> Result<Option<usize>, CheckpointError> 
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         entries => entries.map_err(unreadable)?,
     };
-    let mut files = BTreeMap::<usize, usize>::new();
+    let mut files = BTreeMap::<usize, Vec<PathBuf>>::new();
     for entry in entries {
-        if let Some(epoch) = epoch(&entry.map_err(unreadable)?.file_name()) {
-            *files.entry(epoch).or_default() += 1;
+        let entry = entry.map_err(unreadable)?;
+        if let Some(epoch) = epoch(&entry.file_name()) {
+            files.entry(epoch).or_default().push(entry.path());
         }
     }
-    let newest = files.into_iter().rev().find(|(epoch, count)| {
-        let is_complete = *count == FILES.len();
-        if !is_complete {
-            log::warn!(
-                "skipped the checkpoint of epoch {epoch} in {}: it has {count} of {} files",
-                folder.display(),
-                FILES.len()
-            );
+    for (epoch, files) in files.into_iter().rev() {
+        if files.len() == FILES.len() {
+            return Ok(Some(epoch));
         }
-        is_complete
-    });
-    Ok(newest.map(|(epoch, _)| epoch))
+        log::warn!(
+            "removed the incomplete checkpoint of epoch {epoch} in {}: it had {} of {} files",
+            folder.display(),
+            files.len(),
+            FILES.len()
+        );
+        for file in files {
+            fs::remove_file(file).map_err(unreadable)?;
+        }
+    }
+    Ok(None)
 }
 
 /// Returns the epoch in the name of a file such as `model-2.bpk`; `None` if a default checkpointer does not write that name.

@@ -58,6 +58,14 @@ fn resume_skips_epoch_with_fewer_files() {
         for name in ["model-4.bpk.1-0.tmp", "optim-04.bpk", "other-4.bpk"] {
             fs::write(folder.path().join("checkpoint").join(name), b"").unwrap();
         }
+        let training = Run::new(4).training::<FusedModel<Regression>>(folder.path());
+        drop(training.resume_from_newest(folder.path()).unwrap());
+        let is_left = |file: &PathBuf| file.exists();
+        let count = files_of(folder.path(), 3)
+            .iter()
+            .filter(|file| is_left(file))
+            .count();
+        assert_eq!(count, if left == 7 { 3 } else { 0 });
         let (run, read) = counted(4);
         let resumed = resume(run, folder.path());
         assert_equal_weights(&whole, &resumed.model);
