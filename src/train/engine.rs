@@ -27,6 +27,8 @@ impl<M: LearnerModel + 'static> Engine<M> {
         mut items: Vec<Option<<M as TrainStep>::Input>>,
         clone_item: Option<CloneItem<M>>,
     ) -> Result<Vec<Output<M>>, FusedError> {
+        let runs_twice = learning_rate.is_some() && self.core().runs_twice();
+        let clone_item = clone_item.filter(|_| runs_twice);
         let mut next = move || {
             let repeated = items.iter().map(|item| item.as_ref().zip(clone_item));
             let repeated =

@@ -30,6 +30,8 @@ use crate::footprint::host_allocation;
 use crate::fused::ParameterList;
 use crate::fused::StepReport;
 use crate::fused::policies::Policies;
+#[cfg(feature = "train")]
+use crate::fused::policies::StepSchedule;
 use crate::fused::report::Reports;
 use crate::offload::check_offload_fits;
 use crate::parameters::{merge_pending, running_statistics};
@@ -247,6 +249,12 @@ impl<M: Module> Core<M> {
         let averages = parameters.map(|(id, rank)| (average_id(id), rank));
         AverageState::drop_in(&mut optimizer, averages);
         optimizer
+    }
+
+    /// Returns `true` if a step runs its closure twice.
+    #[cfg(feature = "train")]
+    pub(crate) fn runs_twice(&self) -> bool {
+        self.policies.schedule == StepSchedule::TwoPass
     }
 
     /// Sets the blocks that keep their activations.
