@@ -233,7 +233,12 @@ impl TakeOver for Cast {
                 return param;
             }
             let id = loaded.id;
-            let data = loaded.into_value().into_data();
+            let mut value = loaded.into_value();
+            // A panic in the conversion would abort the process.
+            if let DType::QFloat(_) = value.dtype() {
+                value = value.dequantize();
+            }
+            let data = value.into_data();
             let dtype = DType::from(dtype);
             let value = Tensor::from_data(data.convert_dtype(dtype), (&device, dtype));
             let param = param.transform_for_load(value, id);
