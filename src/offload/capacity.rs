@@ -28,5 +28,5 @@ fn available() -> Option<u64> {
         let available = group.total_memory.saturating_sub(group.rss);
         available.saturating_add(group.free_swap)
     });
-    Some(of_machine.min(of_group)).filter(|available| *available > 0)
+    (memory.available > 0).then_some(of_machine.min(of_group))
 }
