@@ -142,6 +142,47 @@ fn plan_with_clipping_in_buffer_counts_its_bytes() {
     assert!((1.0..=1.2).contains(&ratio), "{ratio:.3}");
 }
 
+/// A gradient that is checked, multiplied or added takes more than itself for a moment.
+#[test]
+fn plan_with_policies_holds() {
+    let _alone = alone();
+    let new = FusedConfig::new;
+    let scaling = LossScalingConfig::new();
+    let skips = scaling.with_overflow(Overflow::SkipParameter);
+    let clipped = GlobalNormClippingConfig::Lagged(1e-3);
+    let averaging = WeightAveragingConfig::new().with_decay(Some(0.9));
+    for (dtype, config) in [
+        (FloatDType::F32, new()),
+        (FloatDType::F32, new().with_loss_scaling(Some(skips))),
+        (FloatDType::BF16, new()),
+        (FloatDType::BF16, new().with_clipping(Some(clipped))),
+        (FloatDType::BF16, new().with_averaging(Some(averaging))),
+    ] {
+        let init = || {
+            let linear = LinearConfig::new(1024, 1024).with_bias(false);
+            cast(linear.init(&device()), dtype).unwrap()
+        };
+        let loss = |model: &Linear, items: usize| {
+            let x = Tensor::<2>::ones([items, 1024], &device()).cast(dtype);
+            model.forward(x).mean()
+        };
+        let planner = Planner::new(init, AdamWConfig::new()).with_batch(2);
+        let plan = planner.with_config(config).plan(loss, ENOUGH).unwrap();
+        let train = || {
+            let mut fused = plan.fuse(init).unwrap();
+            for _ in 0..3 {
+                fused.step(1e-3, |model| loss(model, plan.batch)).unwrap();
+            }
+        };
+        let bytes = peak(train).1;
+        let ratio = plan.device_bytes as f64 / bytes as f64;
+        assert!(
+            (1.0..=1.05).contains(&ratio),
+            "{dtype:?}, {plan}: {ratio:.3}"
+        );
+    }
+}
+
 /// The first update copies the weights that `init` holds.
 #[test]
 fn weights_that_maker_holds_are_counted_twice() {
