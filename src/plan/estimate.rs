@@ -34,7 +34,8 @@ pub struct MemoryEstimate {
     pub averages: usize,
     /// Bytes of the largest gradient, which fused training holds too.
     pub largest_gradient: usize,
-    /// Bytes on the device between two steps. For [`Offload::Weights`](crate::Offload::Weights) it assumes that all
+    /// Bytes on the device between two steps, with the buffer of gradients that
+    /// [clipping](crate::GlobalNormClippingConfig::ExactInBuffer) fills in a step. For [`Offload::Weights`](crate::Offload::Weights) it assumes that all
     /// larger parameters are read in blocks of one size. Parameters that are read outside of blocks add to it.
     pub device: usize,
     /// The most bytes that are in transfer to or from the host at once, in addition to `device`: two gradients of the largest

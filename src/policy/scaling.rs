@@ -19,7 +19,7 @@ config_struct! {
     ///
     /// The loss is multiplied by the scale before the backward pass, and every gradient is divided by it
     /// before clipping, hooks and the update. A *dynamic* scale doubles after `growth_interval` successive
-    /// steps without an overflow, and halves after a step with one. Without an interval the scale is *static*:
+    /// steps without an overflow, and halves after a step with one, down to 2^-16. Without an interval the scale is *static*:
     ///
     /// ```
     /// use backburn::LossScalingConfig;

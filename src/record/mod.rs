@@ -253,7 +253,8 @@ fn check_fits(
     Ok(())
 }
 
-/// Returns an error if an average has another shape than its parameter, or can't be loaded: it would silently be restarted.
+/// Returns an error if an average has another shape than its parameter, or can't be loaded: it would silently be restarted. One
+/// without any number is ignored.
 fn check_averages(
     mut averages: States,
     parameters: &HashMap<ParamId, Parameter>,

@@ -293,7 +293,7 @@ mod tests {
 
     use super::*;
 
-    fn norm(matrix: &Tensor<2>) -> f64 {
+    fn total(matrix: &Tensor<2>) -> f64 {
         sum_in_order(matrix.clone()).into_scalar()
     }
 
@@ -304,7 +304,7 @@ mod tests {
             let matrix = Tensor::random(shape, Distribution::Default, &Device::flex());
             let on = |threads| {
                 let pool = ThreadPoolBuilder::new().num_threads(threads).build();
-                pool.unwrap().install(|| norm(&matrix))
+                pool.unwrap().install(|| total(&matrix))
             };
             let one = on(1);
             for _ in 0..5 {
