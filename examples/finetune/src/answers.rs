@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use serde_json::Value as Json;
 
 use crate::chat::Template;
@@ -24,7 +24,13 @@ impl Template {
         let mut answers = Vec::new();
         for index in (0..messages.len()).filter(|index| chat.counted[*index]) {
             let (asked, answered) = (&messages[..index], &messages[..=index]);
-            let prompt = self.render(asked, tools, true)?;
+            let prompt = self.render(asked, tools, true);
+            let prompt = match index {
+                0 => prompt.context(
+                    "message 1 is an answer to nothing: exclude it with `weight` 0, or add a question",
+                )?,
+                _ => prompt?,
+            };
             let with = self.render(answered, tools, false)?;
             let number = index + 1;
             ensure!(

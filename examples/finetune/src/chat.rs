@@ -5,6 +5,7 @@ use std::io;
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use minijinja::value::ValueKind;
 use minijinja::{Environment, Error, ErrorKind, Value, context};
 use minijinja_contrib::pycompat::unknown_method_callback;
 use serde_json::Value as Json;
@@ -14,6 +15,12 @@ use crate::python_json::to_json;
 
 const NAME: &str = "chat_template";
 
+/// The name of a second template, for chats with tools.
+const TOOL_USE: &str = "tool_use";
+
+/// The file of [`TOOL_USE`], beside `chat_template.jinja`.
+pub const TOOL_USE_FILE: &str = "additional_chat_templates/tool_use.jinja";
+
 /// A template that makes one text of the messages of a chat.
 pub struct Template {
     environment: Environment<'static>,
@@ -22,26 +29,21 @@ pub struct Template {
 }
 
 impl Template {
-    /// Reads the template in `folder`: `chat_template.jinja`, or that in `tokenizer_config.json`. `None` if it has none.
+    /// Reads the templates in `folder`: those of [`sources`]. `None` if it has none.
     pub fn read(
         folder: &Path,
         tokenizer: &Json,
         special: BTreeMap<String, String>,
     ) -> Result<Option<Self>> {
-        let file = folder.join("chat_template.jinja");
-        let source = match std::fs::read_to_string(&file) {
-            Ok(source) => source,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => match in_config(tokenizer) {
-                Some(source) => source,
-                None => return Ok(None),
-            },
-            Err(error) => return Err(error).context(file.display().to_string()),
+        let Some((source, tool_use)) = sources(folder, tokenizer)? else {
+            return Ok(None);
         };
         let mut environment = Environment::new();
         environment.set_trim_blocks(true);
         environment.set_lstrip_blocks(true);
         environment.set_unknown_method_callback(unknown_method_callback);
         environment.add_filter("tojson", to_json);
+        environment.add_test("iterable", is_iterable);
         environment.add_function("raise_exception", |text: String| -> Result<Value, Error> {
             Err(Error::new(ErrorKind::InvalidOperation, text))
         });
@@ -49,8 +51,12 @@ impl Template {
             let text = date::now(&format);
             text.map_err(|error| Error::new(ErrorKind::InvalidOperation, format!("{error:#}")))
         });
-        let added = environment.add_template_owned(NAME, without_generation(&source));
-        added.context("the chat template can't be read")?;
+        for (name, source) in [(NAME, Some(source)), (TOOL_USE, tool_use)] {
+            if let Some(source) = source {
+                let added = environment.add_template_owned(name, without_generation(&source));
+                added.with_context(|| format!("the chat template `{name}` can't be read"))?;
+            }
+        }
         Ok(Some(Self {
             environment,
             special,
@@ -64,7 +70,11 @@ impl Template {
         tools: &Json,
         add_generation_prompt: bool,
     ) -> Result<String> {
-        let template = self.environment.get_template(NAME)?;
+        let of_tools = self.environment.get_template(TOOL_USE).ok();
+        let template = match of_tools.filter(|_| !tools.is_null()) {
+            Some(of_tools) => of_tools,
+            None => self.environment.get_template(NAME)?,
+        };
         let special = Value::from_serialize(&self.special);
         // In Python both are `None` if they are not used, which templates tell from undefined ones.
         let documents = Value::from(());
@@ -75,35 +85,66 @@ impl Template {
     }
 }
 
-/// The template in `tokenizer_config.json`: a text, or several with names.
-fn in_config(tokenizer: &Json) -> Option<String> {
-    match tokenizer.get(NAME)? {
-        Json::String(source) => Some(source.clone()),
-        Json::Array(all) => {
-            let default = all.iter().find(|it| it["name"] == "default");
-            Some(default.or(all.first())?["template"].as_str()?.to_owned())
+/// Returns the template in `chat_template.jinja`, or that in `tokenizer_config.json`, and a second one for tools.
+fn sources(folder: &Path, tokenizer: &Json) -> Result<Option<(String, Option<String>)>> {
+    let read = |name: &str| match std::fs::read_to_string(folder.join(name)) {
+        Ok(source) => Ok(Some(source)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error).context(folder.join(name).display().to_string()),
+    };
+    if let Some(source) = read("chat_template.jinja")? {
+        return Ok(Some((source, read(TOOL_USE_FILE)?)));
+    }
+    match tokenizer.get(NAME) {
+        Some(Json::String(source)) => Ok(Some((source.clone(), None))),
+        Some(Json::Array(all)) => {
+            let named = |name: &str| {
+                let found = all.iter().find(|it| it["name"] == name)?;
+                Some(found["template"].as_str()?.to_owned())
+            };
+            let default = named("default").context(
+                "`chat_template` in tokenizer_config.json is a list without `default`: name one of its templates so",
+            )?;
+            Ok(Some((default, named(TOOL_USE))))
         }
-        _ => None,
+        _ => Ok(None),
     }
 }
 
-/// Returns `source` with comments for the tags of answers, which are not Jinja.
+/// Returns `true` if Python can loop over the value: not over `None`.
+fn is_iterable(value: Value) -> bool {
+    !matches!(
+        value.kind(),
+        ValueKind::None | ValueKind::Bool | ValueKind::Number
+    )
+}
+
+/// Returns `source` with comments for the tags of answers, which are not Jinja. Comments and raw texts stay.
 fn without_generation(source: &str) -> String {
     let mut left = source;
+    let mut is_raw = false;
     let mut result = String::with_capacity(source.len());
-    while let Some(start) = left.find("{%") {
-        let Some(length) = left[start..].find("%}") else {
+    while let Some(start) = left.find("{%").into_iter().chain(left.find("{#")).min() {
+        let is_comment = left[start..].starts_with("{#");
+        let end = if is_comment { "#}" } else { "%}" };
+        let Some(length) = left[start..].find(end) else {
             break;
         };
-        let inner = &left[start + 2..start + length];
-        let name = inner.trim_matches(|c: char| c == '-' || c.is_whitespace());
-        result.push_str(&left[..start]);
-        let (open, close) = match name {
-            "generation" | "endgeneration" => ("{#", "#}"),
-            _ => ("{%", "%}"),
-        };
-        result.extend([open, inner, close]);
-        left = &left[start + length + 2..];
+        let (before, rest) = left.split_at(start);
+        let (tag, after) = rest.split_at(length + 2);
+        let inner = &tag[2..length];
+        let name = inner.trim_matches(|c: char| "-+".contains(c) || c.is_whitespace());
+        result += before;
+        match name {
+            "generation" | "endgeneration" if !is_comment && !is_raw => {
+                result.extend(["{#", inner, "#}"]);
+            }
+            _ => result += tag,
+        }
+        if !is_comment && ["raw", "endraw"].contains(&name) {
+            is_raw = name == "raw";
+        }
+        left = after;
     }
     result + left
 }
@@ -142,6 +183,15 @@ mod tests {
                 "none",
             ),
             ("a {%- generation -%} b {%- endgeneration %}", "ab"),
+            (
+                "{#- Added {% generation %} / {% endgeneration %} -#} {% generation %}a{% endgeneration %}",
+                "a",
+            ),
+            ("{% raw %}{% generation %}{% endraw %}", "{% generation %}"),
+            (
+                "{% if tools is iterable and tools | length > 0 %}tools{% endif %}",
+                "",
+            ),
         ] {
             let messages = [
                 json!({"role": "user", "content": " <b>"}),
@@ -154,5 +204,26 @@ mod tests {
                 expected
             );
         }
+    }
+
+    #[test]
+    fn template_for_tools_is_used_with_tools() {
+        let named = |name: &str| json!({"name": name, "template": name});
+        let folder = tempfile::tempdir().unwrap();
+        let read = |config: Json| Template::read(folder.path(), &config, BTreeMap::new());
+        let config = json!({ NAME: [named("tool_use"), named("default")] });
+        let both = read(config).unwrap().unwrap();
+        std::fs::create_dir(folder.path().join("additional_chat_templates")).unwrap();
+        std::fs::write(folder.path().join("chat_template.jinja"), "default").unwrap();
+        std::fs::write(folder.path().join(TOOL_USE_FILE), "tool_use").unwrap();
+        let files = read(json!({})).unwrap().unwrap();
+        for template in [both, files] {
+            let render = |tools: Json| template.render(&[], &tools, false).unwrap();
+            assert_eq!(render(Json::Null), "default");
+            assert_eq!(render(json!([{}])), "tool_use");
+        }
+        std::fs::remove_file(folder.path().join("chat_template.jinja")).unwrap();
+        let error = read(json!({ NAME: [named("rag")] })).err().unwrap();
+        assert!(error.to_string().contains("`default`"), "{error}");
     }
 }

@@ -9,6 +9,9 @@ const EPOCH: &str = "SOURCE_DATE_EPOCH";
 /// Fields that Python and `chrono` write in the same way.
 const FIELDS: &str = "aAbBcdDeFgGhHIjmMnpRStTuUVwWxXyY%";
 
+/// The fields that are numbers.
+const NUMBERS: &str = "deGgHIjmMSuUVwWyY";
+
 /// Returns the local time in a `format` of Python's `strftime`.
 pub fn now(format: &str) -> Result<String> {
     let seconds = std::env::var(EPOCH).ok();
@@ -35,13 +38,13 @@ fn written(time: NaiveDateTime, format: &str) -> Result<String> {
             continue;
         }
         // `%-d` is a number without padding.
-        let mut field = rest.next();
-        if field == Some('-') {
-            field = rest.next();
-        }
-        if !field.is_some_and(|field| FIELDS.contains(field)) {
+        let (field, fields) = match rest.next() {
+            Some('-') => (rest.next(), NUMBERS),
+            field => (field, FIELDS),
+        };
+        if !field.is_some_and(|field| fields.contains(field)) {
             bail!(
-                "`strftime_now` has the format {format}: this program writes the fields {FIELDS}"
+                "`strftime_now` has the format {format}: this program writes the fields {FIELDS}, and those of {NUMBERS} after `-`"
             );
         }
     }
@@ -72,7 +75,7 @@ mod tests {
         ] {
             assert_eq!(written(time, format).unwrap(), expected, "{format}");
         }
-        for format in ["%f", "%", "%Q"] {
+        for format in ["%f", "%", "%Q", "%-B"] {
             let error = written(time, format).unwrap_err().to_string();
             assert!(error.contains("this program writes the fields"), "{error}");
         }

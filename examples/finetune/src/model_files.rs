@@ -8,6 +8,7 @@ use anyhow::{Context, Result};
 use burn::tensor::DType;
 
 use crate::adapters::{self, Adapters};
+use crate::chat::TOOL_USE_FILE;
 use crate::decoder::Decoder;
 use crate::weights;
 
@@ -21,6 +22,7 @@ pub const COPIED: &[&str] = &[
     "special_tokens_map.json",
     "added_tokens.json",
     "chat_template.jinja",
+    TOOL_USE_FILE,
     "vocab.json",
     "merges.txt",
     "tokenizer.model",
@@ -100,10 +102,10 @@ fn copy(names: &[&str], base: &Path, folder: &Path) -> Result<()> {
     for name in names {
         let from = base.join(name);
         if from.exists() {
+            let to = folder.join(name);
+            create(to.parent().unwrap_or(folder))?;
             let copied = File::open(&from).and_then(|mut from| {
-                replace_with(&folder.join(name), |to| {
-                    std::io::copy(&mut from, to).map(drop)
-                })
+                replace_with(&to, |to| std::io::copy(&mut from, to).map(drop))
             });
             copied.with_context(|| format!("{} can't be copied", from.display()))?;
         }

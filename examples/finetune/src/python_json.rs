@@ -32,11 +32,11 @@ fn written(value: &impl Serialize, indent: Option<usize>) -> Result<String> {
     Ok(String::from_utf8(bytes)?)
 }
 
-/// Escapes the characters outside of ASCII, which JSON has in strings only.
+/// Escapes the characters outside of printable ASCII, which JSON has in strings only.
 fn escaped(text: &str) -> String {
-    let escape = |c: char| match c.is_ascii() {
-        true => c.to_string(),
-        false => {
+    let escape = |c: char| match c {
+        '\0'..='~' => c.to_string(),
+        _ => {
             let mut units = [0; 2];
             let units = c.encode_utf16(&mut units).iter();
             units.map(|unit| format!("\\u{unit:04x}")).collect()
@@ -180,6 +180,7 @@ mod tests {
         ] {
             assert_eq!(written(&value, indent).unwrap(), expected);
         }
-        assert_eq!(escaped(r#"{"c": "ä𝄞"}"#), r#"{"c": "\u00e4\ud834\udd1e"}"#);
+        let text = "{\"c\": \"ä𝄞\u{7f}\"}";
+        assert_eq!(escaped(text), r#"{"c": "\u00e4\ud834\udd1e\u007f"}"#);
     }
 }

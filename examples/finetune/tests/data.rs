@@ -189,6 +189,25 @@ fn held_out_documents_are_in_no_trained_row() {
 }
 
 #[test]
+fn end_of_text_counts_after_texts_and_completions() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in MODELS {
+        let model = reference(name);
+        let end = tokens(&model).end().map(i64::from).unwrap();
+        for line in [
+            json!({"text": "yes"}),
+            json!({"prompt": "yes", "completion": "no"}),
+        ] {
+            let file = write(folder.path(), "data.jsonl", &line.to_string());
+            let data = data(&model, &[&file], "--length 32 --held-out 0").unwrap();
+            let targets = data.rows.batch(&[0], &Device::flex()).targets.into_data();
+            let counted: Vec<i64> = targets.iter().filter(|token| *token >= 0).collect();
+            assert_eq!(counted.last(), Some(&end), "{name}: {line}");
+        }
+    }
+}
+
+#[test]
 fn answers_and_completions_count() {
     let folder = tempfile::tempdir().unwrap();
     let chat = |answers: [Value; 2]| {
