@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 
 use crate::config_fields;
@@ -146,8 +146,7 @@ impl DecoderConfig {
                 unknown.join(", ")
             );
         }
-        let written: Written = serde_path_to_error::deserialize(value)
-            .map_err(|error| anyhow!("`{}`: {}: correct it", error.path(), error.inner()))?;
+        let written: Written = config_fields::read(value)?;
         written.check()?;
         let heads = written.num_attention_heads;
         let key_value_heads = match (written.num_key_value_heads, kind.as_str()) {
@@ -168,8 +167,9 @@ impl DecoderConfig {
             (1..=MAX_LAYERS).contains(&head_dim) && head_dim.is_multiple_of(2),
             "`head_dim` is {head_dim}: it must be even, and from 2 to {MAX_LAYERS}"
         );
-        let rope = written.rope_parameters.as_ref();
-        let rope = rope.or(written.rope_scaling.as_ref());
+        // Both versions of `transformers` prefer the old field.
+        let rope = written.rope_scaling.as_ref();
+        let rope = rope.or(written.rope_parameters.as_ref());
         let theta = rope.and_then(|rope| rope.rope_theta);
         let theta = theta.or(written.rope_theta).unwrap_or(10_000.0);
         ensure!(

@@ -1,7 +1,16 @@
-//! Fields of a config that [`DecoderConfig`](crate::config::DecoderConfig) does not read.
+//! Fields of configs: how they are read, and those that [`DecoderConfig`](crate::config::DecoderConfig) does not read.
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, anyhow, ensure};
+use serde::de::DeserializeOwned;
 use serde_json::Value as Json;
+
+/// Reads a config. An error names the field.
+pub fn read<T: DeserializeOwned>(value: Json) -> Result<T> {
+    serde_path_to_error::deserialize(value).map_err(|error| match error.path().iter().next() {
+        Some(_) => anyhow!("`{}`: {}: correct it", error.path(), error.inner()),
+        None => anyhow!("{}", error.inner()),
+    })
+}
 
 /// Fields that change what some models compute, and the values with which they change nothing, in addition to `null`.
 const COMPUTED: [(&str, &[&str]); 21] = [

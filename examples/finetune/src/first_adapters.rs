@@ -3,11 +3,12 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 use serde_json::Value as Json;
 
 use crate::adapters::{self, Adapters};
+use crate::config_fields;
 use crate::header;
 
 /// Settings of `adapter_config.json` that don't change what the adapters compute.
@@ -59,13 +60,7 @@ pub fn check(folder: &Path, adapters: &Adapters, layers: usize) -> Result<()> {
             "`{field}` in {name} is {text}: this program has no such adapters"
         );
     }
-    let written: Written = serde_path_to_error::deserialize(value).map_err(|error| {
-        anyhow!(
-            "`{}` in {name}: {}: correct it",
-            error.path(),
-            error.inner()
-        )
-    })?;
+    let written: Written = config_fields::read(value).with_context(|| name.to_string())?;
     let written_targets = targets(&written.target_modules).with_context(|| {
         format!(
             "`target_modules` in {name} is the regular expression {}, and this program reads a list of names: write the list into `{}`",
@@ -77,8 +72,8 @@ pub fn check(folder: &Path, adapters: &Adapters, layers: usize) -> Result<()> {
         !written_targets.is_empty(),
         "`target_modules` in {name} names no layer: use other adapters"
     );
-    let is_target = |name: &&String| !adapters::TARGETS.contains(&name.as_str());
-    if let Some(other) = written_targets.iter().find(is_target) {
+    let is_other = |name: &&String| !adapters::TARGETS.contains(&name.as_str());
+    if let Some(other) = written_targets.iter().find(is_other) {
         bail!(
             "`target_modules` in {name} names {other}, and this program has adapters on {}: use other adapters",
             adapters::TARGETS.join(", ")

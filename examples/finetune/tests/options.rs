@@ -175,6 +175,16 @@ fn config_of_another_type_is_refused_by_field() {
         let error = refused(&model, "");
         assert!(error.contains(&format!("`{field}`: ")), "{error}");
     }
+    let folder = tempfile::tempdir().unwrap();
+    let model = copy("llama", folder.path());
+    edit(&model.join("config.json"), |config| {
+        config.as_object_mut().unwrap().remove("hidden_size");
+    });
+    let error = refused(&model, "");
+    assert!(
+        error.contains("config.json: missing field `hidden_size`"),
+        "{error}"
+    );
 }
 
 #[test]

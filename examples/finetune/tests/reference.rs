@@ -109,9 +109,12 @@ fn parts(tensors: &BTreeMap<String, TensorData>, step: usize, parts: usize) -> V
 
 /// The largest difference, as a share of the largest number.
 fn difference(found: &TensorData, expected: &TensorData) -> f64 {
+    assert_eq!(found.num_elements(), expected.num_elements());
     let (found, expected) = (found.iter::<f64>(), expected.iter::<f64>());
     let (mut apart, mut largest) = (0.0_f64, 0.0_f64);
     for (found, expected) in found.zip(expected) {
+        // The maximum passes over NaN.
+        assert!(found.is_finite(), "{found}");
         apart = apart.max((found - expected).abs());
         largest = largest.max(expected.abs());
     }
@@ -146,10 +149,8 @@ fn initial(model: &str, run: &str) -> Decoder {
 /// Adds the adapters that PyTorch begins with.
 fn adapted(decoder: Decoder, model: &str) -> Decoder {
     let decoder = decoder.apply_lora(adapters(&expected(model)).lora(64));
-    {
-        let file = folder(model).join("expected.safetensors");
-        Adapters::load(decoder, &file, FloatDType::F32).unwrap()
-    }
+    let file = folder(model).join("expected.safetensors");
+    Adapters::load(decoder, &file, FloatDType::F32).unwrap()
 }
 
 /// Returns the losses of the steps of a run, and the trained decoder.
