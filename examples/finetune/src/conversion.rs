@@ -54,13 +54,15 @@ impl Conversion {
         dtype: DType,
         held: usize,
     ) -> Result<()> {
-        let Some(plan) = plan.filter(|_| !options.writes_adapters()) else {
+        let has_budget = options.fit.is_some() && !options.writes_adapters();
+        let Some(plan) = plan.filter(|_| has_budget) else {
             return Ok(());
         };
         let [base, largest] = [counts.base, counts.largest].map(|weights| weights as usize);
         let states = || MemoryEstimate::new(&fused.model(), &plan.optimizer.init()).optimizer_state;
         let (converted, advice) = match Self::of(options, Some(plan), dtype) {
-            Self::Nothing => (states(), ""),
+            // A plan for less may have smaller states.
+            Self::Nothing => (states(), "lower it for another plan, or "),
             Self::LowBits => (states() + 4 * base, "write with `--dtype bf16`, or "),
             // The states are freed first, and weights in f32 are rounded in their place.
             Self::Rounding => match weights(options, Some(plan)) {
@@ -71,7 +73,7 @@ impl Conversion {
             Self::Merge if options.method == Method::Lora => (states(), "leave out `--merge`, or "),
             Self::Merge => (states() + 4 * base, "leave out `--merge`, or "),
         };
-        // A tensor is converted and written while the next is read.
+        // A tensor is copied to be written, and transposed or cast.
         let needed = held + converted + 2 * 4 * largest + SLACK;
         ensure!(
             needed <= plan.budget,

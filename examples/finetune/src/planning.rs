@@ -120,21 +120,22 @@ pub fn resumed_plan(
             );
         }
     }
-    match (&saved, options.fit) {
-        (Some(plan), Some(budget)) => {
+    match (saved, options.fit) {
+        (Some(mut plan), Some(budget)) => {
             let bytes = budget.bytes(&device.clone().inner())?;
             ensure!(
                 plan.device_bytes <= bytes,
                 "the checkpoint was planned to take {} bytes, and `--fit` has {bytes}: give as many, or begin in another folder",
                 plan.device_bytes
             );
+            plan.budget = bytes;
+            Ok(Some(plan))
         }
         (None, Some(_)) => {
             bail!("the checkpoint was trained without a plan: resume without `--fit`")
         }
-        _ => {}
+        (saved, None) => Ok(saved),
     }
-    Ok(saved)
 }
 
 fn load(

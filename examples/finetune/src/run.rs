@@ -136,12 +136,13 @@ pub fn run(options: &Options, stop: &AtomicBool, bytes: &PeakAlloc) -> Result<us
         }
         false => {
             let fused = planning::fuse(options, &config, plan, &device)?;
-            saved.held = bytes.current_usage();
+            saved.held = Some(bytes.current_usage());
             (fused, 0)
         }
     };
     let plan = saved.plan.as_ref();
-    Conversion::check(options, plan, &fused, counts, dtype, saved.held)?;
+    let held = saved.held.unwrap_or_else(|| bytes.current_usage());
+    Conversion::check(options, plan, &fused, counts, dtype, held)?;
     saved.best = resumed_best(options, &saved, &fused, done)?;
     ensure!(
         done <= stop_at,

@@ -9,6 +9,7 @@ use burn::store::{BurnToPyTorchAdapter, PathFilter};
 use serde::{Deserialize, Serialize};
 
 use crate::adapters;
+use crate::chat::TOOL_USE_FILE;
 use crate::checksum::checksum;
 use crate::data::Data;
 use crate::decoder::Decoder;
@@ -19,12 +20,13 @@ use crate::tensor_file::check_finite;
 use crate::weights;
 
 /// Files of the base, other than its weights, that a training depends on.
-const READ: [&str; 5] = [
+const READ: [&str; 6] = [
     "config.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "chat_template.jinja",
+    TOOL_USE_FILE,
 ];
 
 /// The setting that a date in the text of chats changes.
@@ -39,7 +41,7 @@ pub struct Saved {
     /// Plan for the memory budget, if there is one.
     pub plan: Option<Plan<AdamWConfig>>,
     /// Bytes before the first step, with the buffers of threads that planning has allocated.
-    pub held: usize,
+    pub held: Option<usize>,
     /// Loss on the rows that are held out before the training.
     pub loss_before: Option<f64>,
     /// The lowest loss of a checkpoint on these rows.
@@ -110,7 +112,7 @@ impl Saved {
             settings,
             steps,
             plan: None,
-            held: 0,
+            held: None,
             loss_before: None,
             best: None,
         }

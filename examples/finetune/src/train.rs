@@ -102,11 +102,16 @@ impl Training<'_> {
                 stop.load(Ordering::Relaxed) || print::has_failed() || self.log.has_failed();
             let is_due = self.save_every.is_due(made, saved_at.elapsed());
             if is_stopped || is_last || is_due {
+                let by_time = matches!(self.save_every, SaveEvery::Time(_));
                 let is_evaluated = match self.follows_loss() {
-                    // The same steps, however often the training is stopped.
-                    true => is_due || made == self.schedule.steps,
+                    // With an interval in steps the same ones, however often the training is stopped.
+                    true => is_due || made == self.schedule.steps || (is_last && by_time),
                     false => is_due && !is_last && !is_stopped,
                 };
+                if is_stopped && is_evaluated {
+                    // The evaluation may be interrupted too.
+                    checkpoints.save(&self.fused, saved, made)?;
+                }
                 let model = is_evaluated.then(|| self.fused.valid());
                 let loss = model.and_then(|model| self.evaluation.loss(&model));
                 let is_best =
