@@ -1,6 +1,7 @@
 //! A quantized weight has its dense shape everywhere.
 
 use burn::nn::transformer::{PositionWiseFeedForward, PositionWiseFeedForwardConfig};
+use burn::store::BurnpackStore;
 
 use super::*;
 
@@ -64,4 +65,22 @@ fn trained_only_checkpoint_of_quantized_base_holds_factors() {
     let checkpoint = Checkpoint::at(folder.path()).trained_only();
     checkpoint.save(&fused, &Progress::new(1)).unwrap();
     assert_eq!(checkpoint.model().unwrap().len(), 6);
+}
+
+/// Burnpack is the only format that stores them.
+#[test]
+fn weights_quantized_by_burn_load_as_floats() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("quantized.bpk");
+    let initial = dense();
+    let quantized = initial
+        .clone()
+        .quantize_weights(&mut quantizer(QuantValue::Q8S));
+    let mut store = BurnpackStore::from_file(&file);
+    quantized.save_into(&mut store).unwrap();
+    let (loaded, _) =
+        load_from_store(dense(), &file, BurnpackStore::from_file, FloatDType::F32).unwrap();
+    for (initial, loaded) in elements(&initial).into_iter().zip(elements(&loaded)) {
+        assert!((initial - loaded).abs() < 0.01, "{initial} and {loaded}");
+    }
 }
