@@ -162,7 +162,7 @@ mod tests {
         with_null["content"] = Json::Null;
         for message in [&call, &with_null] {
             let chat = Chat::new(std::slice::from_ref(message), &Json::Null).unwrap();
-            assert_eq!(chat.messages, [call.clone()]);
+            assert_eq!(chat.messages, std::slice::from_ref(&call));
         }
     }
 
