@@ -17,7 +17,7 @@ pub trait LaunchFused<M: LearnerModel> {
     ///
     /// `folder` is the folder of [`SupervisedTraining::new`], in which
     /// [`with_default_checkpointers`](SupervisedTraining::with_default_checkpointers) saves. If the process was killed during a save,
-    /// that epoch has fewer files than a complete checkpoint, and is trained again. The resumed training equals the uninterrupted one
+    /// that epoch has fewer files than a complete checkpoint, and is trained again; its files get the ending `.incomplete`. The resumed training equals the uninterrupted one
     /// to the bit if its batches do: the data loader must not shuffle, because Burn saves neither its position nor its generator.
     ///
     /// ```no_run
@@ -36,7 +36,7 @@ pub trait LaunchFused<M: LearnerModel> {
     ///
     /// # Errors
     ///
-    /// [`CheckpointError::Unreadable`] if the folder of the checkpoints can't be read.
+    /// [`CheckpointError::Unreadable`] if the folder of the checkpoints can't be read, or an incomplete file can't be renamed.
     fn resume_from_newest(self, folder: impl AsRef<Path>) -> Result<Self, CheckpointError>
     where
         Self: Sized;

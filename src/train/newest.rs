@@ -3,7 +3,7 @@
 //! # Invariants
 //!
 //! Burn writes the three files of a checkpoint on three threads, and renames each when it is complete. A checkpoint is complete if
-//! it has all three. The files of an incomplete one are removed: the next save of this epoch, if it is killed too, would complete
+//! it has all three. The files of a later, incomplete one are renamed: the next save of this epoch, if it is killed too, would complete
 //! them with files of another run.
 
 use std::collections::BTreeMap;
@@ -20,7 +20,10 @@ const FOLDER: &str = "checkpoint";
 /// The names of the files of an epoch.
 const FILES: [&str; 3] = ["model", "optim", "scheduler"];
 
-/// Returns the last epoch with a complete checkpoint of Burn's default checkpointers in `training`. Removes the files of later ones.
+/// The ending that the files of an incomplete checkpoint get.
+const INCOMPLETE: &str = "bpk.incomplete";
+
+/// Returns the last epoch with a complete checkpoint of Burn's default checkpointers in `training`. Renames the files of later ones.
 pub(super) fn newest(training: &Path) -> Result<Option<usize>, CheckpointError> {
     let folder = training.join(FOLDER);
     let unreadable = |error: io::Error| CheckpointError::Unreadable {
@@ -38,21 +41,23 @@ pub(super) fn newest(training: &Path) -> Result<Option<usize>, CheckpointError> 
             files.entry(epoch).or_default().push(entry.path());
         }
     }
-    for (epoch, files) in files.into_iter().rev() {
-        if files.len() == FILES.len() {
-            return Ok(Some(epoch));
-        }
+    let newest = files.iter().rev();
+    let newest = newest.filter(|(_, files)| files.len() == FILES.len());
+    let newest = newest.map(|(epoch, _)| *epoch).next();
+    let later = newest.map_or(0, |epoch| epoch + 1);
+    for (epoch, files) in files.range(later..) {
         log::warn!(
-            "removed the incomplete checkpoint of epoch {epoch} in {}: it had {} of {} files",
+            "skipped the checkpoint of epoch {epoch} in {}: it has {} of {} files",
             folder.display(),
             files.len(),
             FILES.len()
         );
-        for file in files {
-            fs::remove_file(file).map_err(unreadable)?;
+        // Without a complete checkpoint, these may be what a user has kept of one.
+        for file in files.iter().filter(|_| newest.is_some()) {
+            fs::rename(file, file.with_extension(INCOMPLETE)).map_err(unreadable)?;
         }
     }
-    Ok(None)
+    Ok(newest)
 }
 
 /// Returns the epoch in the name of a file such as `model-2.bpk`; `None` if a default checkpointer does not write that name.

@@ -66,6 +66,9 @@ fn resume_skips_epoch_with_fewer_files() {
             .filter(|file| is_left(file))
             .count();
         assert_eq!(count, if left == 7 { 3 } else { 0 });
+        let renamed = files_of(folder.path(), 3).map(|file| file.with_extension("bpk.incomplete"));
+        let kept = renamed.iter().filter(|file| is_left(file)).count();
+        assert_eq!(count + kept, (left as u32).count_ones() as usize);
         let (run, read) = counted(4);
         let resumed = resume(run, folder.path());
         assert_equal_weights(&whole, &resumed.model);
