@@ -6,8 +6,8 @@ macro_rules! trainer {
         impl<M: burn::module::Module> $trainer<M> {
             /// Sets the config of the training, on the same devices.
             ///
-            /// Model, optimizer state and hooks stay, with the gradients that it accumulates in the state. Other accumulated gradients,
-            /// averages, the loss scale and the norm of lagged clipping are dropped.
+            /// Model, optimizer state and hooks stay, and so do gradients that were accumulated in the optimizer state. Gradients in
+            /// the buffer, averages, the loss scale and the norm of lagged clipping are dropped.
             ///
             /// # Errors
             ///
@@ -76,7 +76,7 @@ macro_rules! trainer {
             /// a stock loop. [`valid`](Self::valid) merges that update. In a [checkpointed
             /// block](crate::gradient_checkpointing()), and on several devices, the update is already merged.
             ///
-            /// A new parameter with the id of a removed one starts with a fresh state. In this case the other states are
+            /// A parameter with the id of a removed one, or in another shape, starts with a fresh state. In this case the other states are
             /// saved to a record and loaded again, as in [`load_record`](Self::load_record), and states with accumulated
             /// gradients start a new group of micro-batches.
             ///

@@ -36,16 +36,19 @@ impl<M: Module> Core<M> {
         self.with_graph_collected(());
         let inventory = &ranks.attached().inventory;
         let optimizer = self.ranks.session().optimizer.lock();
-        let returned = optimizer.returned(|id| inventory.get(id).is_some());
+        let is_here = |id| inventory.get(id).is_some();
+        let removed = self.ranks.attached().inventory.removed_in(inventory);
+        let resized = removed.into_iter().find(|id| is_here(*id));
+        let returned = optimizer.returned(is_here).or(resized);
         let returned =
             returned.filter(|_| !optimizer.survives_record(inventory.zeros_not_in_f32()));
         drop(optimizer);
         if let Some(entry) = returned.and_then(|id| inventory.get(id)) {
             return Err(FusedError::UnsupportedParameter {
                 path: entry.path.to_string(),
-                reason: "an earlier `change_model` removed it with its optimizer state. If it returns under the same id, all \
+                reason: "`change_model` removed it earlier, or changes its shape, and drops its optimizer state. Under the same id, all \
                 states go through a record, which Burn loads in the default float type instead of that of the parameters, and \
-                this optimizer can't step them. Return it under a new id (`Param::initialized(ParamId::new(), param.val())`), or train with an \
+                this optimizer can't step them. Use a new id (`Param::initialized(ParamId::new(), param.val())`), or train with an \
                 optimizer of `backburn::optim`"
                     .to_string(),
             });
