@@ -32,7 +32,7 @@ use burn::tensor::{Bool, Int, Tensor};
 /// ```
 ///
 /// Every field must implement the trait, and none can be skipped: a tracked tensor in a skipped field would bypass the block. So
-/// the compiler rejects other fields, and the trait can't be implemented by hand.
+/// the derive rejects other fields. Don't implement the trait by hand.
 ///
 /// ```compile_fail,E0277
 /// # use backburn::Activations;

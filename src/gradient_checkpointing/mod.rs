@@ -41,7 +41,7 @@ pub use sequence::{Sequence, Whole};
 pub use sequential::gradient_checkpointing_sequential;
 pub use tiled::gradient_checkpointing_tiled;
 
-use crate::parameters::StatisticsGuard;
+use crate::parameters::{StatisticsGuard, merge_pending, running_statistics};
 use crate::pass::StepEvent;
 use crate::pass::{BlockMode, FailedIn, RandomRun, Scope};
 use crate::weights::{
@@ -208,6 +208,10 @@ where
     });
     match mode {
         BlockMode::KeepActivations => {
+            if !running_statistics(block).is_empty() {
+                // As for a block that is recomputed, so that both read the same values.
+                merge_pending(block);
+            }
             let _entered = scope.recorded(&random).enter();
             let block = with_frozen(block.clone(), scope.pass.blocks.engine());
             let output = forward(&block, input);

@@ -8,7 +8,7 @@ use super::constant::Constant;
 
 /// An input of [`gradient_checkpointing_tiled`](crate::gradient_checkpointing_tiled) that can be split into tiles:
 /// tensors with one entry per token along the dimension of the sequence, and tuples of them. Each tile receives a
-/// [`Whole`] or a [`Constant`] unchanged.
+/// [`Whole`] or a [`Constant`] unchanged, and several tiles can't return one.
 pub trait Sequence: Activations {
     /// Returns the number of tokens along `dim`; `None` if the input is not split.
     #[doc(hidden)]
@@ -71,7 +71,12 @@ macro_rules! same_for_all_tiles {
             }
 
             fn joined(mut tiles: Vec<Self>, _dim: usize) -> Self {
-                tiles.pop().expect("there is at least one tile")
+                assert!(
+                    tiles.len() == 1,
+                    "each tile returned a `{}`, which can't be joined: return a tensor with one entry per token",
+                    stringify!($name)
+                );
+                tiles.remove(0)
             }
         })*
     };

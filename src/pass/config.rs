@@ -12,7 +12,9 @@ config_struct! {
     /// let offloaded = GradientCheckpointingConfig::new().with_offload_inputs(true);
     /// ```
     ///
-    /// Neither option changes the result: each block draws the same random numbers whether it keeps its activations or not.
+    /// Each block draws the same random numbers whether it keeps its activations or not. The result differs in two cases only: a
+    /// tracked input that a recomputed block does not use gets a gradient of zeros, one of a kept block gets none; and the gradients
+    /// of a tensor with three or more uses, some of them inside of the block, are added in another order.
     #[derive(Debug, PartialEq, Eq)]
     pub struct GradientCheckpointingConfig {
         /// One value for each block of a step, in the order of the calls: `true` keeps the activations of the block. Blocks

@@ -2,10 +2,10 @@
 
 #![warn(missing_docs)]
 
-use proc_macro2::TokenStream;
-use quote::{format_ident, quote, quote_spanned};
+use proc_macro2::{Ident, TokenStream, TokenTree};
+use quote::{ToTokens, format_ident, quote, quote_spanned};
 use syn::spanned::Spanned;
-use syn::{Data, DeriveInput, Error, Fields, parse_macro_input, parse_quote};
+use syn::{Data, DeriveInput, Error, Fields, Type, parse_macro_input, parse_quote};
 
 /// Implements `Activations` for a struct or an enum whose fields all implement it. No field can be skipped.
 #[proc_macro_derive(Activations)]
@@ -30,8 +30,16 @@ fn implementation(mut item: DeriveInput) -> Result<TokenStream, Error> {
             return Err(Error::new_spanned(&item.ident, reason));
         }
     };
-    for parameter in item.generics.type_params_mut() {
-        parameter.bounds.push(parse_quote!(::backburn::Activations));
+    let generic = generic_types(&item);
+    if !generic.is_empty() {
+        let conditions = item.generics.make_where_clause();
+        // Of the fields, not of the parameters: that of a `Constant` need not be a tensor.
+        for field in generic {
+            let bound = parse_quote!(#field: ::backburn::Activations);
+            conditions.predicates.push(bound);
+        }
+        let bound = parse_quote!(Self: ::core::clone::Clone + ::core::marker::Send + 'static);
+        conditions.predicates.push(bound);
     }
     let name = &item.ident;
     let (parameters, arguments, conditions) = item.generics.split_for_impl();
@@ -44,6 +52,29 @@ fn implementation(mut item: DeriveInput) -> Result<TokenStream, Error> {
                 }
             }
         }
+    })
+}
+
+/// Returns the types of fields that mention a type parameter.
+fn generic_types(item: &DeriveInput) -> Vec<Type> {
+    let parameters: Vec<_> = item.generics.type_params().map(|it| &it.ident).collect();
+    let fields: Vec<_> = match &item.data {
+        Data::Struct(data) => data.fields.iter().collect(),
+        Data::Enum(data) => data.variants.iter().flat_map(|it| &it.fields).collect(),
+        Data::Union(_) => Vec::new(),
+    };
+    let types = fields.into_iter().map(|field| field.ty.clone());
+    types
+        .filter(|of_field| mentions(of_field.to_token_stream(), &parameters))
+        .collect()
+}
+
+/// Returns `true` if one of `names` is among the tokens.
+fn mentions(tokens: TokenStream, names: &[&Ident]) -> bool {
+    tokens.into_iter().any(|token| match token {
+        TokenTree::Ident(ident) => names.contains(&&ident),
+        TokenTree::Group(group) => mentions(group.stream(), names),
+        _ => false,
     })
 }
 

@@ -23,6 +23,13 @@ struct Sequence<S> {
     state: S,
 }
 
+/// A value that is no tensor, of any type.
+#[derive(Activations, Clone)]
+struct Scaled<T: std::panic::RefUnwindSafe> {
+    x: Tensor<2>,
+    by: Constant<T>,
+}
+
 /// Inputs and outputs of attention.
 #[derive(Activations, Clone)]
 enum Attended {
@@ -154,4 +161,18 @@ fn block_with_input_without_autodiff_is_recomputed() {
         assert_eq!(recomputed.load(Ordering::Relaxed), expected);
         fused
     });
+}
+
+#[test]
+fn struct_with_generic_constant_is_an_input() {
+    let device = Device::flex().autodiff();
+    let layer: Linear = LinearConfig::new(3, 2).init(&device);
+    let run = |layer: &Linear, Scaled { x, by }: Scaled<f32>| layer.forward(x) * by.0;
+    let input = Scaled {
+        x: Tensor::ones([4, 3], &device),
+        by: Constant(2.0_f32),
+    };
+    let expected = run(&layer, input.clone());
+    let found = gradient_checkpointing(&layer, input, run);
+    assert_eq!(found.into_data(), expected.into_data());
 }

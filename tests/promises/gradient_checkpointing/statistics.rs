@@ -87,8 +87,14 @@ fn layers(read: Read, device: &Device) -> Vec<Centered> {
 fn state_in_blocks_is_that_of_stock_in_every_run(device: &Device) {
     let xs = xs(device);
     let adamw = || AdamWConfig::new().init();
+    let kept = GradientCheckpointingConfig::new().with_keep_activations(vec![true; 8]);
     let cases = [
         (FusedConfig::new(), false, &WAYS[..]),
+        (
+            FusedConfig::new().with_gradient_checkpointing(kept),
+            true,
+            &WAYS[1..2],
+        ),
         (FusedConfig::exact(1e9), false, &WAYS),
         (FusedConfig::new(), true, &WAYS[1..2]),
     ];

@@ -193,6 +193,13 @@ fn tiles_and_segments_that_do_not_fit_are_refused() {
     let run = |mlp: &Mlp, Whole(x)| Whole(mlp.forward(x));
     let message = panic_of(|| gradient_checkpointing_tiled(&mlp, Whole(x), 1, 2, run));
     assert_says(&message, "all inputs are `Whole`");
+    let x = input(5, &device);
+    let run = |mlp: &Mlp, x: Tensor<3>| (mlp.forward(x.clone()), Whole(x.mean()));
+    let message = panic_of(|| gradient_checkpointing_tiled(&mlp, x.clone(), 1, 2, run));
+    assert_says(&message, "each tile returned a `Whole`");
+    // One tile is joined with no other.
+    let (_, Whole(mean)) = gradient_checkpointing_tiled(&mlp, x, 1, 5, run);
+    assert_eq!(mean.dims(), [1]);
     let layers = vec![mlp];
     let message =
         panic_of(|| gradient_checkpointing_sequential(&layers, input(5, &device), 0, Mlp::forward));
