@@ -128,6 +128,11 @@ impl<R: ElementWise> Optimizer for ElementWiseOptimizer<R> {
             "the rule of {:?} takes {taken} states, but `STATES` declares {count}",
             self.optimizer
         );
+        assert!(
+            R::STATES[taken..].iter().all(|state| state.is_optional),
+            "the rule of {:?} takes {taken} states, and a later one of `STATES` is not `optional()`",
+            self.optimizer
+        );
         let taken = &R::STATES[..taken];
         let before = taken.iter().zip(&mut state.states).enumerate();
         let before = before.map(|(index, (declared, state))| {
