@@ -35,10 +35,10 @@ pub enum GlobalNormClippingConfig {
     /// A step that fails after its backward pass, or is skipped because of an overflow, also drops gradients that were
     /// [accumulated](crate::FusedOptimizer::accumulate) earlier, and keeps the running statistics of its forward pass.
     ExactInBuffer(#[serde(with = "max_norm")] f64),
-    /// One pass, with the coefficient of the previous step's norm; the first step is not clipped. The only cost is to
-    /// measure each gradient.
+    /// One pass, with the coefficient of the last finite norm of an earlier step; the first step is not clipped. The only
+    /// cost is to measure each gradient.
     ///
-    /// A gradient that is not finite fails the step before it is applied, as with
+    /// Without loss scaling, a gradient that is not finite fails the step before it is applied, as with
     /// [`AnomalyCheck`](crate::AnomalyCheck). CubeCL devices report it after the update
     /// ([`FusedError::UpdatedNotFinite`]).
     Lagged(#[serde(with = "max_norm")] f64),

@@ -26,7 +26,7 @@ pub enum Sharding {
 /// The sum starts with the gradient of the owner and adds those of the other ranks in their order.
 #[derive(Config, Copy, Debug, PartialEq, Eq)]
 pub enum Ownership {
-    /// Rank `id % N`, as in Burn's `MultiDeviceOptim::OptimSharded`. The results are the same.
+    /// Rank `id % N`, as in Burn's `MultiDeviceOptim::OptimSharded`. The results are the same without micro-batches.
     ByParamId,
     /// Assigns parameters, the largest first, to the rank that owns the fewest elements, so that no rank owns much more
     /// than the others. (The rule of [Graham, 1969](https://doi.org/10.1137/0117039) for sharing out work.)

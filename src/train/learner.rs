@@ -145,7 +145,7 @@ impl<M: LearnerModel> FusedLearner<M> {
     /// `SupervisedTraining::with_training_strategy`, which has no effect on
     /// [`launch_fused`](super::LaunchFused::launch_fused).
     ///
-    /// `ExecutionStrategy::multi` trains on several devices, with the results of stock Burn: see
+    /// `ExecutionStrategy::multi` trains on several devices, with the results of stock Burn (except for the order of sums with micro-batches): see
     /// [`FusedReplicas`](crate::FusedReplicas), and [`FusedConfig::sharding`] for the state on each device. As there,
     /// the batches of all devices have equal weight, and the gradients are summed. With
     /// `MultiDeviceOptim::OptimSharded`, [`FusedConfig::ownership`] may assign other owners. With
