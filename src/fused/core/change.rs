@@ -38,10 +38,12 @@ impl<M: Module> Core<M> {
         let optimizer = self.ranks.session().optimizer.lock();
         let is_here = |id| inventory.get(id).is_some();
         let removed = self.ranks.attached().inventory.removed_in(inventory);
-        let resized = removed.into_iter().find(|id| is_here(*id));
+        let resized = removed.iter().copied().find(|id| is_here(*id));
         let returned = optimizer.returned(is_here).or(resized);
-        let returned =
-            returned.filter(|_| !optimizer.survives_record(inventory.zeros_not_in_f32()));
+        // The states of the removed parameters are dropped before the record.
+        let others = inventory.zeros_not_in_f32();
+        let others = others.filter(|(id, ..)| !removed.contains(id));
+        let returned = returned.filter(|_| !optimizer.survives_record(others));
         drop(optimizer);
         if let Some(entry) = returned.and_then(|id| inventory.get(id)) {
             return Err(FusedError::UnsupportedParameter {
