@@ -8,7 +8,7 @@ use super::constant::Constant;
 
 /// An input of [`gradient_checkpointing_tiled`](crate::gradient_checkpointing_tiled) that can be split into tiles:
 /// tensors with one entry per token along the dimension of the sequence, and tuples of them. Each tile receives a
-/// [`Whole`] or a [`Constant`] unchanged, and several tiles can't return one.
+/// [`Whole`] or a [`Constant`] unchanged. Several tiles can't return a [`Whole`], and the [`Constant`] of the last one is returned.
 pub trait Sequence: Activations {
     /// Returns the number of tokens along `dim`; `None` if the input is not split.
     #[doc(hidden)]
@@ -57,7 +57,7 @@ where
 }
 
 macro_rules! same_for_all_tiles {
-    ($($name:ident: $bound:path),*) => {
+    ($($name:ident: $bound:path, $can_be_joined:literal;)*) => {
         $(impl<T: $bound> Sequence for $name<T>
         where
             Self: Activations,
@@ -72,17 +72,17 @@ macro_rules! same_for_all_tiles {
 
             fn joined(mut tiles: Vec<Self>, _dim: usize) -> Self {
                 assert!(
-                    tiles.len() == 1,
+                    $can_be_joined || tiles.len() == 1,
                     "each tile returned a `{}`, which can't be joined: return a tensor with one entry per token",
                     stringify!($name)
                 );
-                tiles.remove(0)
+                tiles.pop().expect("there is at least one tile")
             }
         })*
     };
 }
 
-same_for_all_tiles!(Whole: Activations, Constant: Clone);
+same_for_all_tiles!(Whole: Activations, false; Constant: Clone, true;);
 
 macro_rules! tuples {
     ($(($first:ident $($name:ident)*))*) => {

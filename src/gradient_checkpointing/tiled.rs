@@ -36,7 +36,7 @@ use super::{Sequence, gradient_checkpointing};
 /// # Panics
 ///
 /// If `tile_size` is zero; if a tensor has no dimension `dim`, or another number of tokens than the others; if `forward` returns another
-/// number of tokens than it received. (A function that mixes tokens and keeps their number is not
+/// number of tokens than it received, or a [`Whole`](crate::Whole) for one of several tiles. (A function that mixes tokens and keeps their number is not
 /// detected.) Also where [`gradient_checkpointing`] panics.
 pub fn gradient_checkpointing_tiled<B, X, Y>(
     block: &B,

@@ -64,9 +64,12 @@ fn generic_types(item: &DeriveInput) -> Vec<Type> {
         Data::Union(_) => Vec::new(),
     };
     let types = fields.into_iter().map(|field| field.ty.clone());
-    types
-        .filter(|of_field| mentions(of_field.to_token_stream(), &parameters))
-        .collect()
+    let is_generic = |of_field: &Type| {
+        let tokens = of_field.to_token_stream();
+        // A bound on a recursive type would have no end.
+        mentions(tokens.clone(), &parameters) && !mentions(tokens, &[&item.ident])
+    };
+    types.filter(is_generic).collect()
 }
 
 /// Returns `true` if one of `names` is among the tokens.
