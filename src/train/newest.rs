@@ -47,13 +47,12 @@ pub(super) fn newest(training: &Path) -> Result<Option<usize>, CheckpointError> 
     let later = newest.map_or(0, |epoch| epoch + 1);
     for (epoch, files) in files.range(later..) {
         log::warn!(
-            "skipped the checkpoint of epoch {epoch} in {}: it has {} of {} files",
+            "skipped the checkpoint of epoch {epoch} in {}: it had {} of {} files, which now end in `.incomplete`",
             folder.display(),
             files.len(),
             FILES.len()
         );
-        // Without a complete checkpoint, these may be what a user has kept of one.
-        for file in files.iter().filter(|_| newest.is_some()) {
+        for file in files {
             fs::rename(file, file.with_extension(INCOMPLETE)).map_err(unreadable)?;
         }
     }
