@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use minijinja::value::ValueKind;
 use minijinja::{Environment, Error, ErrorKind, Value, context};
 use minijinja_contrib::pycompat::unknown_method_callback;
@@ -24,6 +24,8 @@ pub const TOOL_USE_FILE: &str = "additional_chat_templates/tool_use.jinja";
 /// A template that makes one text of the messages of a chat.
 pub struct Template {
     environment: Environment<'static>,
+    /// The reason why a template can't be used, by name: an error only where it is needed.
+    unreadable: BTreeMap<&'static str, String>,
     /// `bos_token`, `eos_token` and the like.
     special: BTreeMap<String, String>,
 }
@@ -35,9 +37,10 @@ impl Template {
         tokenizer: &Json,
         special: BTreeMap<String, String>,
     ) -> Result<Option<Self>> {
-        let Some((source, tool_use)) = sources(folder, tokenizer)? else {
+        let sources = sources(folder, tokenizer)?;
+        if sources.is_empty() {
             return Ok(None);
-        };
+        }
         let mut environment = Environment::new();
         environment.set_trim_blocks(true);
         environment.set_lstrip_blocks(true);
@@ -51,14 +54,15 @@ impl Template {
             let text = date::now(&format);
             text.map_err(|error| Error::new(ErrorKind::InvalidOperation, format!("{error:#}")))
         });
-        for (name, source) in [(NAME, Some(source)), (TOOL_USE, tool_use)] {
-            if let Some(source) = source {
-                let added = environment.add_template_owned(name, without_generation(&source));
-                added.with_context(|| format!("the chat template `{name}` can't be read"))?;
+        let mut unreadable = BTreeMap::new();
+        for (name, source) in sources {
+            if let Err(error) = environment.add_template_owned(name, without_generation(&source)) {
+                unreadable.insert(name, format!("{error:#}"));
             }
         }
         Ok(Some(Self {
             environment,
+            unreadable,
             special,
         }))
     }
@@ -70,11 +74,19 @@ impl Template {
         tools: &Json,
         add_generation_prompt: bool,
     ) -> Result<String> {
-        let of_tools = self.environment.get_template(TOOL_USE).ok();
-        let template = match of_tools.filter(|_| !tools.is_null()) {
-            Some(of_tools) => of_tools,
-            None => self.environment.get_template(NAME)?,
+        let has = |name| {
+            self.unreadable.contains_key(name) || self.environment.get_template(name).is_ok()
         };
+        let name = match !tools.is_null() && has(TOOL_USE) {
+            true => TOOL_USE,
+            false => NAME,
+        };
+        if let Some(reason) = self.unreadable.get(name) {
+            bail!("the chat template `{name}` can't be read: {reason}");
+        }
+        let template = self.environment.get_template(name).context(
+            "`chat_template` in tokenizer_config.json is a list without `default`: name one of its templates so",
+        )?;
         let special = Value::from_serialize(&self.special);
         // In Python both are `None` if they are not used, which templates tell from undefined ones.
         let documents = Value::from(());
@@ -85,30 +97,29 @@ impl Template {
     }
 }
 
-/// Returns the template in `chat_template.jinja`, or that in `tokenizer_config.json`, and a second one for tools.
-fn sources(folder: &Path, tokenizer: &Json) -> Result<Option<(String, Option<String>)>> {
+/// Returns the templates in the files of `folder`, or those in `tokenizer_config.json`, by name.
+fn sources(folder: &Path, tokenizer: &Json) -> Result<Vec<(&'static str, String)>> {
     let read = |name: &str| match std::fs::read_to_string(folder.join(name)) {
         Ok(source) => Ok(Some(source)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error).context(folder.join(name).display().to_string()),
     };
-    if let Some(source) = read("chat_template.jinja")? {
-        return Ok(Some((source, read(TOOL_USE_FILE)?)));
-    }
-    match tokenizer.get(NAME) {
-        Some(Json::String(source)) => Ok(Some((source.clone(), None))),
-        Some(Json::Array(all)) => {
+    let (default, tool_use) = match (read("chat_template.jinja")?, tokenizer.get(NAME)) {
+        (Some(source), _) => (Some(source), read(TOOL_USE_FILE)?),
+        (None, Some(Json::String(source))) => (Some(source.clone()), None),
+        (None, Some(Json::Array(all))) => {
             let named = |name: &str| {
                 let found = all.iter().find(|it| it["name"] == name)?;
                 Some(found["template"].as_str()?.to_owned())
             };
-            let default = named("default").context(
-                "`chat_template` in tokenizer_config.json is a list without `default`: name one of its templates so",
-            )?;
-            Ok(Some((default, named(TOOL_USE))))
+            (named("default"), named(TOOL_USE))
         }
-        _ => Ok(None),
-    }
+        _ => (None, None),
+    };
+    let both = [(NAME, default), (TOOL_USE, tool_use)].into_iter();
+    Ok(both
+        .filter_map(|(name, source)| Some((name, source?)))
+        .collect())
 }
 
 /// Returns `true` if Python can loop over the value: not over `None`.
@@ -223,7 +234,22 @@ mod tests {
             assert_eq!(render(json!([{}])), "tool_use");
         }
         std::fs::remove_file(folder.path().join("chat_template.jinja")).unwrap();
-        let error = read(json!({ NAME: [named("rag")] })).err().unwrap();
+        assert!(read(json!({ NAME: [named("rag")] })).unwrap().is_none());
+        let of_tools = read(json!({ NAME: [named("tool_use")] })).unwrap().unwrap();
+        assert_eq!(
+            of_tools.render(&[], &json!([{}]), false).unwrap(),
+            "tool_use"
+        );
+        let error = of_tools.render(&[], &Json::Null, false).unwrap_err();
         assert!(error.to_string().contains("`default`"), "{error}");
+        let wrong = json!({"name": "tool_use", "template": "{% wrong"});
+        let other = read(json!({ NAME: [named("default"), wrong] }));
+        let other = other.unwrap().unwrap();
+        assert_eq!(other.render(&[], &Json::Null, false).unwrap(), "default");
+        let error = other.render(&[], &json!([{}]), false).unwrap_err();
+        assert!(
+            error.to_string().contains("`tool_use` can't be read"),
+            "{error}"
+        );
     }
 }

@@ -168,17 +168,26 @@ impl Output {
             if !is_of_model(&name) || !entry.path().is_file() {
                 continue;
             }
-            let is_ours = match self.list.files.get(&name) {
-                None => false,
-                Some(None) => true,
-                Some(Some(written)) => *written == checksum(&entry.path())?,
-            };
-            if !is_ours {
+            if !self.is_ours(&name)? {
                 foreign.push(name);
+            }
+        }
+        for name in COPIED.iter().filter(|name| name.contains('/')) {
+            if folder.join(name).is_file() && !self.is_ours(name)? {
+                foreign.push((*name).to_owned());
             }
         }
         foreign.sort();
         Ok(foreign)
+    }
+
+    /// Returns `true` if this program has written the file as it is.
+    fn is_ours(&self, name: &str) -> Result<bool> {
+        Ok(match self.list.files.get(name) {
+            None => false,
+            Some(None) => true,
+            Some(Some(written)) => *written == checksum(&self.folder.join(name))?,
+        })
     }
 
     fn save_list(&self) -> Result<()> {

@@ -20,13 +20,12 @@ use crate::tensor_file::check_finite;
 use crate::weights;
 
 /// Files of the base, other than its weights, that a training depends on.
-const READ: [&str; 6] = [
+const READ: [&str; 5] = [
     "config.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "chat_template.jinja",
-    TOOL_USE_FILE,
 ];
 
 /// The setting that a date in the text of chats changes.
@@ -66,6 +65,8 @@ impl Settings {
         let mut settings = Self(Vec::new());
         let mut files = weights::files(&options.model)?;
         files.extend(READ.map(|name| options.model.join(name)));
+        let tool_use = options.model.join(TOOL_USE_FILE);
+        files.extend(Some(tool_use).filter(|file| file.exists()));
         for file in files {
             let name = file.file_name().unwrap_or_default().to_string_lossy();
             settings.push(&format!("--model, {name}"), checksum(&file)?);

@@ -164,9 +164,10 @@ fn foreign_file_is_replaced_only_with_overwrite() {
         "model-00001-of-00002.safetensors",
         "adapter_config.json",
         "README.md",
+        "additional_chat_templates/tool_use.jinja",
     ] {
         let out = folder.path().join(name);
-        fs::create_dir_all(&out).unwrap();
+        fs::create_dir_all(out.join(name).parent().unwrap()).unwrap();
         fs::write(out.join(name), "{}").unwrap();
         fs::write(out.join("notes.txt"), "mine").unwrap();
         let error = command(&model, &data, &out, &["--steps 1"]).unwrap_err();
