@@ -108,10 +108,6 @@ impl Training<'_> {
                     true => is_due || made == self.schedule.steps || (is_last && by_time),
                     false => is_due && !is_last && !is_stopped,
                 };
-                if is_stopped && is_evaluated {
-                    // The evaluation may be interrupted too.
-                    checkpoints.save(&self.fused, saved, made)?;
-                }
                 let model = is_evaluated.then(|| self.fused.valid());
                 let loss = model.and_then(|model| self.evaluation.loss(&model));
                 let is_best =
