@@ -81,5 +81,7 @@ fn largest_difference(left: &Vit, right: &Vit) -> f32 {
     left.iter()
         .flat_map(|(id, value)| value.iter().zip(&right[id]))
         .map(|(left, right)| (left - right).abs())
-        .fold(0.0, f32::max)
+        // The maximum passes over NaN, which is the largest in the total order.
+        .max_by(f32::total_cmp)
+        .unwrap_or(0.0)
 }

@@ -26,12 +26,13 @@ pub fn plan(
         size: config.image_size,
         channels: config.channels,
     };
+    // What can't be read is an error here; in the planner it is a panic.
+    let count = usize::from(options.batch_size).min(data.train.len());
+    let images: Result<Vec<_>, _> = (0..count).map(|index| data.train.get(index)).collect();
+    let images = images?;
     let loss = |model: &Vit, items: usize| {
-        let images = (0..items).map(|index| data.train.get(index % data.train.len()));
-        let images = images
-            .collect::<Result<_, _>>()
-            .expect("the images were read before");
-        model.classify(batcher.batch(images, &device)).loss
+        let batch = images.iter().cycle().take(items).cloned().collect();
+        model.classify(batcher.batch(batch, &device)).loss
     };
     let clipping = options.clip_norm.map(GlobalNormClippingConfig::Exact);
     let planner = Planner::new(|| config.init(&device), options.adamw())
