@@ -142,8 +142,8 @@ impl FusedConfig {
             }
             (true, _) if exact => {
                 "exact clipping needs the norm of the summed gradients, which are not available after \
-                accumulation in the optimizer state: use `GlobalNormClippingConfig::Lagged`, or \
-                accumulate in a buffer"
+                accumulation in the optimizer state: use `GlobalNormClippingConfig::Lagged`, which clips each \
+                micro-batch, or accumulate in a buffer"
             }
             (true, Some(Overflow::SkipStep)) => {
                 "a step can't be skipped when some of its gradients are already in the optimizer \

@@ -213,8 +213,9 @@ pub enum FusedError {
     /// The policies run the forward pass twice, but the closure is `FnOnce`.
     #[error(
         "exact clipping and `Overflow::SkipStep` run the closure twice, but the closure of `step` can run only once: use \
-        `step_repeatable`. Or choose options that run it once: for clipping `GlobalNormClippingConfig::ExactInBuffer`, \
-        which buffers the gradients, or `GlobalNormClippingConfig::Lagged`; for overflow `Overflow::SkipParameter`"
+        `step_repeatable`. Or choose options that run it once: `GlobalNormClippingConfig::ExactInBuffer`, which buffers the \
+        gradients, also for `Overflow::SkipStep`; or `GlobalNormClippingConfig::Lagged`, or no clipping, with \
+        `Overflow::SkipParameter`"
     )]
     RunsTwice,
 
@@ -302,7 +303,7 @@ pub enum FusedError {
     #[error(
         "the global norm of the gradients is {norm}, because the gradient of parameter `{path}` is not finite, and \
     parameters were updated with it: resume from the last checkpoint. Look for the first loss that is not finite, \
-    lower the learning rate, or clip with `GlobalNormClippingConfig::Exact`, which measures before it updates"
+    lower the learning rate, or clip with `GlobalNormClippingConfig::Exact`, which measures before it updates (and accumulate in a buffer, not in the optimizer state)"
     )]
     UpdatedNotFinite {
         /// The norm.

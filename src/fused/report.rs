@@ -20,7 +20,8 @@ pub struct StepReport {
     /// Number of parameters whose gradient arrived and was not applied: a hook vetoed it, or it was not finite
     /// ([`Overflow::SkipParameter`](crate::Overflow::SkipParameter)).
     pub vetoed: usize,
-    /// The global norm of the gradients before clipping, without the loss scale, if it was measured.
+    /// The global norm of the gradients before clipping, without the loss scale, if it was measured; of the last micro-batch alone
+    /// if gradients are accumulated in the optimizer state.
     pub gradient_norm: Option<f64>,
     /// The coefficient by which the gradients were [clipped](crate::FusedConfig::clipping).
     pub clipping: Option<f64>,

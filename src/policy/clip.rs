@@ -36,7 +36,8 @@ pub enum GlobalNormClippingConfig {
     /// [accumulated](crate::FusedOptimizer::accumulate) earlier, and keeps the running statistics of its forward pass.
     ExactInBuffer(#[serde(with = "max_norm")] f64),
     /// One pass, with the coefficient of the last finite norm of an earlier step; the first step is not clipped. The only
-    /// cost is to measure each gradient.
+    /// cost is to measure each gradient. With gradients that are [accumulated in the optimizer
+    /// state](crate::FusedOptimizer::accumulating_in_state), each micro-batch is measured and clipped alone.
     ///
     /// Without loss scaling, a gradient that is not finite fails the step before it is applied, as with
     /// [`AnomalyCheck`](crate::AnomalyCheck). CubeCL devices report it after the update
