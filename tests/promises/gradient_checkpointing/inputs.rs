@@ -163,6 +163,36 @@ fn block_with_input_without_autodiff_is_recomputed() {
     });
 }
 
+/// A type that contains itself.
+#[derive(Activations, Clone)]
+struct Tree<S> {
+    x: S,
+    branches: Vec<Tree<S>>,
+}
+
+#[test]
+fn recursive_struct_is_an_input() {
+    let device = Device::flex().autodiff();
+    let layer: Linear = LinearConfig::new(3, 2).init(&device);
+    let run = |layer: &Linear, tree: Tree<Tensor<2>>| {
+        let branches = tree.branches.into_iter();
+        branches.fold(layer.forward(tree.x), |sum, branch| {
+            sum + layer.forward(branch.x)
+        })
+    };
+    let leaf = || Tree {
+        x: Tensor::ones([4, 3], &device),
+        branches: Vec::new(),
+    };
+    let input = Tree {
+        branches: vec![leaf(), leaf()],
+        ..leaf()
+    };
+    let expected = run(&layer, input.clone());
+    let found = gradient_checkpointing(&layer, input, run);
+    assert_eq!(found.into_data(), expected.into_data());
+}
+
 #[test]
 fn struct_with_generic_constant_is_an_input() {
     let device = Device::flex().autodiff();

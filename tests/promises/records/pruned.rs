@@ -253,18 +253,18 @@ fn layer_that_returns_in_another_type_trains_or_is_refused() {
             move |model: Net| [model, vec![layer]].concat()
         };
         let before = weights(&fused.model());
+        let wider = |mut model: Net| {
+            let weight = model[0].weight.clone();
+            let wider = |weight: Tensor<2>| {
+                Tensor::cat(vec![weight.clone(), weight], 0)
+                    .detach()
+                    .require_grad()
+            };
+            model[0].weight = weight.map(wider);
+            model
+        };
         if is_refused {
             // The same holds for a shape.
-            let wider = |mut model: Net| {
-                let weight = model[0].weight.clone();
-                let wider = |weight: Tensor<2>| {
-                    Tensor::cat(vec![weight.clone(), weight], 0)
-                        .detach()
-                        .require_grad()
-                };
-                model[0].weight = weight.map(wider);
-                model
-            };
             let error = fused.change_model(wider).unwrap_err();
             assert_matches!(error, FusedError::UnsupportedParameter { path, .. } if path == "0.weight");
             assert_eq!(weights(&fused.model()), before);
@@ -284,6 +284,7 @@ fn layer_that_returns_in_another_type_trains_or_is_refused() {
         }
         train_fused(&mut fused, 2, RATE, loss);
         assert_eq!(fused.last_step().updated, 4);
+        assert_eq!(fused.change_model(wider).is_err(), is_refused);
     }
 }
 
