@@ -11,7 +11,8 @@ use super::process;
 /// Peak memory in Burn's training display and metric logs, in MB: per step, and the largest of an
 /// epoch.
 ///
-/// Burn computes metrics concurrently, so a step's peak can appear with the next step. The
+/// Burn computes metrics concurrently, so a step's peak can appear with the next step. That of the first step of an
+/// epoch includes the validation and the checkpoint before it. The
 /// program must run on the [`RecordingAllocator`](super::RecordingAllocator); on another allocator
 /// the metric shows `unknown`. The pools of a device are not part of it.
 ///
