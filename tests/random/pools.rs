@@ -255,13 +255,19 @@ fn drawing_block_without_lock_is_refused_by_name(device: &Device) {
     assert!(before != after);
 }
 
+/// Creates a training of two ranks with dropout, and a batch.
+fn two_ranks(device: &Device) -> (FusedReplicas<Layer>, Tensor<2>) {
+    let (model, x) = small(device);
+    let devices = [device.clone(), device.clone()];
+    let fused = FusedReplicas::new(model, SgdConfig::new().init(), devices);
+    (fused.unwrap(), x)
+}
+
 /// Each rank runs blocks with dropout on two threads of its closure.
 fn blocks_on_threads_of_ranks_draw_in_turn(device: &Device) {
     let _alone = ALONE.lock();
-    let (model, x) = small(device);
-    let devices = [device.clone(), device.clone()];
-    let mut fused = FusedReplicas::new(model, SgdConfig::new().init(), devices).unwrap();
-    let mut step = || {
+    let (mut fused, x) = two_ranks(device);
+    for _ in 0..10 {
         let batches = [x.clone(), x.clone()];
         let step = fused.step(1e-3, batches, |model: &Layer, x: Tensor<2>| {
             let context = StepContext::current().unwrap();
@@ -273,16 +279,13 @@ fn blocks_on_threads_of_ranks_draw_in_turn(device: &Device) {
             })
         });
         step.unwrap();
-    };
-    (0..10).for_each(|_| step());
+    }
 }
 
-/// Ranks are threads of their own, which wait for each other, also if a thread of a pool runs the step.
+/// The threads of ranks wait for each other, also if a thread of a pool calls the step.
 fn blocks_of_ranks_draw_in_turn_on_pool(device: &Device) {
     let _alone = ALONE.lock();
-    let (model, x) = small(device);
-    let devices = [device.clone(), device.clone()];
-    let mut fused = FusedReplicas::new(model, SgdConfig::new().init(), devices).unwrap();
+    let (mut fused, x) = two_ranks(device);
     let mut step = || {
         let batches = [x.clone(), x.clone()];
         let step = fused.step(1e-3, batches, |model: &Layer, x: Tensor<2>| {
