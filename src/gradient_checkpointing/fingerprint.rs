@@ -41,8 +41,8 @@ impl Fingerprint {
             (OutputPrint::Hash(a), OutputPrint::Hash(b)) => a == b,
             _ => false,
         };
-        let pairs = self.0.iter().copied().zip(other.0.iter().copied());
-        self.0.len() != other.0.len() || !pairs.into_iter().all(is_equal)
+        let mut pairs = self.0.iter().copied().zip(other.0.iter().copied());
+        self.0.len() != other.0.len() || !pairs.all(is_equal)
     }
 }
 

@@ -38,6 +38,7 @@ impl LossScale {
     pub(crate) fn after(self, interval: usize, overflowed: bool) -> Self {
         let (scale, good_steps) = match self.good_steps + 1 {
             _ if overflowed && self.is_large() => (self.scale / 2.0, 0),
+            // A smaller scale would not help.
             _ if overflowed => (self.scale, 0),
             steps if steps >= interval => (self.scale * 2.0, 0),
             steps => (self.scale, steps),

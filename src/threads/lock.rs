@@ -18,9 +18,6 @@ pub(crate) enum Level {
 thread_local! {
     /// The levels that this thread holds, one bit each.
     static HELD: Cell<u8> = const { Cell::new(0) };
-}
-
-thread_local! {
     /// `true` on a background thread while it is the only thread of a pool, where no other training runs.
     static IS_ALONE: Cell<bool> = const { Cell::new(false) };
 }

@@ -17,8 +17,10 @@ pub trait LaunchFused<M: LearnerModel> {
     ///
     /// `folder` is the folder of [`SupervisedTraining::new`], in which
     /// [`with_default_checkpointers`](SupervisedTraining::with_default_checkpointers) saves. If the process was killed during a save,
-    /// that epoch has fewer files than a complete checkpoint, and is trained again; its files get the ending `.incomplete`. The resumed training equals the uninterrupted one
-    /// to the bit if its batches do: the data loader must not shuffle, because Burn saves neither its position nor its generator.
+    /// that epoch has fewer files than a complete checkpoint. It is trained again, and its files get the ending `.incomplete`.
+    ///
+    /// The resumed training equals the uninterrupted one to the bit if its batches do: the data loader must not shuffle, because
+    /// Burn saves neither its position nor its generator.
     ///
     /// ```no_run
     /// use backburn::CheckpointError;

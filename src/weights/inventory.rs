@@ -144,7 +144,7 @@ impl Inventory {
     }
 
     /// Returns the ids of all parameters, each with the number of its dimensions.
-    pub(crate) fn ids_and_ranks(&self) -> impl Iterator<Item = (ParamId, usize)> {
+    pub(crate) fn ids_with_dims(&self) -> impl Iterator<Item = (ParamId, usize)> {
         let entries = self.entries.values();
         entries.map(|entry| (entry.id, entry.shape.num_dims()))
     }

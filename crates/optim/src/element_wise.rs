@@ -16,8 +16,9 @@ pub trait ElementWise: Clone + Debug + Send + Sync + 'static {
     /// [`time`](Step::time) of the first.
     const TIME: Option<&'static str> = Some("time");
 
-    /// Returns the formula of a step. It takes all of [`STATES`](Self::STATES), or leaves out the last ones, which must be
-    /// [optional](ElementState::optional): a record without a state that is not can't be loaded. Otherwise a step panics. Other states from a record are kept unchanged.
+    /// Returns the formula of a step. It takes all of [`STATES`](Self::STATES), or only the first ones. A step panics if it
+    /// takes more, or if a state that it leaves out is not [optional](ElementState::optional), because a record needs all
+    /// others. A state that is left out keeps its value from a record.
     fn rule(&self, step: Step) -> Rule;
 }
 

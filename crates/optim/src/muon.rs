@@ -299,7 +299,7 @@ mod tests {
 
     #[test]
     fn sum_of_large_matrix_is_independent_of_threads() {
-        // Rows of more elements than a part, and rows of which a part has several.
+        // A row is longer than a part, or a part has several rows.
         for shape in [[2, PARALLEL + 5], [2048, 2049]] {
             let matrix = Tensor::random(shape, Distribution::Default, &Device::flex());
             let on = |threads| {

@@ -245,8 +245,8 @@ impl<M: Module> Core<M> {
     fn optimizer(&self) -> ModuleOptimizer {
         let mut optimizer = self.ranks.session().optimizer.lock().with_all_states();
         // Frozen parameters keep the averages of the time when they were trained.
-        let parameters = self.ranks.attached().inventory.ids_and_ranks();
-        let averages = parameters.map(|(id, rank)| (average_id(id), rank));
+        let parameters = self.ranks.attached().inventory.ids_with_dims();
+        let averages = parameters.map(|(id, dims)| (average_id(id), dims));
         AverageState::drop_in(&mut optimizer, averages);
         optimizer
     }
