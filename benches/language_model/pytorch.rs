@@ -100,7 +100,7 @@ fn pytorch(task: &str, variant: &str, folder: &Path) -> Command {
     let mut command = Command::new("python3");
     command.arg(PROGRAM).args([task, variant]).arg(folder);
     command.env("MALLOC_TRIM_THRESHOLD_", "1000000000000");
-    command.env("MALLOC_MMAP_THRESHOLD_", "33554432");
+    command.env("MALLOC_MMAP_MAX_", "0");
     command.env("MALLOC_ARENA_MAX", "1");
     command.env("OMP_WAIT_POLICY", "PASSIVE");
     command

@@ -2,7 +2,7 @@
 
     python3 benches/pytorch/finetune.py WAY FOLDER STEPS
 
-WAY is `plain`, or some of these words joined by `+`:
+The optimizer is AdamW with fused=True, one kernel for many parameters. WAY is `plain`, or some of these words joined by `+`:
 
     backward    the optimizer step in the backward pass, one AdamW a parameter, as PyTorch's tutorial has it
                 (docs.pytorch.org/tutorials/intermediate/optimizer_step_in_backward_tutorial.html)
@@ -83,7 +83,9 @@ def main(way, folder, steps):
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
 
     def adamw(parameters):
-        return torch.optim.AdamW(parameters, lr=LEARNING_RATE, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01)
+        return torch.optim.AdamW(
+            parameters, lr=LEARNING_RATE, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01, fused=True
+        )
 
     def update(optimizer):
         optimizer.step()

@@ -158,7 +158,7 @@ fn numbers(name: &str, folder: &Path) -> Result<Numbers> {
             command.args([PROGRAM, way, path, &STEPS.to_string()]);
             // A heap that keeps its pages as Burn's does.
             command.env("MALLOC_TRIM_THRESHOLD_", "1000000000000");
-            command.env("MALLOC_MMAP_THRESHOLD_", "33554432");
+            command.env("MALLOC_MMAP_MAX_", "0");
             command.env("MALLOC_ARENA_MAX", "1");
             command
         }
