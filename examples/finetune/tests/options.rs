@@ -146,11 +146,6 @@ fn config_out_of_range_is_refused_by_field() {
         ("partial_rotary_factor", json!(0.5)),
         ("rope_interleaved", json!(true)),
         ("logits_scaling", json!(8.0)),
-        // Of another type.
-        ("hidden_size", json!("576")),
-        ("tie_word_embeddings", json!(null)),
-        ("eos_token_id", json!(-1)),
-        ("rope_scaling", json!([1])),
     ] {
         let folder = tempfile::tempdir().unwrap();
         let model = copy("llama", folder.path());
@@ -164,15 +159,32 @@ fn config_out_of_range_is_refused_by_field() {
 }
 
 #[test]
-fn config_without_field_is_refused_by_field() {
+fn config_of_another_type_is_refused_by_field() {
+    for (field, value) in [
+        ("hidden_size", json!("576")),
+        ("tie_word_embeddings", json!(null)),
+        ("eos_token_id", json!(-1)),
+        ("rope_scaling", json!([1])),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let model = copy("llama", folder.path());
+        edit(&model.join("config.json"), |config| {
+            config.as_object_mut().unwrap().remove("rope_parameters");
+            config[field] = value.clone();
+        });
+        let error = refused(&model, "");
+        assert!(error.contains(&format!("`{field}`: ")), "{error}");
+    }
     let folder = tempfile::tempdir().unwrap();
     let model = copy("llama", folder.path());
     edit(&model.join("config.json"), |config| {
         config.as_object_mut().unwrap().remove("hidden_size");
     });
     let error = refused(&model, "");
-    let words = "config.json: missing field `hidden_size`";
-    assert!(error.contains(words), "{error}");
+    assert!(
+        error.contains("config.json: missing field `hidden_size`"),
+        "{error}"
+    );
 }
 
 #[test]
