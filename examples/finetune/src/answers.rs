@@ -8,6 +8,15 @@ use serde_json::Value as Json;
 use crate::chat::Template;
 use crate::message::Chat;
 
+/// Roles whose text a template writes as it is. It may escape the text of other roles, such as `tool` and `ipython`.
+const LITERAL: [&str; 4] = ["system", "developer", "user", "assistant"];
+
+/// The field of the reasoning before an answer.
+const REASONING: &str = "reasoning_content";
+
+/// Fields that `transformers` copies to [`REASONING`].
+const OTHER_REASONING: [&str; 2] = ["thinking", "reasoning"];
+
 impl Template {
     /// Returns the text of `chat`, and which of its bytes are answers that count.
     ///
@@ -94,10 +103,21 @@ impl Template {
                 if ["role", "content", "tool_call_id"].contains(&name.as_str()) {
                     continue;
                 }
+                let is_read_renamed = || {
+                    let mut messages = without(name);
+                    messages[index][REASONING] = message[name].clone();
+                    OTHER_REASONING.contains(&name.as_str())
+                        && message.get(REASONING).is_none()
+                        && is_used(&messages, tools).unwrap_or(false)
+                };
                 // A template that fails without a field uses it.
                 ensure!(
                     is_used(&without(name), tools).unwrap_or(true),
-                    "the chat template leaves out `{name}` of {place}: remove it, or use another template"
+                    "the chat template leaves out `{name}` of {place}: {}",
+                    match is_read_renamed() {
+                        true => "rename it to `reasoning_content`",
+                        false => "remove it, or use another template",
+                    }
                 );
             }
             let content = message["content"].as_str().unwrap_or_default();
@@ -107,8 +127,9 @@ impl Template {
             }
             let mut messages = chat.messages.clone();
             messages[index]["content"] = Json::from(format!("{content}."));
+            let role = message["role"].as_str().unwrap_or_default();
             ensure!(
-                message["role"] == "tool" && is_used(&messages, tools).unwrap_or(true),
+                !LITERAL.contains(&role) && is_used(&messages, tools).unwrap_or(true),
                 "the chat template leaves out {place}, or a part of it: move its text to another message, or write the data with \
                  `prompt` and `completion` as texts"
             );
@@ -243,5 +264,40 @@ mod tests {
         }
         let with_id = chat(json!({"tool_call_id": "1"}), Json::Null);
         template(PLAIN).answers(&with_id).unwrap();
+
+        let reasoning =
+            "{% for m in messages %}{{ m.reasoning_content }}{{ m.content }};{% endfor %}";
+        for (extra, source, advice) in [
+            (json!({"thinking": "t"}), reasoning, "rename it to"),
+            (json!({"reasoning": "t"}), reasoning, "rename it to"),
+            (json!({"reasoning": "t"}), PLAIN, "remove it"),
+            (json!({"name": "t"}), reasoning, "remove it"),
+            (
+                json!({"thinking": "t", "reasoning_content": "r"}),
+                reasoning,
+                "remove it",
+            ),
+        ] {
+            let error = template(source).answers(&chat(extra, Json::Null));
+            let error = error.unwrap_err().to_string();
+            assert!(error.contains(advice), "{error}");
+        }
+    }
+
+    #[test]
+    fn escaped_text_is_accepted_of_tools_only() {
+        let source = "{% for m in messages %}{{ m.content | tojson }};{% endfor %}";
+        for (role, is_accepted) in [
+            ("tool", true),
+            ("ipython", true),
+            ("user", false),
+            ("system", false),
+        ] {
+            let mut first = message(role);
+            first["content"] = json!("a \"b\"");
+            let chat = Chat::new(&[first, message("assistant")], &Json::Null).unwrap();
+            let answers = template(source).answers(&chat);
+            assert_eq!(answers.is_ok(), is_accepted, "{role}: {answers:?}");
+        }
     }
 }

@@ -8,7 +8,7 @@ use crate::losses::Losses;
 use crate::model_files::CARD;
 use crate::options::Options;
 
-/// Writes the description of the model that `options` have trained to `folder`.
+/// Writes the description of the model that `options` have trained in `steps` steps to `folder`.
 pub fn write(options: &Options, steps: usize, losses: Losses, folder: &Path) -> Result<()> {
     let base = name(&options.model);
     let data: Vec<_> = options.data.iter().map(|file| name(file)).collect();

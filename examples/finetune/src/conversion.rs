@@ -4,6 +4,7 @@ use anyhow::{Result, ensure};
 use backburn::optim::AdamWConfig;
 use backburn::{FusedOptimizer, MemoryEstimate, Plan};
 use burn::tensor::{DType, FloatDType};
+use serde_json::Value as Json;
 
 use crate::counts::Counts;
 use crate::decoder::Decoder;
@@ -91,10 +92,14 @@ pub fn weights(options: &Options, plan: Option<&Plan<AdamWConfig>>) -> FloatDTyp
 }
 
 /// Returns `true` if the optimizer states have more bits of the weights.
-fn has_low_bits(options: &Options, plan: Option<&Plan<AdamWConfig>>) -> bool {
+pub fn has_low_bits(options: &Options, plan: Option<&Plan<AdamWConfig>>) -> bool {
+    optimizer(options, plan)["weight_format"] == "Split24"
+}
+
+/// Returns the config of the optimizer as JSON: its formats are private.
+pub fn optimizer(options: &Options, plan: Option<&Plan<AdamWConfig>>) -> Json {
     let optimizer = plan.map_or_else(|| options.optimizer(), |plan| plan.optimizer.clone());
-    let formats = serde_json::to_value(optimizer).expect("a config is JSON");
-    formats["weight_format"] == "Split24"
+    serde_json::to_value(optimizer).expect("a config is JSON")
 }
 
 #[cfg(test)]

@@ -58,13 +58,11 @@ pub fn adapter_files(base: &Path) -> Vec<&'static str> {
 pub fn write_model(decoder: &Decoder, base: &Path, folder: &Path, dtype: DType) -> Result<()> {
     create(folder)?;
     copy(COPIED, base, folder)?;
-    if dtype != weights::dtype(base)? {
-        set_dtype(&folder.join("config.json"), dtype)?;
-    }
+    set_dtype(&folder.join("config.json"), dtype)?;
     weights::save(decoder, &folder.join(weights::WEIGHTS), dtype)
 }
 
-/// Sets the float type in a config, in which `transformers` loads the weights.
+/// Sets the float type in a config, in which `transformers` loads the weights. A config with this type stays as it is.
 fn set_dtype(file: &Path, dtype: DType) -> Result<()> {
     let change = || -> Result<()> {
         let mut config: serde_json::Map<String, serde_json::Value> =
@@ -75,7 +73,12 @@ fn set_dtype(file: &Path, dtype: DType) -> Result<()> {
             _ => "float32",
         };
         // Version 4 of `transformers` reads the second one.
-        for key in ["dtype", "torch_dtype"] {
+        let keys = ["dtype", "torch_dtype"];
+        let declared: Vec<_> = keys.iter().filter_map(|key| config.get(*key)).collect();
+        if !declared.is_empty() && declared.iter().all(|it| **it == name) {
+            return Ok(());
+        }
+        for key in keys {
             if config.contains_key(key) || key == "torch_dtype" {
                 config.insert(key.to_owned(), name.into());
             }

@@ -1,10 +1,25 @@
-//! The most memory that a training has used.
+//! Memory that a training uses, and the most that it has used.
 
-use backburn::Plan;
+use anyhow::Result;
 use backburn::optim::AdamWConfig;
+use backburn::{Plan, memory};
+use burn::tensor::Device;
 use peak_alloc::PeakAlloc;
 
 use crate::print::say;
+
+/// Returns `true` if the budget of `--fit` is for the memory of `device`, not for that of the process.
+pub fn has_own_memory(device: &Device) -> bool {
+    device.memory_pool_usage().is_some()
+}
+
+/// Returns the bytes in use in the memory that the budget of `--fit` is for.
+pub fn held(device: &Device, bytes: &PeakAlloc) -> Result<usize> {
+    match has_own_memory(device) {
+        true => Ok(memory::live(device)?),
+        false => Ok(bytes.current_usage()),
+    }
+}
 
 /// Prints the most memory that was used.
 pub fn report(plan: Option<&Plan<AdamWConfig>>, bytes: &PeakAlloc) {

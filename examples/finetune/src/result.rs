@@ -42,6 +42,8 @@ impl TrainingResult<'_> {
             best: kept,
             ..
         } = training;
+        // The step whose weights are written.
+        let mut step = self.made;
         match (self.saved.best, &kept) {
             (Some(best), Some(checkpoint)) if best.step != self.made => {
                 // Before the load, which would hold both.
@@ -49,11 +51,8 @@ impl TrainingResult<'_> {
                 let plan = self.saved.plan.as_ref();
                 let device = &self.evaluation.device;
                 fused = planning::fuse_outline(options, self.config, plan, device)?;
-                checkpoint.load(&mut fused)?;
-                say!(
-                    "the weights of step {} are written: their held-out loss is the lowest",
-                    best.step
-                );
+                step = checkpoint.at_step(best.step).load(&mut fused)?;
+                say!("the weights of step {step} are written: their held-out loss is the lowest");
             }
             (None, Some(_)) => say!(
                 "no checkpoint of this training has a held-out loss, so the last weights are written"
@@ -70,7 +69,7 @@ impl TrainingResult<'_> {
         losses.report(self.dtype, options);
         let write = |folder: &Path| {
             result.write(options, folder, self.dtype)?;
-            card::write(options, self.made, losses, folder)
+            card::write(options, step, losses, folder)
         };
         let written = output.replace(&result.files(options), finished, write);
         written.context(

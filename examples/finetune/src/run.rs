@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, ensure};
 use backburn::FusedOptimizer;
+use burn::tensor::DType;
 use peak_alloc::PeakAlloc;
 
 use crate::config::DecoderConfig;
@@ -34,19 +35,30 @@ use crate::weights;
 /// Tokens of a prompt that is taken from the data.
 const PROMPT: usize = 24;
 
-const UNPRINTED: &str = "the standard output can't be written: it is closed, or its disk is full";
+const UNPRINTED: &str = "the standard output can't be written: it is closed, or its disk is full. Run the same command again";
 
 /// Fine-tunes as `options` say; `stop`, once set, ends the training after a step, with a checkpoint. Returns the number of steps made.
 pub fn run(options: &Options, stop: &AtomicBool, bytes: &PeakAlloc) -> Result<usize> {
+    let made = fine_tune(options, stop, bytes)?;
+    ensure!(!print::has_failed(), "{UNPRINTED}");
+    Ok(made)
+}
+
+fn fine_tune(options: &Options, stop: &AtomicBool, bytes: &PeakAlloc) -> Result<usize> {
     let config = DecoderConfig::read(&options.model)?;
     options.check(&config)?;
     let tensors = weights::check(&options.model, &config)?;
     let dtype = options.dtype.dtype(weights::dtype(&options.model)?);
+    ensure!(
+        dtype != DType::F64 || options.writes_adapters(),
+        "the weights of the base are in f64, which this program does not write: choose `--dtype f32`"
+    );
     let tokens = Tokens::read(&options.model, &config)?;
     let data = Data::read(options, &config, &tokens)?;
     let device = options.device.device().autodiff();
-    if let Some(budget) = options.fit {
-        let (read, budget) = (bytes.peak_usage(), budget.bytes(&device.clone().inner())?);
+    let inner = device.clone().inner();
+    if let Some(budget) = options.fit.filter(|_| !peaks::has_own_memory(&inner)) {
+        let (read, budget) = (bytes.peak_usage(), budget.bytes(&inner)?);
         ensure!(
             read <= budget,
             "to read the data takes {read} bytes, and `--fit` has {budget}: raise it, or divide long texts into several documents"
@@ -73,10 +85,9 @@ pub fn run(options: &Options, stop: &AtomicBool, bytes: &PeakAlloc) -> Result<us
         extent::report(options, counts, rows.length(), steps);
         let plan = planning::plan(options, &config, counts, rows, &device)?;
         let fused = planning::fuse(options, &config, plan.as_ref(), &device)?;
-        let held = bytes.current_usage();
+        let held = peaks::held(&inner, bytes)?;
         Conversion::check(options, plan.as_ref(), &fused, counts, dtype, held)?;
         say!("{fused}");
-        ensure!(!print::has_failed(), "{UNPRINTED}");
         return Ok(0);
     }
     ensure!(
@@ -113,7 +124,6 @@ pub fn run(options: &Options, stop: &AtomicBool, bytes: &PeakAlloc) -> Result<us
         }
     }
     checkpoints.check()?;
-    room::check(options, counts, dtype, steps)?;
 
     let is_resumed = newest.is_some();
     match newest {
@@ -128,20 +138,25 @@ pub fn run(options: &Options, stop: &AtomicBool, bytes: &PeakAlloc) -> Result<us
         }
     }
     let plan = saved.plan.as_ref();
+    room::check(options, plan, counts, dtype, steps)?;
     let (fused, done) = match is_resumed {
         true => {
             let mut fused = planning::fuse_outline(options, &config, plan, &device)?;
             let done = checkpoints.load(&mut fused)?;
+            checkpoints.remove_older(options.keep_last)?;
             (fused, done)
         }
         false => {
             let fused = planning::fuse(options, &config, plan, &device)?;
-            saved.held = Some(bytes.current_usage());
+            saved.held = Some(peaks::held(&inner, bytes)?);
             (fused, 0)
         }
     };
     let plan = saved.plan.as_ref();
-    let held = saved.held.unwrap_or_else(|| bytes.current_usage());
+    let held = match saved.held {
+        Some(held) => held,
+        None => peaks::held(&inner, bytes)?,
+    };
     Conversion::check(options, plan, &fused, counts, dtype, held)?;
     saved.best = resumed_best(options, &saved, &fused, done)?;
     ensure!(
@@ -196,7 +211,6 @@ pub fn run(options: &Options, stop: &AtomicBool, bytes: &PeakAlloc) -> Result<us
         End::Stopped(made) => {
             let stopped =
                 format!("stopped after step {made} of {steps}: the same command resumes it");
-            ensure!(!print::has_failed(), "{UNPRINTED}: {stopped}");
             training.log.check().with_context(|| stopped.clone())?;
             say!("{stopped}");
             peaks::report(saved.plan.as_ref(), bytes);
@@ -223,25 +237,31 @@ pub fn run(options: &Options, stop: &AtomicBool, bytes: &PeakAlloc) -> Result<us
     Ok(made)
 }
 
-/// Returns the lowest loss of the training so far. If the program was killed between two saves, the checkpoint that was loaded after
-/// `done` steps is the best and is saved as such now.
+/// Returns the lowest loss of the training so far. Removes best checkpoints after step `done`: those steps are trained again. If the
+/// program was killed between two saves, the checkpoint that was loaded is the best and is saved as such now.
 fn resumed_best(
     options: &Options,
     saved: &Saved,
     fused: &FusedOptimizer<Decoder>,
     done: usize,
 ) -> Result<Option<Best>> {
-    let Some(best) = saved.best.filter(|_| options.keep_best) else {
+    if !options.keep_best {
         return Ok(saved.best);
-    };
+    }
     let checkpoints = Checkpoints::best(options);
+    checkpoints.check()?;
+    if let Some(kept) = checkpoints.newest()? {
+        kept.check(saved, &checkpoints.folder)?;
+    }
+    checkpoints.remove_later(done)?;
     let kept = checkpoints.newest()?.and_then(|kept| kept.best);
-    if kept.is_some_and(|kept| kept.step == best.step) {
-        return Ok(Some(best));
+    let is_kept = |best: Best| kept.is_some_and(|kept| kept.step == best.step);
+    match saved.best {
+        Some(best) if is_kept(best) => Ok(Some(best)),
+        Some(best) if best.step == done => {
+            checkpoints.save(fused, saved, done)?;
+            Ok(Some(best))
+        }
+        _ => Ok(kept),
     }
-    if best.step == done {
-        checkpoints.save(fused, saved, done)?;
-        return Ok(Some(best));
-    }
-    Ok(kept)
 }

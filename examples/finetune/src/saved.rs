@@ -219,12 +219,8 @@ impl Checkpoints {
 
     /// Returns an error if there is a checkpoint.
     pub fn check_empty(&self) -> Result<()> {
-        let steps = self
-            .checkpoint
-            .steps()
-            .map_err(|error| self.advise(error))?;
         ensure!(
-            steps.is_empty(),
+            self.steps()?.is_empty(),
             "{} has a checkpoint of another training: move the folder, or name another with `--output`",
             self.folder.display()
         );
@@ -246,6 +242,42 @@ impl Checkpoints {
             Ok(Some(progress.user_data))
         };
         read().map_err(|error| self.advise(error))
+    }
+
+    /// Returns these checkpoints; [`load`](Self::load) reads the one of `step` instead of the newest.
+    pub fn at_step(&self, step: usize) -> Self {
+        Self {
+            checkpoint: self.checkpoint.at_step(step as u64),
+            has_adapters: self.has_adapters,
+            folder: self.folder.clone(),
+        }
+    }
+
+    /// Removes all but the last `count` checkpoints. Call it after a load: the newest one is intact.
+    pub fn remove_older(&self, count: usize) -> Result<()> {
+        let steps = self.steps()?;
+        self.remove(&steps[..steps.len().saturating_sub(count)])
+    }
+
+    /// Removes the checkpoints after `step`.
+    pub fn remove_later(&self, step: usize) -> Result<()> {
+        let mut steps = self.steps()?;
+        steps.retain(|later| *later > step as u64);
+        self.remove(&steps)
+    }
+
+    fn remove(&self, steps: &[u64]) -> Result<()> {
+        for step in steps {
+            let folder = self.folder.join(format!("step-{step}"));
+            let removed = std::fs::remove_dir_all(&folder);
+            removed.with_context(|| format!("{} can't be removed", folder.display()))?;
+        }
+        Ok(())
+    }
+
+    fn steps(&self) -> Result<Vec<u64>> {
+        let steps = self.checkpoint.steps();
+        steps.map_err(|error| self.advise(error))
     }
 
     /// Loads the newest complete checkpoint into `fused`; returns the number of steps that it has made.

@@ -123,6 +123,13 @@ fn bad_model_is_refused_by_field_or_file() {
             text(folder)
         });
     }
+    assert_refused("", "choose `--dtype f32`", |model, folder| {
+        let header = r#"{"a":{"dtype":"F64","shape":[1],"data_offsets":[0,8]}}"#;
+        let length = (header.len() as u64).to_le_bytes();
+        let bytes = [&length[..], header.as_bytes(), &[0_u8; 8]].concat();
+        fs::write(model.join("model.safetensors"), bytes).unwrap();
+        text(folder)
+    });
     let part = "model-00002-of-00002.safetensors";
     assert_refused("", &format!("{part} is missing"), |model, folder| {
         let index = json!({"weight_map": {"lm_head.weight": part}}).to_string();

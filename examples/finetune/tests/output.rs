@@ -352,15 +352,25 @@ fn file_in_place_of_log_is_refused() {
 fn config_has_type_of_written_weights() {
     let folder = tempfile::tempdir().unwrap();
     let data = text(folder.path());
-    for (model, key) in [("llama", "torch_dtype"), ("llama-tied", "dtype")] {
+    let read = |folder: &Path| -> Value {
+        serde_json::from_slice(&fs::read(folder.join("config.json")).unwrap()).unwrap()
+    };
+    for (model, key, declared) in [
+        ("llama", "torch_dtype", "float32"),
+        ("llama-tied", "dtype", "float32"),
+        // The weights are in f32.
+        ("qwen2", "torch_dtype", "bfloat16"),
+        ("qwen3", "dtype", "bfloat16"),
+    ] {
         let base = copy(model, folder.path());
+        let mut config = read(&base);
+        config[key] = declared.into();
+        fs::write(base.join("config.json"), config.to_string()).unwrap();
         for (option, name) in [("bf16", "bfloat16"), ("base", "float32")] {
             let out = folder.path().join(format!("{model}-{option}"));
             let options = format!("--steps 1 --dtype {option}");
             command(&base, &data, &out, &[&options]).unwrap();
-            let config = fs::read(out.join("config.json")).unwrap();
-            let config: Value = serde_json::from_slice(&config).unwrap();
-            assert_eq!(config[key], name);
+            assert_eq!(read(&out)[key], name, "{model}");
         }
     }
 }

@@ -19,6 +19,16 @@ fn change(file: &Path, place: usize, from: u8, to: u8) {
     fs::write(file, bytes).unwrap();
 }
 
+/// Returns the steps of the checkpoints in a folder.
+fn checkpoints(folder: &Path) -> Vec<usize> {
+    let entries = fs::read_dir(folder).unwrap();
+    let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let steps = names.filter_map(|name| name.strip_prefix("step-")?.parse().ok());
+    let mut steps: Vec<usize> = steps.collect();
+    steps.sort_unstable();
+    steps
+}
+
 #[test]
 fn changed_file_or_option_is_refused_by_name() {
     type Change = fn(&Path, &Path);
@@ -121,16 +131,32 @@ fn damaged_checkpoint_is_refused_with_advice() {
     let folder = tempfile::tempdir().unwrap();
     let (model, data) = (copy("llama", folder.path()), text(folder.path()));
     let out = folder.path().join("out");
-    command(&model, &data, &out, &["--steps 4 --stop 2"]).unwrap();
+    let options = "--steps 4 --save-every 1";
+    command(&model, &data, &out, &[options, "--stop 2"]).unwrap();
     let file = out.join("checkpoints/step-2/model.bpk");
     let bytes = fs::read(&file).unwrap();
     fs::write(&file, &bytes[..bytes.len() - 9]).unwrap();
-    let error = command(&model, &data, &out, &["--steps 4"]).unwrap_err();
+    let error = command(&model, &data, &out, &[options, "--keep-last 1"]).unwrap_err();
     let error = format!("{error:#}");
     assert!(
         error.contains("Remove its folder") && !error.contains("Checkpoint::"),
         "{error}"
     );
+    assert_eq!(checkpoints(&out.join("checkpoints")), [1, 2]);
+}
+
+/// If the disk is full, the next checkpoint needs their room.
+#[test]
+fn older_checkpoints_are_removed_before_first_step() {
+    let folder = tempfile::tempdir().unwrap();
+    let (model, data) = (copy("llama", folder.path()), text(folder.path()));
+    let out = folder.path().join("out");
+    let options = "--steps 6 --save-every 1 --stop 4 --keep-last";
+    for (count, expected) in [(3, vec![2, 3, 4]), (2, vec![3, 4]), (1, vec![4])] {
+        let options = format!("{options} {count}");
+        assert_eq!(command(&model, &data, &out, &[&options]).unwrap(), 4);
+        assert_eq!(checkpoints(&out.join("checkpoints")), expected);
+    }
 }
 
 #[test]
@@ -218,19 +244,21 @@ fn best_checkpoint_is_written() {
     let out = folder.path().join("out");
     // With this rate the loss soon rises.
     let options = "--learning-rate 0.03 --epochs 20 --save-every 2 --patience 3";
-    let loss = |more: &[&str]| {
+    let train = |more: &[&str]| {
         let made = command(&model, &data, &out, &[&[options], more].concat()).unwrap();
         let card = fs::read_to_string(out.join("README.md")).unwrap();
-        let rest = card.split("| held-out loss after | ").nth(1).unwrap();
-        (
-            made,
-            rest.split(' ').next().unwrap().parse::<f64>().unwrap(),
-        )
+        let number = |row: &str| {
+            let rest = card.split(&format!("| {row} | ")).nth(1).unwrap();
+            rest.split(' ').next().unwrap().parse::<f64>().unwrap()
+        };
+        let steps = number("steps") as usize;
+        (made, steps, number("held-out loss after"))
     };
-    let (ended, best) = loss(&["--keep-best"]);
+    let (ended, written, best) = train(&["--keep-best"]);
+    assert_eq!(checkpoints(&out.join("checkpoints/best")), [written]);
     // The last weights, without another step.
-    let (made, last) = loss(&[]);
-    assert_eq!(made, ended);
+    let (made, written, last) = train(&[]);
+    assert_eq!((made, written), (ended, ended));
     let steps = fs::read_to_string(out.join("log.jsonl"))
         .unwrap()
         .lines()
@@ -280,6 +308,10 @@ fn best_checkpoint_of_another_training_is_kept() {
     assert!(best.is_dir());
     command(&model, &data, &out, &["--epochs 20 --seed 7", "--stop 2"]).unwrap();
     assert!(best.is_dir());
+    let error = command(&model, &data, &out, &[options, "--seed 7"]).unwrap_err();
+    let error = format!("{error:#}");
+    assert!(error.contains("`--seed` was 42 and is 7"), "{error}");
+    assert!(best.is_dir());
 }
 
 /// The program was killed after the checkpoint with the lowest loss was written, and before it was saved as the best one.
@@ -300,4 +332,8 @@ fn best_checkpoint_is_saved_again_after_kill() {
     fs::rename(&earlier, &best).unwrap();
     run("--stop 4");
     assert!(best.join("step-4").is_dir());
+    // A user removes the last checkpoint: its step is trained again.
+    fs::remove_dir_all(out.join("checkpoints/step-4")).unwrap();
+    run("--stop 2");
+    assert_eq!(checkpoints(&best), [2]);
 }

@@ -17,7 +17,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Starts a training that is too long to end.
 fn start(data: &Path, out: &Path, more: &[&str]) -> Child {
-    let mut command = program(data, out, more);
+    let mut command = program(data, out, &[&["--epochs", "100000"], more].concat());
     command.stdout(Stdio::piped()).stderr(Stdio::null());
     command.spawn().unwrap()
 }
@@ -31,7 +31,7 @@ fn program(data: &Path, out: &Path, more: &[&str]) -> Command {
     ] {
         command.arg(option).arg(path);
     }
-    let small = "--length 32 --batch 2 --sample 0 --epochs 100000 --save-every 1000000";
+    let small = "--length 32 --batch 2 --sample 0 --save-every 1000000";
     command.args(small.split(' ')).args(more);
     command
 }
@@ -137,15 +137,21 @@ fn full_disk_of_output_is_an_error() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    let (data, out) = (text(folder.path()), folder.path().join("out"));
-    let full = fs::File::options().write(true).open(full).unwrap();
-    let mut command = program(&data, &out, &[]);
-    let output = command.stdout(full).output().unwrap();
-    assert_eq!(output.status.code(), Some(1));
-    let error = String::from_utf8(output.stderr).unwrap();
-    assert!(
-        error.contains("the standard output can't be written"),
-        "{error}"
-    );
-    assert_eq!(steps(&out), 0);
+    let data = text(folder.path());
+    let [new, done] = ["new", "done"].map(|name| folder.path().join(name));
+    let mut command = program(&data, &done, &["--steps", "1"]);
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    assert!(command.status().unwrap().success());
+    for (out, trained) in [(&new, 0), (&done, 1)] {
+        let full = fs::File::options().write(true).open(full).unwrap();
+        let mut command = program(&data, out, &["--steps", "1"]);
+        let output = command.stdout(full).output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{}", out.display());
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert!(
+            error.contains("the standard output can't be written"),
+            "{error}"
+        );
+        assert_eq!(steps(out), trained);
+    }
 }
