@@ -93,6 +93,8 @@ impl Problem {
                 }
             }
         }
+        // Of a mean over no token, the factor is infinite, and the gradients are zeros.
+        let none_counts = counted.is_empty();
         let loss = TensorData::new(vec![loss as f32], [1]);
         let output = AnyTensor(of_data(loss, &hidden.device()));
         // Of the inputs, only type and device are kept.
@@ -101,7 +103,10 @@ impl Problem {
             AnyTensor::from(empty)
         });
         Computed::new(output, move |gradient| {
-            let factor = gradient.0.into_data().iter().next().unwrap_or(0.0);
+            let factor = match none_counts {
+                true => 1.0,
+                false => gradient.0.into_data().iter().next().unwrap_or(0.0),
+            };
             let of_hidden = needed[0]
                 .then(|| tensor(scaled(of_hidden, factor), [tokens, d_model], &like_hidden));
             let of_weight = needed[1].then(|| {

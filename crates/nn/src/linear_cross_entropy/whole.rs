@@ -43,6 +43,14 @@ impl Problem {
         let mut loss = Tensor::<1>::zeros([1], options);
         let mut of_hidden = Vec::new();
         let mut of_weight = needed[1].then(|| Tensor::<2>::zeros(weight.dims(), options));
+        // In f16 small gradients would vanish before the backward pass multiplies them, by a loss scale for example.
+        let products = if dtypes[0] == DType::F16 {
+            dtype
+        } else {
+            dtypes[0]
+        };
+        let head = in_type(weight.clone(), products);
+        let mut none_counts: Option<Tensor<1, Bool>> = None;
         for tokens in self.chunks() {
             let of_chunk = hidden.clone().slice(tokens.clone());
             let chunk = self.chunk(of_chunk.clone(), weight.clone(), tokens);
@@ -50,12 +58,19 @@ impl Problem {
             if !needed.contains(&true) {
                 continue;
             }
-            let gradient = in_type(self.gradient(chunk), dtypes[0]);
+            if let Some(ignored) = &chunk.ignored {
+                let all = ignored.clone().all();
+                none_counts = Some(match none_counts.take() {
+                    Some(before) => before.bool_and(all),
+                    None => all,
+                });
+            }
+            let gradient = in_type(self.gradient(chunk), products);
             if needed[0] {
-                of_hidden.push(gradient.clone().matmul(weight.clone()));
+                of_hidden.push(gradient.clone().matmul(head.clone()));
             }
             of_weight = of_weight.map(|sum| {
-                let term = gradient.transpose().matmul(of_chunk);
+                let term = gradient.transpose().matmul(in_type(of_chunk, products));
                 sum + in_type(term, dtype)
             });
         }
@@ -63,8 +78,16 @@ impl Problem {
             true => needed[0].then(|| hidden.zeros_like()),
             false => Some(Tensor::cat(of_hidden, 0)),
         };
+        let is_empty = self.tokens == 0;
         Computed::new(loss.into(), move |gradient| {
-            let factor = gradient.of_rank::<1>().unsqueeze::<2>();
+            let mut factor = gradient.of_rank::<1>();
+            // Of a mean over no token, the factor is infinite, and the gradients are zeros.
+            if is_empty {
+                factor = factor.ones_like();
+            } else if let Some(none_counts) = none_counts {
+                factor = factor.mask_fill(none_counts, 1);
+            }
+            let factor = factor.unsqueeze::<2>();
             let gradients = [of_hidden, of_weight].into_iter().zip(dtypes);
             let mut gradients = gradients.map(|(all, of)| {
                 let scaled = in_type(all?, dtype) * factor.clone();

@@ -168,6 +168,35 @@ fn linear_cross_entropy_spreads_nan_and_infinity_as_composition() {
     problem.checked(assert_same_places);
 }
 
+/// The factor of the mean is infinite.
+#[test]
+fn linear_cross_entropy_mean_over_no_token_has_zero_gradients() {
+    let device = Device::flex().autodiff();
+    for (tokens, dtype) in [
+        (5, DType::F32),
+        (5, DType::F64),
+        (0, DType::F32),
+        (0, DType::F64),
+    ] {
+        let problem = Problem::new([tokens, 3, 4], 2).ignoring(Ignored::All);
+        let ones = |rows| Tensor::<2>::ones([rows, 4], (&device, dtype)).require_grad();
+        let inputs = [ones(tokens), ones(3)];
+        let [hidden, weight] = inputs.clone();
+        let loss = linear_cross_entropy(hidden, weight, problem.targets(), None, &problem.options);
+        let count = Tensor::zeros([1], (&device, dtype));
+        let gradients = (loss / count).backward();
+        for input in &inputs {
+            let gradient = input.grad(&gradients).unwrap();
+            let zeros = gradient.zeros_like();
+            assert_eq!(
+                gradient.into_data(),
+                zeros.into_data(),
+                "{tokens}, {dtype:?}"
+            );
+        }
+    }
+}
+
 /// The composition compares targets with the number of classes, which their type may not represent.
 #[test]
 fn linear_cross_entropy_of_narrow_targets_equals_that_of_i64() {

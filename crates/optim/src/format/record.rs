@@ -22,7 +22,7 @@ pub(crate) fn around(prefix: &str) -> String {
     format!("{prefix}.{AROUND}")
 }
 
-/// Loads a state in its recorded type, if its rank matches: Burn would convert it to the default type of the device.
+/// Loads a state, if its rank matches: in f32 if it was recorded so, otherwise in the default type of the device.
 pub(crate) fn loaded<const D: usize>(data: TensorData, device: &Device) -> Option<Tensor<D>> {
     match data.dtype() {
         dtype if !dtype.is_float() || data.rank() != D => None,
