@@ -38,9 +38,30 @@ pub(super) struct BlockCall<B, X, F> {
     /// Indices of the parameters that are not attached.
     pub(super) tracked_outside_of_masters: Vec<usize>,
     pub(super) input: SavedInput<X>,
-    /// `true` for each float input that is tracked.
-    pub(super) tracked: Vec<bool>,
+    /// The kind of each float input.
+    pub(super) kinds: Vec<InputKind>,
     pub(super) forward: F,
+}
+
+/// A float input of a block, by how the caller tracks it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum InputKind {
+    /// Layers such as dropout compute with it as for inference, in both runs.
+    WithoutAutodiff,
+    /// Under autodiff, without a gradient.
+    Constant,
+    /// Its gradient is computed.
+    Tracked,
+}
+
+impl InputKind {
+    pub(super) fn of(tensor: &Tensor<1>) -> Self {
+        match (tensor.is_autodiff(), tensor.is_tracked()) {
+            (false, _) => Self::WithoutAutodiff,
+            (true, false) => Self::Constant,
+            (true, true) => Self::Tracked,
+        }
+    }
 }
 
 /// Properties of the first run that the recomputation must reproduce.
@@ -141,7 +162,7 @@ where
             block_reads,
             ..
         } = self;
-        let (block, tracked, forward) = (call.block, call.tracked, call.forward);
+        let (block, forward) = (call.block, call.forward);
         let repeats = matches!(first.kind, BlockNumbers::Repeated(_));
         let random = repeats.then(|| first.numbers.clone());
         let device = first.outputs.device.clone();
@@ -155,15 +176,15 @@ where
         let recorded = with_frozen(block.clone(), scope.pass.blocks.engine());
         let (recorded, leaves_of_block) =
             with_own_leaves(recorded, &call.tracked_outside_of_masters);
-        let (mut tracked_flags, mut leaves) = (tracked.iter(), Vec::new());
-        let input = input.map_floats(&mut |tensor| {
-            let lifted = lift(tensor, strategy);
-            if !tracked_flags.next().is_some_and(|is_tracked| *is_tracked) {
-                return lifted;
+        let (mut kinds, mut leaves) = (call.kinds.into_iter(), Vec::new());
+        let input = input.map_floats(&mut |tensor| match kinds.next() {
+            Some(InputKind::WithoutAutodiff) => tensor,
+            Some(InputKind::Tracked) => {
+                let leaf = lift(tensor, strategy).require_grad();
+                leaves.push(own_leaf(leaf.clone()));
+                leaf
             }
-            let leaf = lifted.require_grad();
-            leaves.push(own_leaf(leaf.clone()));
-            leaf
+            _ => lift(tensor, strategy),
         });
         leaves.extend(leaves_of_block);
 

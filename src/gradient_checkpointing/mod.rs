@@ -32,7 +32,9 @@ use burn::tensor::{Device, GradientCheckpointingStrategy};
 
 use activations::each;
 pub use activations::{Activations, FloatMap};
-use checkpointed_block::{BlockCall, CheckpointedBlock, FirstRun, block_name, with_panic_context};
+use checkpointed_block::{
+    BlockCall, CheckpointedBlock, FirstRun, InputKind, block_name, with_panic_context,
+};
 pub use constant::Constant;
 use node::CheckpointNode;
 use outputs::{OutputSpecs, tap_outputs};
@@ -45,8 +47,8 @@ use crate::parameters::{StatisticsGuard, merge_pending, running_statistics};
 use crate::pass::StepEvent;
 use crate::pass::{BlockMode, FailedIn, RandomRun, Scope};
 use crate::weights::{
-    TrackedTensor, is_in_stock_training, is_in_training, tracked_outside_of_masters,
-    with_constants, with_frozen,
+    TrackedTensor, is_for_inference, is_in_stock_training, is_in_training,
+    tracked_outside_of_masters, with_constants, with_frozen,
 };
 
 /// Runs a block of a model and keeps only its `input`. The backward pass recomputes the activations.
@@ -173,10 +175,9 @@ where
     Y: Activations,
 {
     let mut devices = block.devices();
-    let is_on_autodiff = devices.iter().all(Device::is_autodiff);
     each(&input, |tensor| devices.push(tensor.device()));
-    if !is_on_autodiff || !devices.iter().any(Device::is_autodiff) {
-        // Inference, possibly within a step.
+    if is_for_inference(block).unwrap_or(!devices.iter().any(Device::is_autodiff)) {
+        // Possibly within a step.
         return forward(block, input);
     }
     let Some(scope) = Scope::current().filter(|_| !is_in_stock_training(block)) else {
@@ -245,15 +246,21 @@ where
         tracked_outside_of_masters(block).into_iter().unzip();
     let block = with_constants(block.clone(), &tracked_outside_of_masters);
     // The input outside of its autodiff graph, and the tracked tensors that receive its gradients.
-    let mut tracked = Vec::new();
+    let (mut kinds, mut tracked) = (Vec::new(), Vec::new());
     let mut strategy = GradientCheckpointingStrategy::default();
     let detached = input.map_floats(&mut |tensor| {
         strategy = tensor.gradient_checkpointing_strategy().unwrap_or(strategy);
-        let index = tracked.len();
-        let what = || format!("float input {index} (counted from 0)");
-        let is_tracked = tensor.is_tracked();
-        tracked.push(is_tracked.then(|| TrackedTensor::new(tensor.clone(), what)));
-        tensor.inner()
+        let kind = InputKind::of(&tensor);
+        if kind == InputKind::Tracked {
+            let index = kinds.len();
+            let what = || format!("float input {index} (counted from 0)");
+            tracked.push(TrackedTensor::new(tensor.clone(), what));
+        }
+        kinds.push(kind);
+        match kind {
+            InputKind::WithoutAutodiff => tensor,
+            InputKind::Constant | InputKind::Tracked => tensor.inner(),
+        }
     });
     let (inside, block_reads) = scope.unrecorded(&random);
     // Both runs start with these running statistics.
@@ -261,9 +268,13 @@ where
     let on = random.numbers.devices.first().cloned();
     let (output, numbers) = {
         let _entered = inside.enter();
+        let mut kinds = kinds.iter();
         let input = detached
             .clone()
-            .map_floats(&mut |tensor| lift(tensor, strategy));
+            .map_floats(&mut |tensor| match kinds.next() {
+                Some(InputKind::WithoutAutodiff) => tensor,
+                _ => lift(tensor, strategy),
+            });
         let context = || {
             let name = block_name::<B>(&block_reads);
             format!("the first run of the recomputed block {name}")
@@ -294,8 +305,7 @@ where
         "the recomputed block {name} returns a tensor that depends on a trainable tensor from outside \
          of it: pass that as an input"
     );
-    let is_tracked = tracked.iter().map(Option::is_some).collect();
-    let tracked: Vec<_> = tracked.into_iter().flatten().chain(values).collect();
+    tracked.extend(values);
     let Some(device) = specs.device.clone() else {
         return output;
     };
@@ -311,7 +321,7 @@ where
             block,
             tracked_outside_of_masters,
             input: SavedInput::new(detached, scope.pass.blocks.saved.as_ref()),
-            tracked: is_tracked,
+            kinds,
             forward,
         },
         first: FirstRun::of(&output, specs, numbers, statistics),

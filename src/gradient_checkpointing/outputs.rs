@@ -20,6 +20,7 @@ pub(super) struct OutputSpecs {
     /// `true` if one of the tensors is tracked.
     pub(super) tracked: bool,
     pub(super) strategy: GradientCheckpointingStrategy,
+    /// The device of the first tensor under autodiff.
     pub(super) device: Option<Device>,
 }
 
@@ -29,7 +30,9 @@ impl OutputSpecs {
         each(output, |tensor| {
             specs.tensors.push((tensor.shape(), tensor.dtype()));
             specs.tracked |= tensor.is_tracked();
-            specs.device.get_or_insert_with(|| tensor.device());
+            if tensor.is_autodiff() {
+                specs.device.get_or_insert_with(|| tensor.device());
+            }
             if let Some(strategy) = tensor.gradient_checkpointing_strategy() {
                 specs.strategy = strategy;
             }
@@ -55,11 +58,15 @@ pub(super) fn tap_outputs<Y: Activations>(
 ) -> Y {
     let mut outputs = 0..;
     output.map_floats(&mut |tensor| {
+        let index = outputs.next().unwrap_or_default();
+        if !tensor.is_autodiff() {
+            return tensor;
+        }
         let device = tensor.device();
         let anchor = to_device(anchor.clone(), &device);
         let output = OutputSink {
             node: node.clone(),
-            index: outputs.next().unwrap_or_default(),
+            index,
             signal: Mutex::new(Some(anchor.clone().inner())),
         };
         let untracked = lift(tensor.inner(), strategy);

@@ -2,7 +2,7 @@ use burn::module::Module;
 
 use super::{Activations, gradient_checkpointing};
 
-/// Runs the blocks of a stack under [`gradient_checkpointing`], in segments of equal length.
+/// Runs the blocks of a stack under [`gradient_checkpointing`], in segments whose lengths differ by one at most.
 ///
 /// Memory holds the inputs of all segments, and the activations of one segment at a time. The default number of `segments` is the
 /// square root of the number of blocks, rounded up, which minimizes memory ([Chen et al., 2016](https://arxiv.org/abs/1604.06174)).
@@ -39,8 +39,10 @@ where
         "`segments` is 0, and there are {} blocks: there must be at least one segment",
         blocks.len()
     );
-    let length = blocks.len().div_ceil(segments.max(1)).max(1);
-    blocks.chunks(length).fold(input, |input, segment| {
+    let segments = segments.min(blocks.len());
+    let start = |segment| segment * blocks.len() / segments;
+    (0..segments).fold(input, |input, segment| {
+        let segment = &blocks[start(segment)..start(segment + 1)];
         gradient_checkpointing(&segment.to_vec(), input, move |segment, input| {
             segment.iter().fold(input, |x, block| forward(block, x))
         })

@@ -27,7 +27,8 @@ use super::{Sequence, gradient_checkpointing};
 /// and values. Inside of another checkpointed block, only the input of the outer block is kept, and the tiled block runs three times.
 ///
 /// The results equal those of the same tiles without checkpointing bit for bit, and those of the whole sequence up to the rounding of
-/// matrix products of fewer rows and of the sums over the tiles. In a model in bf16 the sums are in bf16, or in f32 with
+/// matrix products of fewer rows and of the sums over the tiles. In a model in bf16 the sums are in bf16; those of
+/// parameters are in f32 with
 /// [`FusedConfig::full_precision_accumulation`](crate::FusedConfig::full_precision_accumulation). Each tile draws its own random
 /// numbers. In stock training and in validation `forward` is only called for each tile.
 ///

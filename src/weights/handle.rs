@@ -79,6 +79,17 @@ pub(super) fn is_attached(parameter: &Parameter) -> bool {
     parameter.reparameterization.as_deref() == Some(Handle::NAME)
 }
 
+/// Returns `parameters`, the list of a module, without the [stand-ins](super::applied) that handles show, which mappers don't reach.
+pub(super) fn without_stand_ins(parameters: Vec<Parameter>) -> Vec<Parameter> {
+    let mut attached = None;
+    let is_own = |parameter: &Parameter| {
+        let is_stand_in = attached.as_ref() == Some(&parameter.path);
+        attached = is_attached(parameter).then(|| format!("{}.{}", parameter.path, Handle::NAME));
+        !is_stand_in
+    };
+    parameters.into_iter().filter(is_own).collect()
+}
+
 /// Returns `true` if a master holds the value, or if it is fetched whenever it is read.
 pub(super) fn carries_handle(parameter: &Parameter) -> bool {
     is_attached(parameter) || parameter.reparameterization.as_deref() == Some(FETCH_HANDLE)

@@ -54,7 +54,7 @@ pub(crate) use local_params::LocalParams;
 pub(crate) use master_param::MasterParam;
 pub(crate) use placeholder::Identity;
 pub(crate) use tracked::{
-    OwnLeaf, TrackedTensor, Unused, is_in_stock_training, is_in_training, own_leaf,
-    tracked_outside_of_masters, with_constants, with_own_leaves,
+    OwnLeaf, TrackedTensor, Unused, is_for_inference, is_in_stock_training, is_in_training,
+    own_leaf, tracked_outside_of_masters, with_constants, with_own_leaves,
 };
 pub(crate) use transfer::fork_quantized;

@@ -125,7 +125,7 @@ fn blocks_with_structs_and_constants_train_as_plain_calls(device: &Device) {
 on_every_backend!(blocks_with_structs_and_constants_train_as_plain_calls);
 
 /// Counts recomputations.
-struct Recomputations(Arc<AtomicUsize>);
+pub(super) struct Recomputations(pub(super) Arc<AtomicUsize>);
 
 impl StepObserver for Recomputations {
     fn observe(&self, event: StepEvent<'_>) {
@@ -136,12 +136,13 @@ impl StepObserver for Recomputations {
 }
 
 #[test]
-fn block_with_input_without_autodiff_is_recomputed() {
+fn block_with_tensor_without_autodiff_is_recomputed() {
     let device = flex();
     let init = || LinearConfig::new(6, 6).init(&device);
     let x = randoms::<2>(1, [3, 6], &device).remove(0);
     let table = x.clone().inner().sin();
-    // With an input under autodiff and one without, then with that one alone.
+    let teacher = LinearConfig::new(6, 6).init(&device).valid();
+    // With an input under autodiff and one without, with that one alone, and with a layer for inference.
     let loss = |model: &Linear, in_blocks: bool| {
         let scaled = |layer: &Linear, (x, table): (Tensor<2>, Tensor<2>)| {
             layer.forward(x) * Tensor::from_inner(table.inner())
@@ -151,13 +152,18 @@ fn block_with_input_without_autodiff_is_recomputed() {
             layer.forward(Tensor::from_inner(table.inner())).tanh()
         };
         let alone = block_if(in_blocks, model, table.clone(), inner);
-        (both + alone).square().mean()
+        let layers = (teacher.clone(), model.clone());
+        let taught = |(teacher, student): &(Linear, Linear), x: Tensor<2>| {
+            student.forward(x.clone()) - Tensor::from_inner(teacher.forward(x.inner()))
+        };
+        let taught = block_if(in_blocks, &layers, x.clone(), taught);
+        (both + alone + taught).square().mean()
     };
     assert_equal_in(&[false, true], init, |fused, in_blocks| {
         let recomputed = Arc::<AtomicUsize>::default();
         let mut fused = fused.with_observer(Recomputations(recomputed.clone()));
         train_fused(&mut fused, 3, RATE, |model, _| loss(model, in_blocks));
-        let expected = if in_blocks { 2 * 3 } else { 0 };
+        let expected = if in_blocks { 3 * 3 } else { 0 };
         assert_eq!(recomputed.load(Ordering::Relaxed), expected);
         fused
     });
@@ -205,4 +211,54 @@ fn struct_with_generic_constant_is_an_input() {
     let expected = run(&layer, input.clone());
     let found = gradient_checkpointing(&layer, input, run);
     assert_eq!(found.into_data(), expected.into_data());
+}
+
+#[derive(Module, Debug)]
+struct Normalized {
+    norm: BatchNorm,
+    linear: Linear,
+}
+
+/// Burn's layers compute as for inference if their input has no autodiff: without dropout, by the running statistics.
+#[test]
+fn block_on_input_without_autodiff_computes_as_for_inference() {
+    for device in [flex(), flex().gradient_checkpointing()] {
+        let init = || Normalized {
+            norm: BatchNormConfig::new(6).init(&device),
+            linear: LinearConfig::new(6, 6).init(&device),
+        };
+        let x = randoms::<2>(1, [4, 6], &device).remove(0).inner();
+        let forward = |block: &Normalized, x: Tensor<2>| {
+            let x = DropoutConfig::new(0.5).init().forward(x);
+            block.linear.forward(block.norm.forward(x))
+        };
+        assert_equal_in(&[false, true], init, |mut fused, in_blocks| {
+            train_fused(&mut fused, 3, RATE, |model, _| {
+                let y = block_if(in_blocks, model, x.clone(), forward);
+                y.square().mean()
+            });
+            fused
+        });
+    }
+}
+
+#[test]
+fn block_output_without_autodiff_stays_so() {
+    let device = flex();
+    let init = || LinearConfig::new(6, 6).init(&device);
+    let x = randoms::<2>(1, [3, 6], &device).remove(0);
+    let table = x.clone().inner();
+    assert_equal_in(&[false, true], init, |mut fused, in_blocks| {
+        train_fused(&mut fused, 2, RATE, |model, _| {
+            let input = (table.clone(), x.clone());
+            let (table, y) = block_if(in_blocks, model, input, |layer: &Linear, (table, x)| {
+                (table.sin(), layer.forward(x))
+            });
+            assert!(!table.is_autodiff());
+            let table = block_if(in_blocks, model, table, |_: &Linear, table| table.cos());
+            assert!(!table.is_autodiff());
+            (y * Tensor::from_inner(table)).square().mean()
+        });
+        fused
+    });
 }

@@ -7,9 +7,11 @@ mod policies;
 mod statistics;
 mod tiled;
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use crate::common::*;
+use inputs::Recomputations;
 
 const RATE: f64 = 1e-2;
 
@@ -235,5 +237,25 @@ fn kept_blocks_are_counted_outside_of_other_blocks() {
         let twice = |name| [(name, false), (name, true)];
         let once = [("kept", true), ("look", false)];
         assert_eq!(runs, [twice("beyond"), twice("inner"), once].concat());
+    }
+}
+
+#[test]
+fn sequential_has_requested_number_of_segments() {
+    let device = flex();
+    let x = xs(&device).remove(0);
+    for (segments, expected) in [(1, 1), (2, 2), (3, 3), (4, 4), (9, 4)] {
+        let recomputed = Arc::<AtomicUsize>::default();
+        let model = Stack::init(&device);
+        let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init())
+            .unwrap()
+            .with_observer(Recomputations(recomputed.clone()));
+        let in_segments = |blocks: &[Block], x| {
+            gradient_checkpointing_sequential(blocks, x, segments, Block::forward)
+        };
+        fused
+            .step(RATE, |model| model.loss(x.clone(), in_segments))
+            .unwrap();
+        assert_eq!(recomputed.load(Ordering::Relaxed), expected, "{segments}");
     }
 }

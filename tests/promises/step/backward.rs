@@ -102,6 +102,39 @@ fn backward_mistakes_change_nothing(device: &Device) {
     assert_equal_weights(&initial, &fused.model());
 }
 
+/// A layer in a nested block is used once more after it, and its gradient has been applied when the block is recomputed.
+#[test]
+fn nested_block_with_applied_layer_matches_stock() {
+    let device = &flex();
+    let init = || {
+        let layers = linears(1, 4, device)
+            .remove(0)
+            .apply_lora(Lora::new(2, 4.0));
+        (LinearConfig::new(4, 4).init(device), layers.unfreeze())
+    };
+    type Layers = (Linear, Linear);
+    fn forward((plain, adapted): &Layers, x: Tensor<2>) -> Tensor<2> {
+        adapted.forward(plain.forward(x).tanh())
+    }
+    fn nested(layers: &Layers, x: Tensor<2>) -> Tensor<2> {
+        gradient_checkpointing(layers, x, forward)
+    }
+    let (initial, x) = (init(), xs(device).remove(0));
+    let gradients = |model: &Layers| {
+        let y = gradient_checkpointing(model, x.clone(), nested);
+        let loss = model.0.forward(y).square().mean();
+        ((), GradientsParams::from_grads(loss.backward(), model))
+    };
+    let mut stock = copy(&initial, init);
+    let mut optimizer = AdamWConfig::new().init();
+    let mut fused = FusedOptimizer::new(copy(&initial, init), AdamWConfig::new().init()).unwrap();
+    for _ in 0..3 {
+        stock = optimizer.step(RATE, stock.clone(), gradients(&stock).1);
+        fused.step_with_backward(RATE, gradients).unwrap();
+    }
+    assert_equal_weights(&stock, &fused.model());
+}
+
 fn panic_after_backward_leaves_weights_of_step(device: &Device) {
     let initial = init(device);
     let xs = xs(device);
