@@ -95,12 +95,12 @@ impl Reparameterizer for AdaptedBase {
             return (param, None);
         }
         self.last = path.to_string();
-        let adapter = self.quantized.remove(&param.id).map(|(shape, values)| {
+        let adapter = self.quantized.get(&param.id).map(|(shape, values)| {
             let device = param.lazy_device();
             let adapter = self
                 .lora
-                .adapter(param.id, path, shape, self.dtype, &device);
-            QuantizedAdapter::new(adapter, values)
+                .adapter(param.id, path, *shape, self.dtype, &device);
+            QuantizedAdapter::new(adapter, values.clone())
         });
         (param.set_require_grad(false), adapter)
     }

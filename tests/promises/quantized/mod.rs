@@ -340,6 +340,23 @@ fn weights_from_file_are_quantized_as_those_in_memory() {
         .unwrap();
     assert_eq!(fused.last_step().updated, 6);
 
+    // A weight that the model holds twice is quantized in both places.
+    let layer = LinearConfig::new(WIDTH, WIDTH).init(&flex());
+    let twice = vec![layer.clone(), layer];
+    let tied = folder.path().join("tied.safetensors");
+    twice
+        .save_into(&mut SafetensorsStore::from_file(&tied))
+        .unwrap();
+    let (loaded, _) =
+        load_quantized_from_store(twice.clone(), &tied, store, dtype, lora()).unwrap();
+    let expected = twice.apply_reparameterization(lora());
+    for (loaded, expected) in loaded.iter().zip(&expected) {
+        assert_eq!(
+            loaded.weight.val().into_data(),
+            expected.weight.val().into_data()
+        );
+    }
+
     // A parameter group without a matrix is an error.
     let nowhere = adapters().set_param_group(ParamGroup::from_predicate("bias"));
     let nowhere = QuantizedLora::new(nowhere, BaseFormat::Bits4);
