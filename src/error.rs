@@ -326,8 +326,8 @@ pub enum FusedError {
 
     /// A hook or lagged clipping stopped the step at a gradient with an element that is infinite or NaN.
     #[error(
-        "the gradient of parameter `{path}` is not finite: it and every parameter that the forward pass read \
-         earlier were not updated. Look for the first loss that is not finite, or lower the \
+        "the gradient of parameter `{path}` is not finite: it and every parameter whose gradient had not \
+         arrived were not updated. Look for the first loss that is not finite, or lower the \
          learning rate"
     )]
     GradientNotFinite {

@@ -147,8 +147,11 @@ impl Policies {
         if clip.is_some() || pipeline.scale.is_some() {
             pipeline.multiply_by(clip.unwrap_or(1.0) / pipeline.scale.unwrap_or(1.0));
         }
-        if self.overflow() == Some(Overflow::SkipParameter) {
-            pipeline.skip_not_finite();
+        match (self.overflow(), pipeline.scale) {
+            (Some(Overflow::SkipParameter), _) => pipeline.skip_not_finite(),
+            // A finite gradient in f16 may be too large for f16 without the scale.
+            (Some(Overflow::SkipStep), Some(scale)) if scale < 1.0 => pipeline.refuse_not_finite(),
+            _ => {}
         }
     }
 

@@ -37,8 +37,6 @@ pub struct StepReport {
 pub(super) struct Reports {
     /// The report of the last pass.
     pub(super) last: StepReport,
-    /// `true` if it has a gradient of any parameter.
-    pub(super) has_gradient: bool,
     /// The parameters that the log has reported as having no gradient.
     reported: HashSet<ParamId>,
 }
@@ -50,8 +48,6 @@ impl Reports {
         attached: &AttachedModule<M>,
         ended: Vec<(ParamId, ParameterReport)>,
     ) {
-        let mut reports = ended.iter().map(|(_, report)| report);
-        self.has_gradient = reports.any(|report| *report != ParameterReport::NoGradient);
         let mut report = StepReport {
             copied: Some(0),
             ..StepReport::default()

@@ -145,7 +145,8 @@ macro_rules! trainer {
 
             /// Returns an ordinary model and Burn's optimizer with its state.
             ///
-            /// Accumulated gradients and averages are dropped.
+            /// Averages are dropped, and so are accumulated gradients. Those in the optimizer state stay: the next step of the
+            /// optimizer applies them.
             pub fn into_parts(self) -> (M, burn::optim::ModuleOptimizer) {
                 self.core.into_parts()
             }

@@ -15,7 +15,8 @@ use crate::threads::lock;
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum StepEvent<'a> {
-    /// A pass begins with its forward pass.
+    /// A pass begins, also one without a forward pass, which applies accumulated gradients. A step has one pass, or several with
+    /// exact clipping.
     Forward,
     /// A parameter is read.
     Read {
@@ -56,12 +57,12 @@ pub enum StepEvent<'a> {
         /// Bytes of the gradient.
         bytes: usize,
     },
-    /// The optimizer begins to step a parameter.
+    /// The optimizer begins to step a parameter, or to add its gradient to the optimizer state.
     Updating {
         /// Path of the parameter.
         path: &'a str,
     },
-    /// The optimizer has stepped a parameter, or has failed to.
+    /// The optimizer has stepped a parameter or added its gradient to the optimizer state, or has failed to.
     Updated {
         /// Path of the parameter.
         path: &'a str,

@@ -6,8 +6,8 @@ use crate::error::FusedError;
 
 /// A hook that stops the step at the first parameter whose gradient is not finite.
 ///
-/// The error names the parameter ([`FusedError::GradientNotFinite`]). The parameter is unchanged, and so is every
-/// parameter that the forward pass read earlier. The check waits for every gradient, which costs time on a GPU.
+/// The error names the parameter ([`FusedError::GradientNotFinite`]). The parameter is unchanged, and so are those whose
+/// gradient has not arrived. The check waits for every gradient, which costs time on a GPU.
 ///
 /// ```
 /// use backburn::{AnomalyCheck, FusedOptimizer};

@@ -17,7 +17,7 @@ pub(crate) struct Measure {
 }
 
 /// The global norm of all gradients.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Norm {
     pub(crate) value: f64,
     /// Path of the first parameter, by name, whose gradient is not finite.

@@ -3,6 +3,7 @@ use std::sync::Arc;
 use burn::module::ParamGroup;
 
 use super::accumulation::Accumulation;
+use super::anomaly::AnomalyCheck;
 use super::compare::{Compare, Losses};
 use super::hook::Hooks;
 use super::measure::{Measure, Norm};
@@ -69,14 +70,21 @@ impl GradientPipeline {
         self.overflow = Some(overflow);
     }
 
-    /// Returns the global norm of the gradients without the loss scale, if measured. Waits for the device.
+    /// Adds a hook that fails the pass at a gradient that is not finite.
+    pub(crate) fn refuse_not_finite(&mut self) {
+        self.hooks
+            .0
+            .push((ParamGroup::all(), Arc::new(AnomalyCheck)));
+    }
+
+    /// Returns the global norm of the gradients without the loss scale; `None` if none was measured. Waits for the device.
     pub(crate) fn norm(&self) -> Result<Option<Norm>, FusedError> {
         let Some(measure) = &self.measure else {
             return Ok(None);
         };
         let mut norm = measure.norm()?;
         norm.value /= self.scale.unwrap_or(1.0);
-        Ok(Some(norm))
+        Ok((!norm.squares.is_empty()).then_some(norm))
     }
 
     /// Adds a hook that fails the pass if the gradients are not those that `norm` was measured from.

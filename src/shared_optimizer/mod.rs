@@ -164,9 +164,8 @@ impl SharedOptimizer {
         load_in_own_memory(&self.optimizer, self.to_record())
     }
 
-    /// Replaces the optimizer, and returns the previous one with all states.
-    pub(crate) fn replace(&mut self, optimizer: ModuleOptimizer) -> ModuleOptimizer {
-        let before = self.with_all_states();
+    /// Replaces the optimizer and its states.
+    pub(crate) fn replace(&mut self, optimizer: ModuleOptimizer) {
         self.optimizer = match &mut self.offloaded {
             None => optimizer,
             // Saving and loading states runs the user's code, so it precedes every change.
@@ -177,7 +176,6 @@ impl SharedOptimizer {
                 others
             }
         };
-        before
     }
 
     /// Returns the optimizer, without its offloaded states.

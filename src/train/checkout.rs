@@ -80,7 +80,9 @@ impl<'a, M: LearnerModel> Checkout<'a, M> {
 
     fn check_in(&mut self) {
         let model = self.engine.core().model();
-        let optimizer = self.engine.core_mut().replace_optimizer(no_optimizer());
+        let core = self.engine.core_mut();
+        let optimizer = core.optimizer_with_all_states();
+        core.replace_optimizer(no_optimizer());
         swap(self.learner, model, optimizer);
         self.is_checked_out = false;
     }

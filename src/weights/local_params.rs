@@ -113,6 +113,17 @@ impl LocalParams {
         }
     }
 
+    /// Returns `true` if a gradient of a parameter that is not retained has arrived in this pass.
+    pub(crate) fn have_received(&self) -> bool {
+        let has_received = |local_param: &Arc<LocalParam>| match &local_param.state.lock().gradient
+        {
+            GradientState::Idle => false,
+            GradientState::Accumulating(expecting) => expecting.partial.is_some(),
+            GradientState::Done { received } => *received,
+        };
+        self.iter().any(has_received)
+    }
+
     /// Reports the gradients of the retained parameters, in module order.
     pub(crate) fn report_retained(&self, pass: &Arc<Pass>, mut gradients: GradientsParams) {
         let retained = self.retained.iter().map(|id| self.get(*id));

@@ -312,17 +312,30 @@ impl<M: Module> Core<M> {
 
     /// Loads the optimizer state. After an error it is unchanged.
     pub(super) fn load_record(&mut self, record: OptimizerRecord) -> Result<(), FusedError> {
-        let optimizer = self.ranks.session().optimizer.lock().with_all_states();
+        // States that are offloaded need not be read only to be replaced.
+        let optimizer = self
+            .ranks
+            .session()
+            .optimizer
+            .lock()
+            .optimizer_mut()
+            .clone();
         let loaded = record::load(record, None, &optimizer, &self.ranks.attached().module)?;
         drop(optimizer);
-        self.load_state(|optimizer| drop(optimizer.replace(loaded)));
+        self.load_state(|optimizer| optimizer.replace(loaded));
         Ok(())
     }
 
-    /// Replaces the optimizer and its state, and returns the previous one.
+    /// Returns the optimizer with all states. They share the tensors of this training.
     #[cfg(feature = "train")]
-    pub(crate) fn replace_optimizer(&mut self, optimizer: ModuleOptimizer) -> ModuleOptimizer {
-        self.change_optimizer(|shared| shared.replace(optimizer))
+    pub(crate) fn optimizer_with_all_states(&self) -> ModuleOptimizer {
+        self.ranks.session().optimizer.lock().with_all_states()
+    }
+
+    /// Replaces the optimizer and its state.
+    #[cfg(feature = "train")]
+    pub(crate) fn replace_optimizer(&mut self, optimizer: ModuleOptimizer) {
+        self.change_optimizer(|shared| shared.replace(optimizer));
     }
 
     /// Applies `change`, which loads another optimizer state.

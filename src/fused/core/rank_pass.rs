@@ -92,6 +92,24 @@ impl RankPass {
         nothing_trained(model).unwrap_or(FusedError::LossNotTracked)
     }
 
+    /// Returns `true` if the backward pass has reached a parameter that is not retained, or the pass has failed.
+    pub(super) fn has_reached(&self) -> bool {
+        self.local_params.have_received() || self.pass.has_failed()
+    }
+
+    /// Returns an error if the backward pass has reached no parameter, before accumulated sums are applied. `gradients` are those of
+    /// retained parameters.
+    pub(in crate::fused) fn check_reached<M: Module>(
+        &self,
+        model: &M,
+        gradients: &GradientsParams,
+    ) -> Result<(), FusedError> {
+        match !gradients.is_empty() || self.has_reached() {
+            true => Ok(()),
+            false => Err(unreached(&self.local_params, model)),
+        }
+    }
+
     /// Runs the forward pass, which returns the loss, and the backward pass.
     pub(in crate::fused) fn forward_backward<M: Module, L: Loss>(
         &self,
@@ -140,9 +158,23 @@ impl RankPass {
                 true => GradientsParams::new(),
                 false => GradientsParams::from_params(&mut all, model, retained),
             };
+            // Another rank may reach one.
+            if self.pass.membership.is_none() {
+                self.check_reached(model, &gradients)?;
+            }
             Ok((loss, gradients))
         })
     }
+}
+
+/// Returns the error of a backward pass of `model` that has reached no parameter.
+pub(super) fn unreached<M: Module>(local_params: &LocalParams, model: &M) -> FusedError {
+    let parameters = local_params.iter().count();
+    let nothing_trained = match parameters {
+        0 => nothing_trained(model),
+        _ => None,
+    };
+    nothing_trained.unwrap_or(FusedError::LossWithoutParameters { parameters })
 }
 
 /// A guard that waits for all transfers between device and host.

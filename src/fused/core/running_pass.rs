@@ -6,7 +6,7 @@ use backburn_base::caught::{Caught, catch};
 use backburn_memory::Category;
 use burn::module::{Module, ParamId};
 
-use super::rank_pass::RankPass;
+use super::rank_pass::{RankPass, unreached};
 use super::ranks::Ranks;
 use crate::error::FusedError;
 use crate::pass::{ClosureKind, FailedIn, PassSettings};
@@ -67,6 +67,18 @@ impl<'a, M: Module> RunningPass<'a, M> {
     /// Returns the part of the first rank, and its model.
     pub(in crate::fused) fn first(&self) -> (&RankPass, &M) {
         (&self.ranks[0], &self.attached_modules[0].module)
+    }
+
+    /// Returns an error if the backward passes of all ranks together have reached no parameter, and no accumulated sum was applied.
+    pub(in crate::fused) fn check_reached(&self) -> Result<(), FusedError> {
+        let is_reached =
+            |rank: &RankPass| !rank.pass.retained_gradients.lock().is_empty() || rank.has_reached();
+        let attached = &self.attached_modules[0];
+        let mut masters = attached.local_params.masters();
+        match self.ranks.iter().any(is_reached) || masters.any(MasterParam::has_outcome) {
+            true => Ok(()),
+            false => Err(unreached(&attached.local_params, &attached.skeleton)),
+        }
     }
 
     /// Returns the failure of the pass, if there is one; of several ranks, that of the first to fail.

@@ -13,7 +13,6 @@ use super::rank_pass::RankPass;
 use super::running_pass::{PassClosure, RunningPass};
 use crate::error::FusedError;
 use crate::fused::StepReport;
-use crate::fused::parameter_list::nothing_trained;
 use crate::fused::policies::StepSchedule;
 use crate::pass::{ClosureKind, Failure, PassSettings, StepNumbers};
 use crate::policy::{GradientPipeline, GradientUse, Norm};
@@ -106,16 +105,6 @@ impl<M: Module> Core<M> {
     pub(in crate::fused) fn refuse<R>(&mut self, error: FusedError) -> Result<R, FusedError> {
         self.reports.last = StepReport::default();
         Err(error)
-    }
-
-    /// Returns the error of a loss that has reached no parameter.
-    pub(in crate::fused) fn unreached(&self) -> FusedError {
-        let parameters = self.ranks.local_params().iter().count();
-        let nothing_trained = match parameters {
-            0 => nothing_trained(&self.ranks.attached().skeleton),
-            _ => None,
-        };
-        nothing_trained.unwrap_or(FusedError::LossWithoutParameters { parameters })
     }
 
     /// Accumulates the gradients of one pass. If it fails after a sum was overwritten, all accumulated gradients are
@@ -243,9 +232,6 @@ impl<M: Module> Core<M> {
         }
         if self.ranks.reports_errors_late && gradient_use.steps() {
             self.ranks.check_async_errors()?;
-        }
-        if closure == ClosureKind::Loss && !self.reports.has_gradient {
-            return Err(self.unreached());
         }
         if gradient_use == GradientUse::Measure {
             return Ok(output);

@@ -147,11 +147,16 @@ impl<M: Module> FusedOptimizer<M> {
         learning_rate: impl Into<ModuleLearningRate>,
         mut train: impl FnMut(&M) -> (R, GradientsParams),
     ) -> Result<R, FusedError> {
-        let output = self.with_backward(Some(learning_rate.into()), |model| Ok(train(model)))?;
-        if !self.core.reports.has_gradient {
-            return Err(self.core.unreached());
-        }
-        Ok(output)
+        let learning_rate = Some(learning_rate.into());
+        self.core
+            .step(learning_rate, ClosureKind::Backward, &mut |pass| {
+                let (rank, model) = pass.first();
+                rank.run(|| {
+                    let (output, gradients) = train(model);
+                    rank.check_reached(model, &gradients)?;
+                    Ok((output, gradients))
+                })
+            })
     }
 
     /// Runs a step, or without a learning rate an accumulation, which may reach no parameter.

@@ -89,16 +89,18 @@ impl<M: Module + 'static> FusedReplicas<M> {
         train: impl Fn(&M, B) -> (R, GradientsParams) + Send + Sync + 'static,
     ) -> Result<Vec<R>, FusedError> {
         let batches = self.dealt(batches)?;
-        let learning_rate = Some(learning_rate.into());
-        let output = self.with_backward(
-            learning_rate,
-            || batches.clone(),
-            move |model, batch| Ok(train(model, batch)),
-        )?;
-        if !self.core.reports.has_gradient {
-            return Err(self.core.unreached());
-        }
-        Ok(output)
+        let work: Work<M, B, R> =
+            Arc::new(move |model, rank, batch| rank.run(|| Ok(train(model, batch))));
+        let Self { core, threads } = self;
+        core.step(
+            Some(learning_rate.into()),
+            ClosureKind::Backward,
+            &mut |pass| {
+                let output = threads.run(pass, batches.clone(), &work)?;
+                pass.check_reached()?;
+                Ok(output)
+            },
+        )
     }
 
     /// Runs a step, or without a learning rate an accumulation, which may reach no parameter. `batches` returns one
@@ -106,36 +108,31 @@ impl<M: Module + 'static> FusedReplicas<M> {
     pub(crate) fn with_backward<B: Send + 'static, R: Send + 'static>(
         &mut self,
         learning_rate: Option<ModuleLearningRate>,
-        batches: impl FnMut() -> Vec<Option<B>>,
+        mut batches: impl FnMut() -> Vec<Option<B>>,
         train: impl Fn(&M, B) -> Result<(R, GradientsParams), FusedError> + Send + Sync + 'static,
     ) -> Result<Vec<R>, FusedError> {
         let work: Work<M, B, R> =
             Arc::new(move |model, rank, batch| rank.run(|| train(model, batch)));
-        self.run(ClosureKind::Backward, learning_rate, batches, work)
+        let Self { core, threads } = self;
+        core.step(learning_rate, ClosureKind::Backward, &mut |pass| {
+            threads.run(pass, batches(), &work)
+        })
     }
 
     fn pass_of_loss<B: Send + 'static, L: Loss + Send + 'static>(
         &mut self,
         learning_rate: Option<ModuleLearningRate>,
-        batches: impl FnMut() -> Vec<Option<B>>,
+        mut batches: impl FnMut() -> Vec<Option<B>>,
         forward: impl Fn(&M, B) -> L + Send + Sync + 'static,
     ) -> Result<Vec<L>, FusedError> {
         let work: Work<M, B, L> = Arc::new(move |model, rank, batch| {
             rank.forward_backward(model, |model| forward(model, batch))
         });
-        self.run(ClosureKind::Loss, learning_rate, batches, work)
-    }
-
-    fn run<B: Send + 'static, R: Send + 'static>(
-        &mut self,
-        closure: ClosureKind,
-        learning_rate: Option<ModuleLearningRate>,
-        mut batches: impl FnMut() -> Vec<Option<B>>,
-        work: Work<M, B, R>,
-    ) -> Result<Vec<R>, FusedError> {
         let Self { core, threads } = self;
-        core.step(learning_rate, closure, &mut |pass| {
-            threads.run(pass, batches(), &work)
+        core.step(learning_rate, ClosureKind::Loss, &mut |pass| {
+            let output = threads.run(pass, batches(), &work)?;
+            pass.check_reached()?;
+            Ok(output)
         })
     }
 

@@ -130,7 +130,17 @@ fn loss_without_parameter_is_an_error(device: &Device) {
     assert_eq!(error, FusedError::LossWithoutParameters { parameters: 4 });
     assert_equal_weights(&before, &fused.model());
 
-    fused.step(1e-2, |model| model.loss(x)).unwrap();
+    // Neither are accumulated gradients applied.
+    fused.accumulate(|model| model.loss(x.clone())).unwrap();
+    let nothing = |_: &Mlp| tracked.clone().mean();
+    for error in [
+        fused.step(1e-2, nothing).unwrap_err(),
+        fused.dry_run(nothing).unwrap_err(),
+    ] {
+        assert_eq!(error, FusedError::LossWithoutParameters { parameters: 4 });
+        assert_equal_weights(&before, &fused.model());
+    }
+    fused.step_accumulated(1e-2).unwrap();
     assert_changed(&before, &fused.model(), |_| true);
 }
 

@@ -268,6 +268,17 @@ fn in_state_policies_that_need_sum_are_refused() {
     let skipping = FusedConfig::scaling(LossScalingConfig::new());
     assert_says(&fused().with_config(skipping).unwrap_err(), "SkipParameter");
 
+    // A step without a gradient leaves the norm of the last micro-batch.
+    let max_norm = 1e-3;
+    let mut lagged = fused().with_config(FusedConfig::lagged(max_norm)).unwrap();
+    let x = &groups(&device)[0][0];
+    lagged.accumulate(|model| model.loss(x)).unwrap();
+    let norm = lagged.last_step().gradient_norm.unwrap();
+    lagged.step_accumulated(LEARNING_RATE).unwrap();
+    assert_eq!(lagged.last_step().gradient_norm, None);
+    lagged.step(LEARNING_RATE, |model| model.loss(x)).unwrap();
+    assert_eq!(lagged.last_step().clipping, Some(max_norm / norm));
+
     let scaling = LossScalingConfig::new().with_overflow(Overflow::SkipParameter);
     let config = FusedConfig::lagged(1.0).with_loss_scaling(Some(scaling));
     let mut fused = fused().with_config(config).unwrap();

@@ -176,6 +176,34 @@ fn overflow_at_every_scale_is_an_error() {
     assert_matches!(error, FusedError::NormNotFinite { path, .. } if path.starts_with("input."));
 }
 
+/// The gradient of 70,000 is finite in f16 with a scale of 0.5, and not without it.
+#[test]
+fn overflow_of_unscaled_gradient_in_f16_is_not_applied() {
+    let device = &flex();
+    for overflow in [Overflow::SkipStep, Overflow::SkipParameter] {
+        let scaling = LossScalingConfig::new()
+            .with_initial_scale(0.5)
+            .with_overflow(overflow);
+        let model = LinearConfig::new(2, 2).with_bias(false).init(device);
+        let model = map_values(model, |_, value| value.cast(FloatDType::F16));
+        let mut fused = FusedOptimizer::new(model, SgdConfig::new().init())
+            .unwrap()
+            .with_config(FusedConfig::scaling(scaling))
+            .unwrap();
+        let before = fused.model();
+        let stepped = fused.step_repeatable(0.1, |model: &Linear| {
+            model.weight.val().cast(FloatDType::F32).sum() * 70_000.0
+        });
+        match overflow {
+            Overflow::SkipStep => {
+                assert_matches!(stepped, Err(FusedError::GradientNotFinite { path }) if path == "weight");
+            }
+            Overflow::SkipParameter => assert!(fused.last_step().overflowed),
+        }
+        assert_equal_weights(&before, &fused.model());
+    }
+}
+
 #[test]
 fn scaling_mistakes_are_errors() {
     let device = flex();
