@@ -224,14 +224,14 @@ pub enum FusedError {
     #[error(
         "{place} gave another result than the first. Other code used Burn's random generators in between (on another thread, or in \
         another training that this thread of a rayon pool began while it waited), or the closure is not deterministic (it has its own \
-        generator, or took another branch). {unmoved}. Draw noise inside the closure of the step, or in the batcher from a separate \
+        generator, or took another branch). {not_updated}. Draw noise inside the closure of the step, or in the batcher from a separate \
         generator (the crate `rand`); run each training on a thread of its own (`std::thread::spawn`)"
     )]
     RandomNumbers {
         /// The pass or block whose results differ.
         place: String,
         /// The parameters that were not updated.
-        unmoved: String,
+        not_updated: String,
     },
 
     /// The recomputation of a block under gradient checkpointing read other parameters than its first run.
@@ -503,17 +503,17 @@ impl FusedError {
     pub(crate) fn recomputation_differs(block: &str) -> Self {
         Self::RandomNumbers {
     place: format!("the second run of the recomputed block {block}"),
-    unmoved: "Its parameters and those that only earlier blocks use were not updated; those of later blocks may \
+    not_updated: "Its parameters and those that only earlier blocks use were not updated; those of later blocks may \
     have been"
     .to_string(),
         }
     }
 
     /// Returns the error of a two-pass step whose passes computed different losses or gradients.
-    pub(crate) fn passes_differ(unmoved: &str) -> Self {
+    pub(crate) fn passes_differ(not_updated: &str) -> Self {
         Self::RandomNumbers {
             place: "the second of the two passes of a step".to_string(),
-            unmoved: unmoved.to_string(),
+            not_updated: not_updated.to_string(),
         }
     }
 }

@@ -127,14 +127,14 @@ impl Policies {
 
     /// Adds clipping and scaling to a pipeline.
     fn add_clipping_and_scaling(&self, pipeline: &mut GradientPipeline, clip: Option<f64>) {
-        let waits = self.schedule == StepSchedule::Buffered;
+        let is_buffered = self.schedule == StepSchedule::Buffered;
         pipeline.scale = self.loss_scale().map(|it| it.scale);
-        pipeline.consumes_sums = pipeline.gradient_use == GradientUse::Update && waits;
+        pipeline.consumes_sums = pipeline.gradient_use == GradientUse::Update && is_buffered;
         // The norm is needed before gradients are applied, or for the next step.
         let measures = match pipeline.gradient_use {
             GradientUse::Accumulate => false,
             GradientUse::Measure => {
-                waits || self.schedule == StepSchedule::TwoPass || self.clips_lagged()
+                is_buffered || self.schedule == StepSchedule::TwoPass || self.clips_lagged()
             }
             GradientUse::AccumulateInState | GradientUse::Update => self.clips_lagged(),
         };

@@ -36,7 +36,7 @@ pub(super) struct BlockCall<B, X, F> {
     /// The block, in which parameters that are not attached are constants.
     pub(super) block: B,
     /// Indices of the parameters that are not attached.
-    pub(super) tracked_outside_of_masters: Vec<usize>,
+    pub(super) tracked_and_not_attached: Vec<usize>,
     pub(super) input: SavedInput<X>,
     /// The kind of each float input.
     pub(super) kinds: Vec<InputKind>,
@@ -132,7 +132,7 @@ where
         }
         let (strategy, index) = (self.first.outputs.strategy, self.index);
         let block_reads = self.block_reads.clone();
-        let recorded = self.record();
+        let recorded = self.recompute();
         block_reads.resolve();
         let Recomputation { output, leaves } = match recorded {
             Ok(recorded) => recorded,
@@ -153,7 +153,7 @@ where
     }
 
     /// Recomputes the block.
-    fn record(self) -> Result<Recomputation<Y>, FusedError> {
+    fn recompute(self) -> Result<Recomputation<Y>, FusedError> {
         let Self {
             name,
             scope,
@@ -174,8 +174,7 @@ where
         // The run owns its inputs, so that they are freed as soon as possible.
         let input = call.input.take(&name)?;
         let recorded = with_frozen(block.clone(), scope.pass.blocks.engine());
-        let (recorded, leaves_of_block) =
-            with_own_leaves(recorded, &call.tracked_outside_of_masters);
+        let (recorded, leaves_of_block) = with_own_leaves(recorded, &call.tracked_and_not_attached);
         let (mut kinds, mut leaves) = (call.kinds.into_iter(), Vec::new());
         let input = input.map_floats(&mut |tensor| match kinds.next() {
             Some(InputKind::WithoutAutodiff) => tensor,

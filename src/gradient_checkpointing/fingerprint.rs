@@ -1,7 +1,7 @@
 use std::hash::{DefaultHasher, Hasher};
 
 use super::activations::{Activations, each};
-use crate::policy::differ_by_rounding;
+use crate::policy::equal_up_to_rounding;
 
 /// The outputs of a block in short, to detect a recomputation that drew other random numbers.
 #[derive(Debug, Default)]
@@ -37,7 +37,7 @@ impl Fingerprint {
     /// Returns `true` if an output differs by more than rounding.
     pub(super) fn differs_from(&self, other: &Self) -> bool {
         let is_equal = |pair| match pair {
-            (OutputPrint::Number(a), OutputPrint::Number(b)) => differ_by_rounding(a, b),
+            (OutputPrint::Number(a), OutputPrint::Number(b)) => equal_up_to_rounding(a, b),
             (OutputPrint::Hash(a), OutputPrint::Hash(b)) => a == b,
             _ => false,
         };

@@ -48,7 +48,7 @@ use crate::pass::StepEvent;
 use crate::pass::{BlockMode, FailedIn, RandomRun, Scope};
 use crate::weights::{
     TrackedTensor, is_for_inference, is_in_stock_training, is_in_training,
-    tracked_outside_of_masters, with_constants, with_frozen,
+    tracked_and_not_attached, with_constants, with_frozen,
 };
 
 /// Runs a block of a model and keeps only its `input`. The backward pass recomputes the activations.
@@ -242,9 +242,9 @@ where
     if let Some(index) = index {
         scope.pass.blocks.enter(index);
     }
-    let (tracked_outside_of_masters, values): (Vec<_>, Vec<_>) =
-        tracked_outside_of_masters(block).into_iter().unzip();
-    let block = with_constants(block.clone(), &tracked_outside_of_masters);
+    let (tracked_and_not_attached, values): (Vec<_>, Vec<_>) =
+        tracked_and_not_attached(block).into_iter().unzip();
+    let block = with_constants(block.clone(), &tracked_and_not_attached);
     // The input outside of its autodiff graph, and the tracked tensors that receive its gradients.
     let (mut kinds, mut tracked) = (Vec::new(), Vec::new());
     let mut strategy = GradientCheckpointingStrategy::default();
@@ -319,7 +319,7 @@ where
         name,
         call: BlockCall {
             block,
-            tracked_outside_of_masters,
+            tracked_and_not_attached,
             input: SavedInput::new(detached, scope.pass.blocks.saved.as_ref()),
             kinds,
             forward,

@@ -16,7 +16,7 @@ use crate::error::FusedError;
 const ROUNDING: f64 = 1e-5;
 
 /// Returns `true` if two numbers are equal except for rounding.
-pub(crate) fn differ_by_rounding(a: f64, b: f64) -> bool {
+pub(crate) fn equal_up_to_rounding(a: f64, b: f64) -> bool {
     a.to_bits() == b.to_bits() || (a - b).abs() <= ROUNDING * a.abs().min(b.abs())
 }
 
@@ -35,7 +35,8 @@ impl Losses {
             return Ok(());
         };
         let mut pairs = first.iter().zip(&found);
-        let is_equal = first.len() == found.len() && pairs.all(|(a, b)| differ_by_rounding(*a, *b));
+        let is_equal =
+            first.len() == found.len() && pairs.all(|(a, b)| equal_up_to_rounding(*a, *b));
         match is_equal {
             true => Ok(()),
             false => Err(FusedError::passes_differ("No parameter was updated")),
@@ -80,7 +81,7 @@ impl GradientHook for Compare {
         let found = Squares::of(&gradient).value();
         let measured = self.measured.lock().remove(parameter.path);
         let is_noise = |a: f64, b: f64| a <= self.noise && b <= self.noise;
-        let is_equal = |(a, b)| is_noise(a, b) || differ_by_rounding(a, b);
+        let is_equal = |(a, b)| is_noise(a, b) || equal_up_to_rounding(a, b);
         match found.zip(measured).is_some_and(is_equal) {
             true => GradientFlow::Continue(gradient),
             false => {

@@ -71,7 +71,7 @@ pub struct HookedParameter<'a, const D: usize> {
 
 /// The decision of a [`GradientHook`] about a gradient.
 // A CubeCL tensor without `fusion` is large, but only one at a time is moved.
-#[allow(clippy::large_enum_variant)] // There is one at a time.
+#[allow(clippy::large_enum_variant)]
 #[derive(Debug)]
 pub enum GradientFlow<const D: usize> {
     /// The update uses this gradient, of the same shape, dtype and device.

@@ -13,7 +13,7 @@ use crate::error::FusedError;
 pub(crate) struct Measure {
     squares: Mutex<Vec<(String, Squares)>>,
     /// Fails the pass at a gradient that is known not to be finite.
-    stops: bool,
+    fails_if_not_finite: bool,
 }
 
 /// The global norm of all gradients.
@@ -34,7 +34,7 @@ impl GradientHook for Measure {
     ) -> GradientFlow<D> {
         let squares = Squares::of(&gradient);
         let path = parameter.path.to_string();
-        if self.stops && squares.value().is_some_and(|sum| !sum.is_finite()) {
+        if self.fails_if_not_finite && squares.value().is_some_and(|sum| !sum.is_finite()) {
             return GradientFlow::Stop(FusedError::GradientNotFinite { path }.into());
         }
         self.squares.lock().push((path, squares));
@@ -43,11 +43,11 @@ impl GradientHook for Measure {
 }
 
 impl Measure {
-    /// Creates the hook. If it `stops`, a gradient that is not finite fails the pass before it is applied, where its
+    /// Creates the hook. If it `fails_if_not_finite`, a gradient that is not finite fails the pass before it is applied, where its
     /// norm is known without waiting for the device.
-    pub(super) fn new(stops: bool) -> Self {
+    pub(super) fn new(fails_if_not_finite: bool) -> Self {
         Self {
-            stops,
+            fails_if_not_finite,
             ..Self::default()
         }
     }

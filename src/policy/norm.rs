@@ -21,9 +21,9 @@ pub(super) struct Unread {
     pub(super) reason: String,
 }
 
-/// If the sum of squares is below this, no element is large;
+/// Upper bound of a sum of squares without a large element.
 const NOT_LARGE: f64 = LARGE * LARGE / 4.0;
-/// and if their mean is above this, the largest is not small.
+/// Lower bound of a mean of squares whose largest element is not small.
 const NOT_SMALL: f64 = 4.0 * SMALL * SMALL;
 
 impl Squares {

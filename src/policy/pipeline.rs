@@ -49,10 +49,10 @@ pub(crate) struct GradientPipeline {
 }
 
 impl GradientPipeline {
-    /// Adds a hook that measures gradients. If it `stops`, the pass fails at a gradient that is known not to be
+    /// Adds a hook that measures gradients. If it `fails_if_not_finite`, the pass fails at a gradient that is known not to be
     /// finite.
-    pub(crate) fn measure(&mut self, stops: bool) {
-        let measure = Arc::new(Measure::new(stops));
+    pub(crate) fn measure(&mut self, fails_if_not_finite: bool) {
+        let measure = Arc::new(Measure::new(fails_if_not_finite));
         self.hooks.0.push((ParamGroup::all(), measure.clone()));
         self.measure = Some(measure);
     }

@@ -105,7 +105,7 @@ impl SharedOptimizer {
             let optimizer = self.optimizer.clone();
             self.optimizer = optimizer.with_group(group, RemovedOptimizer, None);
         }
-        let are_back = self.removed.returned(is_here).is_some();
+        let are_back = self.removed.removed_id_in_model(is_here).is_some();
         let through_a_record = are_back || self.removed.has_many_groups() && keeps_states();
         if through_a_record {
             self.drop_removed_groups();
@@ -114,8 +114,8 @@ impl SharedOptimizer {
     }
 
     /// Returns a removed parameter for which `is_here` returns `true`.
-    pub(crate) fn returned(&self, is_here: impl Fn(ParamId) -> bool) -> Option<ParamId> {
-        self.removed.returned(is_here)
+    pub(crate) fn removed_id_in_model(&self, is_here: impl Fn(ParamId) -> bool) -> Option<ParamId> {
+        self.removed.removed_id_in_model(is_here)
     }
 
     /// Returns `true` if the optimizer can step these parameters after its states went through a record. Each parameter has its

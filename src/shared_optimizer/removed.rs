@@ -27,7 +27,7 @@ impl RemovedParameters {
     }
 
     /// Returns a removed parameter for which `is_here` returns `true`.
-    pub(super) fn returned(&self, is_here: impl Fn(ParamId) -> bool) -> Option<ParamId> {
+    pub(super) fn removed_id_in_model(&self, is_here: impl Fn(ParamId) -> bool) -> Option<ParamId> {
         self.ids.iter().copied().find(|id| is_here(*id))
     }
 

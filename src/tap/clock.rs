@@ -33,7 +33,7 @@ pub(crate) struct Clock {
     strategy: GradientCheckpointingStrategy,
     ticks: Vec<DispatchTensor>,
     /// A tracked tensor, with the number of reads whose ticks it is deeper than.
-    below: Option<(usize, DispatchTensor)>,
+    deeper: Option<(usize, DispatchTensor)>,
 }
 
 /// The clocks of a training, one for each device and checkpointing strategy. Each parameter holds its clock.
@@ -54,7 +54,7 @@ impl Clocks {
                 device,
                 strategy,
                 ticks: Vec::new(),
-                below: None,
+                deeper: None,
             }));
             self.0.push(clock.clone());
             clock
@@ -75,9 +75,9 @@ impl Clock {
     }
 
     /// Returns a tracked tensor that is deeper than the ticks of this many reads.
-    pub(crate) fn below(&mut self, reads: usize) -> DispatchTensor {
+    pub(crate) fn deeper_than(&mut self, reads: usize) -> DispatchTensor {
         let is_deep = |(deep, _): &&(usize, DispatchTensor)| *deep >= reads;
-        if let Some((_, below)) = self.below.as_ref().filter(is_deep) {
+        if let Some((_, below)) = self.deeper.as_ref().filter(is_deep) {
             return below.clone();
         }
         let deepest = (0..=reads).fold(self.start(), |tick, made| {
@@ -87,7 +87,7 @@ impl Clock {
         let leaf = lift(self.zero(), self.strategy).require_grad();
         let below = deeper(deepest, leaf.into_dispatch());
         collect_graph(&self.device);
-        self.below = Some((reads, below.clone()));
+        self.deeper = Some((reads, below.clone()));
         below
     }
 

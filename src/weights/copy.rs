@@ -91,7 +91,7 @@ impl LocalParam {
     pub(super) fn lacks_copy(&self, graph: Option<&Arc<Graph>>) -> bool {
         let state = self.state.lock();
         let is_tapped = match (&state.gradient, graph) {
-            (GradientState::Accumulating(expecting), Some(graph)) => {
+            (GradientState::Pending(expecting), Some(graph)) => {
                 let tapped = expecting.tapped.as_ref();
                 tapped.is_some_and(|(read_in, _)| Arc::ptr_eq(read_in, graph))
             }

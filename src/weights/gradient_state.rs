@@ -40,7 +40,7 @@ pub(super) enum GradientState {
     #[default]
     Idle,
     /// The parameter was read: gradients will arrive from taps, and from blocks that are to be recomputed.
-    Accumulating(Box<Expecting>),
+    Pending(Box<Expecting>),
     /// The gradient, or its absence (`received` is `false`), was reported to the master.
     Done { received: bool },
 }

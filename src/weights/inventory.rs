@@ -261,12 +261,12 @@ impl Entry {
     fn offloaded_bytes_of(&self, context: &RankContext) -> usize {
         let is_offloaded = self.role != Role::Retained
             && context.is_offloaded(self.is_trained(), self.elements(), self.dtype);
-        let leaves = context.engine.as_ref().is_some_and(|engine| {
+        let moves_to_host = context.engine.as_ref().is_some_and(|engine| {
             is_offloaded
                 && context.membership.is_none()
                 && engine.host != self.device.clone().inner()
         });
-        if leaves { self.bytes() } else { 0 }
+        if moves_to_host { self.bytes() } else { 0 }
     }
 
     /// Returns the devices and types of the parameter when it is computed with on `device`.
@@ -280,7 +280,7 @@ impl Entry {
         // A frozen parameter that is not moved may have any type.
         let is_needed = role != Role::Frozen || here != self.device.clone().inner();
         let computed = is_needed.then(|| (here, context.compute_dtype(dtype)));
-        let rests = (role == Role::Released)
+        let stored_at = (role == Role::Released)
             .then(|| context.location(self.id, self.elements(), dtype, device))
             .filter(|location| !location.is_host)
             .map(|location| (location.device, dtype));
@@ -290,7 +290,7 @@ impl Entry {
             .as_ref()
             .filter(|_| is_needed && context.engine.is_none())
             .map(|member| (member.device().clone(), dtype));
-        [computed, rests, ordinary].into_iter().flatten()
+        [computed, stored_at, ordinary].into_iter().flatten()
     }
 
     /// Returns the device that steps the parameter.

@@ -118,7 +118,7 @@ impl LocalParams {
         let has_received = |local_param: &Arc<LocalParam>| match &local_param.state.lock().gradient
         {
             GradientState::Idle => false,
-            GradientState::Accumulating(expecting) => expecting.partial.is_some(),
+            GradientState::Pending(expecting) => expecting.partial.is_some(),
             GradientState::Done { received } => *received,
         };
         self.iter().any(has_received)
@@ -142,11 +142,11 @@ impl LocalParams {
     /// parameter, in module order.
     pub(crate) fn end(&self, committed: bool) -> Vec<(ParamId, ParameterReport)> {
         let end = |local_param: &Arc<LocalParam>| {
-            let shares = local_param.assigned == Residency::Aliased;
+            let is_aliased = local_param.assigned == Residency::Aliased;
             if let Some(Some(applied)) = local_param.applied.get() {
                 applied.end_pass();
             }
-            if !shares {
+            if !is_aliased {
                 local_param.drop_fetched();
             }
             let gradient = std::mem::take(&mut local_param.state.lock().gradient);
@@ -154,7 +154,7 @@ impl LocalParams {
             if let GradientState::Done { received: true } = gradient {
                 report = report.max(ParameterReport::Received);
             }
-            if !shares {
+            if !is_aliased {
                 local_param.refresh_copy();
             }
             (local_param.master.id, report)

@@ -55,6 +55,6 @@ pub(crate) use master_param::MasterParam;
 pub(crate) use placeholder::Identity;
 pub(crate) use tracked::{
     OwnLeaf, TrackedTensor, Unused, is_for_inference, is_in_stock_training, is_in_training,
-    own_leaf, tracked_outside_of_masters, with_constants, with_own_leaves,
+    own_leaf, tracked_and_not_attached, with_constants, with_own_leaves,
 };
 pub(crate) use transfer::fork_quantized;

@@ -8,7 +8,7 @@ use burn::tensor::{
 };
 
 #[cfg(any(feature = "flex", feature = "ndarray"))]
-use super::unreadable::Nothing;
+use super::unreadable::UnreadableBytes;
 use crate::tap::{GradientSink, PassedGradients, tap};
 
 /// Returns the message for a read of the placeholder of the parameter at `path`.
@@ -32,20 +32,20 @@ pub(super) fn unreadable<const D: usize>(
     device: &Device,
 ) -> Tensor<D> {
     #[cfg(any(feature = "flex", feature = "ndarray"))]
-    let of = |bytes: fn(Nothing) -> Bytes| {
+    let of = |bytes: fn(UnreadableBytes) -> Bytes| {
         let size = shape.num_elements() * dtype.size();
-        let nothing = Nothing::new(why, path.clone(), size);
+        let nothing = UnreadableBytes::new(why, path.clone(), size);
         let data = TensorData::from_bytes(bytes(nothing), shape.clone(), dtype);
         Tensor::from_data(data, (device, dtype))
     };
     #[allow(unreachable_patterns)] // The variants depend on the features.
     match device.as_dispatch() {
         #[cfg(feature = "flex")]
-        DispatchDevice::Flex(_) => of(Nothing::bytes),
+        DispatchDevice::Flex(_) => of(UnreadableBytes::bytes),
         // The zeros are dropped with the original.
         #[cfg(feature = "ndarray")]
         #[allow(deprecated)] // Burn 0.22 still ships ndarray.
-        DispatchDevice::NdArray(_) => of(Nothing::once_cloned).clone(),
+        DispatchDevice::NdArray(_) => of(UnreadableBytes::once_cloned).clone(),
         _ => {
             let options = TensorCreationOptions::new(device.clone()).with_dtype(dtype);
             let element = Tensor::<D>::full([1; D], f32::NAN, options);

@@ -184,10 +184,10 @@ impl LocalParam {
     /// Panics if the gradient has already arrived.
     fn expecting<'a>(&self, state: &'a mut State) -> &'a mut Expecting {
         if let GradientState::Idle = state.gradient {
-            state.gradient = GradientState::Accumulating(Box::default());
+            state.gradient = GradientState::Pending(Box::default());
         }
         match &mut state.gradient {
-            GradientState::Accumulating(expecting) => expecting,
+            GradientState::Pending(expecting) => expecting,
             _ => panic!(
                 "parameter `{}` was read again after its gradient had arrived in this step: combine \
                  the losses and run one backward pass per step. To compute with the model after the \

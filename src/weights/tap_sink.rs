@@ -78,7 +78,7 @@ impl LocalParam {
     /// Adds a gradient to the sum. If no other gradient is pending and the pass `admits` it, reports the sum.
     fn add_gradient(self: &Arc<Self>, pass: &Arc<Pass>, gradient: AnyTensor, admits: bool) {
         let mut state = self.state.lock();
-        let GradientState::Accumulating(expecting) = &mut state.gradient else {
+        let GradientState::Pending(expecting) = &mut state.gradient else {
             unreachable!("a gradient is pending until it arrives")
         };
         // The tap is a second handle to the value.
@@ -142,7 +142,7 @@ impl LocalParam {
         let arrived = match &mut self.state.lock().gradient {
             GradientState::Done { .. } => return,
             // The loss does not depend on this read.
-            GradientState::Accumulating(expecting) => {
+            GradientState::Pending(expecting) => {
                 expecting.tapped = None;
                 expecting.partial.take()
             }

@@ -27,12 +27,12 @@ pub(crate) fn is_for_inference<M: Module>(module: &M) -> Option<bool> {
 /// Returns `true` if a thread of a rayon pool calls `module` for a stock training. While the thread waits within a step, it may run
 /// that training.
 pub(crate) fn is_in_stock_training<M: Module>(module: &M) -> bool {
-    is_in_pool() && !is_in_training(module) && !tracked_outside_of_masters(module).is_empty()
+    is_in_pool() && !is_in_training(module) && !tracked_and_not_attached(module).is_empty()
 }
 
 /// Returns the tracked values of the attached `module` that no master holds, each with its index among the float
 /// parameters: ordinary leaves, and tensors that the user's code has set in place of a parameter.
-pub(crate) fn tracked_outside_of_masters<M: Module>(module: &M) -> Vec<(usize, TrackedTensor)> {
+pub(crate) fn tracked_and_not_attached<M: Module>(module: &M) -> Vec<(usize, TrackedTensor)> {
     let parameters = without_stand_ins(list(module)).into_iter().enumerate();
     let without_master = parameters.filter(|(_, parameter)| !carries_handle(parameter));
     let values = without_master.map(|(place, parameter)| (place, parameter.param.value()));

@@ -5,7 +5,7 @@ use burn::tensor::Bytes;
 use burn_std::{AccessError, AccessPolicy, AllocationController, AllocationProperty};
 
 /// Bytes that can't be read: an access returns an error with the reason.
-pub(super) struct Nothing {
+pub(super) struct UnreadableBytes {
     why: fn(&str) -> String,
     path: Arc<str>,
     size: usize,
@@ -13,7 +13,7 @@ pub(super) struct Nothing {
     zeros: Option<Bytes>,
 }
 
-impl Nothing {
+impl UnreadableBytes {
     /// Replaces `size` bytes of the parameter at `path`; `why` returns the message of an access.
     pub(super) fn new(why: fn(&str) -> String, path: Arc<str>, size: usize) -> Self {
         let zeros = None;
@@ -43,7 +43,7 @@ impl Nothing {
     }
 }
 
-impl AllocationController for Nothing {
+impl AllocationController for UnreadableBytes {
     fn alloc_align(&self) -> usize {
         align_of::<u64>()
     }

@@ -39,7 +39,7 @@ impl<M: Module> Core<M> {
         let is_here = |id| inventory.get(id).is_some();
         let removed = self.ranks.attached().inventory.removed_in(inventory);
         let resized = removed.iter().copied().find(|id| is_here(*id));
-        let returned = optimizer.returned(is_here).or(resized);
+        let returned = optimizer.removed_id_in_model(is_here).or(resized);
         // The states of the removed parameters are dropped before the record.
         let others = inventory.zeros_not_in_f32();
         let others = others.filter(|(id, ..)| !removed.contains(id));

@@ -34,7 +34,7 @@ impl<M: Module + 'static> FusedReplicas<M> {
         if self.core.policies.schedule == StepSchedule::TwoPass {
             return self.core.refuse(FusedError::RunsTwice);
         }
-        let mut batches = Some(self.dealt(batches)?);
+        let mut batches = Some(self.by_rank(batches)?);
         let batches = || batches.take().expect("the plan is one pass");
         self.pass_of_loss(Some(learning_rate.into()), batches, forward)
     }
@@ -52,7 +52,7 @@ impl<M: Module + 'static> FusedReplicas<M> {
         batches: impl IntoIterator<Item = B>,
         forward: impl Fn(&M, B) -> L + Send + Sync + 'static,
     ) -> Result<Vec<L>, FusedError> {
-        let batches = self.dealt(batches)?;
+        let batches = self.by_rank(batches)?;
         self.pass_of_loss(Some(learning_rate.into()), || batches.clone(), forward)
     }
 
@@ -71,7 +71,7 @@ impl<M: Module + 'static> FusedReplicas<M> {
         batches: impl IntoIterator<Item = B>,
         forward: impl Fn(&M, B) -> L + Send + Sync + 'static,
     ) -> Result<Vec<L>, FusedError> {
-        let mut batches = Some(self.dealt(batches)?);
+        let mut batches = Some(self.by_rank(batches)?);
         let batches = || batches.take().expect("the plan is one pass");
         self.pass_of_loss(None, batches, forward)
     }
@@ -88,7 +88,7 @@ impl<M: Module + 'static> FusedReplicas<M> {
         batches: impl IntoIterator<Item = B>,
         train: impl Fn(&M, B) -> (R, GradientsParams) + Send + Sync + 'static,
     ) -> Result<Vec<R>, FusedError> {
-        let batches = self.dealt(batches)?;
+        let batches = self.by_rank(batches)?;
         let work: Work<M, B, R> =
             Arc::new(move |model, rank, batch| rank.run(|| Ok(train(model, batch))));
         let Self { core, threads } = self;
@@ -137,19 +137,19 @@ impl<M: Module + 'static> FusedReplicas<M> {
     }
 
     /// Returns the batches by rank.
-    fn dealt<B>(
+    fn by_rank<B>(
         &mut self,
         batches: impl IntoIterator<Item = B>,
     ) -> Result<Vec<Option<B>>, FusedError> {
-        let mut dealt: Vec<_> = batches.into_iter().map(Some).collect();
-        let (ranks, batches) = (self.devices().len(), dealt.len());
+        let mut by_rank: Vec<_> = batches.into_iter().map(Some).collect();
+        let (ranks, batches) = (self.devices().len(), by_rank.len());
         if batches == 0 || batches > ranks {
             let reason = format!(
                 "there are {batches} batches for {ranks} ranks: pass at least one batch, and at most one for each rank"
             );
             return self.core.refuse(FusedError::Replicas { reason });
         }
-        dealt.resize_with(ranks, || None);
-        Ok(dealt)
+        by_rank.resize_with(ranks, || None);
+        Ok(by_rank)
     }
 }

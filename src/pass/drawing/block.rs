@@ -19,7 +19,7 @@ pub(crate) enum BlockNumbers {
     Repeated(Arc<SinceSeed>),
     /// The block draws nothing in both of its runs.
     Nothing,
-    /// The block draws what all threads share: another run has the lock of the generators.
+    /// The block draws from the generators as they are, because another run has their lock.
     Shared,
 }
 

@@ -41,7 +41,7 @@ struct Ranks {
     /// The first rank that has failed.
     failed: Option<usize>,
     /// `true` after a rank has timed out: no rank waits any more in this pass.
-    is_free: bool,
+    is_unlimited: bool,
 }
 
 /// The phase of a rank in a pass.
@@ -146,7 +146,7 @@ impl Flow {
             least.is_some_and(|least| sent - least > self.limit)
         };
         let start = Instant::now();
-        while ranks.failed.is_none() && !ranks.is_free && ahead(&ranks) {
+        while ranks.failed.is_none() && !ranks.is_unlimited && ahead(&ranks) {
             let next_check = Instant::now() + self.check_interval;
             if !self.changed.wait_until(&mut ranks, next_check).timed_out() {
                 continue;
@@ -160,7 +160,7 @@ impl Flow {
             }
             let in_closure = ranks.any(|phase| *phase == RankPhase::Forward);
             if in_closure && start.elapsed() > self.unknown_phase_timeout {
-                ranks.is_free = true;
+                ranks.is_unlimited = true;
                 self.changed.notify_all();
                 log::warn!(
                     "rank {rank} has waited {:?} for another rank, whose closure runs the backward pass itself and has no \
