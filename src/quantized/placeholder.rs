@@ -44,11 +44,10 @@ pub(super) fn is_weight<const D: usize>(base: &Tensor<D>) -> bool {
     if is_placeholder(base.dtype()) || base.shape().num_elements() == 0 {
         return false;
     }
-    let first = base
-        .clone()
-        .inner()
-        .slice(std::array::from_fn::<_, D, _>(|_| 0..1));
-    !first.is_nan().into_scalar::<bool>()
+    let base = base.clone().inner();
+    let first = base.clone().slice(std::array::from_fn::<_, D, _>(|_| 0..1));
+    // Almost always the first element suffices.
+    !first.is_nan().into_scalar::<bool>() || !base.is_nan().all().into_scalar::<bool>()
 }
 
 /// Returns a placeholder of the shape of `value`, on its device. It reads as NaN.

@@ -259,6 +259,21 @@ fn quantized_values_survive_any_type() {
     }
 }
 
+/// The first element of a placeholder is NaN, and so are all others.
+#[test]
+fn dense_weight_with_nan_replaces_quantized_values() {
+    let mut model = dense();
+    let weight = model.layers[0].weight.clone();
+    model.layers[0].weight = weight.map(|weight| {
+        let nan = Tensor::full([1, 1], f32::NAN, &weight.device());
+        weight.slice_assign([0..1, 0..1], nan)
+    });
+    let record = model.clone().into_record().allow_partial(true);
+    let loaded = quantized(BaseFormat::Bits4).load_record(record);
+    let of = |model: &Stack| model.layers[0].weight.val().into_data();
+    assert_eq!(of(&loaded).as_bytes(), of(&model).as_bytes());
+}
+
 #[test]
 fn estimates_count_bytes_of_quantized_values() {
     let adamw = optim::AdamWConfig::new().init();
