@@ -25,6 +25,8 @@ pub(crate) enum Role {
 pub(crate) struct Entry {
     pub(crate) id: ParamId,
     pub(crate) path: Arc<str>,
+    /// The paths of the same frozen parameter that the module has first.
+    pub(crate) earlier_paths: Vec<Arc<str>>,
     pub(crate) shape: Shape,
     pub(crate) dtype: DType,
     /// The device of the value.
@@ -40,6 +42,7 @@ impl Entry {
         Self {
             id: parameter.param.id(),
             path: parameter.path.into(),
+            earlier_paths: Vec::new(),
             shape: value.shape(),
             dtype: value.dtype(),
             device: value.device(),

@@ -95,10 +95,10 @@ impl Inventory {
         // A check of a remote device is a network request.
         let mut checked = Vec::new();
         let mut offloaded_bytes = 0;
-        for entry in found {
+        for mut entry in found {
             entry.check(context, &mut checked)?;
             offloaded_bytes += entry.offloaded_bytes_of(context);
-            match entries.get(&entry.id) {
+            match entries.remove(&entry.id) {
                 Some(first) if entry.is_trained() || first.is_trained() => {
                     return Err(FusedError::DuplicateParameter {
                         id: entry.id,
@@ -106,8 +106,13 @@ impl Inventory {
                         second: entry.path.to_string(),
                     });
                 }
-                _ => entries.insert(entry.id, entry),
-            };
+                Some(first) => {
+                    entry.earlier_paths = first.earlier_paths;
+                    entry.earlier_paths.push(first.path);
+                }
+                None => {}
+            }
+            entries.insert(entry.id, entry);
         }
         Ok(Self {
             entries,
@@ -201,12 +206,14 @@ impl Inventory {
     ) -> HashMap<ParamId, Arc<str>> {
         let mut adapters = HashMap::new();
         for base in bases.filter_map(|id| self.get(id)) {
-            let adapts = |entry: &Entry| {
-                let below = entry.path.strip_prefix(&*base.path);
-                below.is_some_and(|below| below.starts_with('.'))
-            };
-            let found = self.entries.values().filter(|entry| adapts(entry));
-            adapters.extend(found.map(|entry| (entry.id, base.path.clone())));
+            for path in base.earlier_paths.iter().chain([&base.path]) {
+                let adapts = |entry: &&Entry| {
+                    let below = entry.path.strip_prefix(&**path);
+                    below.is_some_and(|below| below.starts_with('.'))
+                };
+                let found = self.entries.values().filter(adapts);
+                adapters.extend(found.map(|entry| (entry.id, path.clone())));
+            }
         }
         adapters
     }

@@ -82,6 +82,22 @@ fn adapter_outside_of_blocks_is_refused_by_name(device: &Device) {
         }
         assert_equal_weights(&model, &fused.model());
     }
+
+    // Also if two layers share the base.
+    let mut shared = Network::init(device);
+    shared.blocks[2].expand.weight = shared.blocks[1].expand.weight.clone();
+    let mode = Offload::Weights(OffloadedBlocks::All);
+    let mut fused = adam(shared.apply_lora(adapters()), device, mode);
+    for block in [1, 2] {
+        let text = panic_of(|| {
+            let read = |model: &Network| model.blocks[block].expand.weight.val().sum();
+            fused.step(RATE, read).unwrap()
+        });
+        assert_says(
+            &text,
+            &format!("`blocks.{block}.expand.weight` is offloaded"),
+        );
+    }
 }
 
 on_every_backend!(
