@@ -1,6 +1,6 @@
 //! Measurement of the optimizer states of a model, on a few elements of each parameter.
 
-use std::collections::{HashMap, hash_map};
+use std::collections::{HashMap, HashSet, hash_map};
 
 use backburn_base::caught::Caught;
 use backburn_base::{AnyTensor, list, with_rank};
@@ -23,7 +23,10 @@ const GROUP: usize = 64;
 
 /// Returns the parameters of `model`, on devices without autodiff. Lazy parameters are initialized.
 pub(crate) fn parameters<M: Module>(model: &M) -> Vec<Entry> {
+    let mut seen = HashSet::new();
+    // Two layers can share a frozen parameter.
     let all = list(model).into_iter().map(Entry::of);
+    let all = all.filter(|entry| seen.insert(entry.id));
     let without_autodiff = all.map(|entry| Entry {
         device: entry.device.inner(),
         ..entry
@@ -62,6 +65,8 @@ pub(crate) fn measure(
     parameters: &[Entry],
     by_shape: bool,
 ) -> Result<States, FusedError> {
+    // States that the optimizer has belong to whole parameters, and parts are measured.
+    let optimizer = &SharedOptimizer::new(optimizer.clone(), None).fresh();
     let trained = parameters.iter().find(|it| it.is_trained());
     let overhead = trained.map_or(0, |it| overhead(optimizer, &it.device));
     let mut known = HashMap::new();

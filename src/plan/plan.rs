@@ -43,7 +43,10 @@ use super::set_profile::Choice;
 /// # Ok::<(), backburn::PlanError>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(bound(serialize = "O: Serialize", deserialize = "O: Deserialize<'de>"))]
+#[serde(
+    bound(serialize = "O: Serialize", deserialize = "O: Deserialize<'de>"),
+    deny_unknown_fields
+)]
 pub struct Plan<O> {
     /// The config: recomputed blocks, offload, and the options that were passed to the
     /// [planner](super::Planner::with_config).

@@ -2,6 +2,7 @@
 
 use backburn_memory as memory;
 use burn::module::Module;
+use burn::tensor::DType;
 
 use crate::footprint::{self, States};
 use crate::fused::Loss;
@@ -47,7 +48,10 @@ impl Profile {
     /// Creates the profile of `parameters`, for which `held` bytes were allocated.
     pub(super) fn new(storage: WeightStorage, parameters: Vec<Entry>, held: usize) -> Self {
         let bytes: usize = parameters.iter().map(Entry::bytes).sum();
-        let missing = bytes.saturating_sub(held);
+        let trained = parameters.iter().filter(|it| it.is_trained());
+        // An update copies a shared weight. A frozen one is never copied.
+        let copied: usize = trained.map(Entry::bytes).sum();
+        let missing = bytes.saturating_sub(held).min(copied);
         // Weights on the host take no bytes of the device.
         let are_shared = !storage.on_host && missing > bytes / 64;
         Self {
@@ -56,6 +60,12 @@ impl Profile {
             shared: if are_shared { missing } else { 0 },
             ..Self::default()
         }
+    }
+
+    /// Returns `true` if all trained weights are in f32.
+    pub(super) fn trains_in_f32(&self) -> bool {
+        let mut trained = self.parameters.iter().filter(|it| it.is_trained());
+        trained.all(|parameter| parameter.dtype == DType::F32)
     }
 
     /// Measures the states of `optimizer` in these formats, if it has them.

@@ -50,9 +50,12 @@ impl Search {
         self.profiles.iter().find(|it| it.storage == storage)
     }
 
-    /// Returns the profile of a set; `None` if its storage was not measured, or the optimizer does not have its formats.
+    /// Returns the profile of a set; `None` if its storage was not measured, or the optimizer or a weight can't have its formats.
     fn known<'a>(&'a self, set: &'a TechniqueSet) -> Option<SetProfile<'a>> {
         let profile = self.profile(set.storage())?;
+        if set.offloads_states() && !profile.trains_in_f32() {
+            return None;
+        }
         let states = profile.states_in(set.formats())?;
         Some(SetProfile {
             limits: self.limits,

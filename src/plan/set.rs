@@ -59,6 +59,11 @@ impl TechniqueSet {
         }
     }
 
+    /// Returns `true` if it offloads states, which are in f32.
+    pub(super) fn offloads_states(&self) -> bool {
+        self.offload == Some(Offload::States)
+    }
+
     pub(super) fn formats(&self) -> Formats {
         (self.states, self.weights)
     }

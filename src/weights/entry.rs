@@ -83,6 +83,11 @@ impl Entry {
 
     /// Returns where the parameter is stored between two steps.
     pub(crate) fn tier(&self, policy: &PlacementPolicy) -> StorageTier {
-        policy.tier(self.is_trained(), self.elements(), self.dtype)
+        let tier = policy.tier(self.is_trained(), self.elements(), self.dtype);
+        match (self.role, tier) {
+            // An ordinary leaf of the module.
+            (Role::Retained, StorageTier::Host) => StorageTier::Device,
+            _ => tier,
+        }
     }
 }

@@ -220,6 +220,7 @@ fn damaged_plan_file_is_refused_with_place() {
     }
     for (from, to, words) in [
         ("\"hash\"", "\"hush\"", ""),
+        ("\"weights\"", "\"weight\"", "unknown field `weight`"),
         ("\"AdamWConfig\"", "\"LionConfig\"", ""),
         ("\"batch\": 32", "\"batch\": -1", "integer `-1`"),
         ("\"batch\": 32", "\"batch\": 1.5", "floating point `1.5`"),

@@ -208,3 +208,28 @@ fn weights_that_maker_holds_are_counted_twice() {
         assert!(bytes <= budget, "{bytes} of {budget}\n{plan}");
     }
 }
+
+/// An update copies no frozen weight.
+#[test]
+fn frozen_weights_that_maker_holds_are_counted_once() {
+    let _alone = alone();
+    let layer = |size| LinearConfig::new(64, size).init(&device());
+    let base: Linear = layer(1 << 14);
+    let model = (base.clone().no_grad(), base.no_grad(), layer(64));
+    let init = || model.clone();
+    let loss = |(_, _, layer): &(Linear, Linear, Linear), items: usize| {
+        let x = Tensor::<2>::ones([items, 64], &device());
+        layer.forward(x).mean()
+    };
+    let plan = Planner::new(init, AdamWConfig::new())
+        .plan(loss, ENOUGH)
+        .unwrap();
+    let train = || {
+        let mut fused = plan.fuse(init).unwrap();
+        for _ in 0..2 {
+            fused.step(1e-3, |model| loss(model, plan.batch)).unwrap();
+        }
+    };
+    let ratio = plan.device_bytes as f64 / peak(train).1 as f64;
+    assert!((1.0..=1.2).contains(&ratio), "{ratio:.3}\n{plan}");
+}
