@@ -20,7 +20,7 @@ pub(crate) fn adapted<const D: usize>(inputs: [AnyTensor; 4], scale: f64) -> Opt
     Some(operation(inputs, run, compose).of_rank())
 }
 
-fn kernel(inputs: [AnyTensor; 4], needed: [bool; 4], scale: f32) -> Computed<4> {
+fn kernel(inputs: [AnyTensor; 4], needed: [bool; 4], scale: f32) -> Computed {
     let [of_x, of_weight, of_a, of_b] = inputs.each_ref().map(|it| it.shape());
     let ([d_input, d_output], rank) = ([of_weight[0], of_weight[1]], of_a[1]);
     let rows = of_x.iter().rev().skip(1).product();

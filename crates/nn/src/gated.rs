@@ -94,7 +94,7 @@ fn forward(activation: Activation, gate: Tensor<1>, up: Tensor<1>) -> Tensor<1> 
     in_type(active * up, dtype)
 }
 
-fn operations(activation: Activation, [gate, up]: [AnyTensor; 2]) -> Computed<2> {
+fn operations(activation: Activation, [gate, up]: [AnyTensor; 2]) -> Computed {
     let output = forward(activation, gate.0.clone(), up.0.clone());
     Computed::new(output.into(), move |gradient| {
         let dtypes = [gate.dtype(), up.dtype()];
@@ -127,7 +127,7 @@ fn operations(activation: Activation, [gate, up]: [AnyTensor; 2]) -> Computed<2>
     })
 }
 
-fn kernel((forward, backward): (Forward, Backward), [gate, up]: [AnyTensor; 2]) -> Computed<2> {
+fn kernel((forward, backward): (Forward, Backward), [gate, up]: [AnyTensor; 2]) -> Computed {
     let shape = gate.shape();
     let length = shape.num_elements();
     let elements = [&gate, &up].map(Elements::contiguous);

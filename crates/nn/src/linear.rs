@@ -91,7 +91,7 @@ fn multiplied<const D: usize, const N: usize>(inputs: [AnyTensor; N]) -> Tensor<
     .of_rank()
 }
 
-fn kernel<const N: usize>(inputs: [AnyTensor; N], needed: [bool; N]) -> Computed<N> {
+fn kernel<const N: usize>(inputs: [AnyTensor; N], needed: [bool; N]) -> Computed {
     let shape = inputs[0].shape();
     let rows = shape.iter().rev().skip(1).product();
     let layer = inputs[1].shape();

@@ -7,10 +7,11 @@
 
 #![allow(deprecated)] // `NdArray`: Burn 0.22 still ships it.
 
+use std::array::from_fn;
 use std::fmt::{Debug, Formatter};
 use std::sync::Arc;
 
-use backburn_base::{AnyTensor, lift};
+use backburn_base::AnyTensor;
 use burn::backend::autodiff::NodeId;
 use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
 use burn::backend::autodiff::grads::Gradients;
@@ -27,38 +28,44 @@ use parking_lot::Mutex;
 const INPUTS: usize = 4;
 
 /// A tensor, or none, for each input.
-type Each<const N: usize> = [Option<AnyTensor>; N];
+type Each = Vec<Option<AnyTensor>>;
 
 /// Computes the gradients of the inputs from the gradient of the output, and the inputs that the tape keeps.
-type Function<const N: usize> = Box<dyn FnOnce(AnyTensor, Each<N>) -> Each<N> + Send>;
+type Function = Box<dyn FnOnce(AnyTensor, Each) -> Each + Send>;
 
 /// The result of an operation on tensors without autodiff, with its backward pass.
-pub(crate) struct Computed<const N: usize> {
+pub(crate) struct Computed {
     pub(crate) output: AnyTensor,
     /// `true` for each input that the tape keeps.
-    kept: [bool; N],
-    backward: Function<N>,
+    kept: Vec<bool>,
+    backward: Function,
 }
 
-impl<const N: usize> Computed<N> {
+impl Computed {
     /// `backward` computes the gradients of the inputs. One of an input that is not tracked may be `None`, or is dropped.
-    pub(crate) fn new(
+    pub(crate) fn new<const N: usize>(
         output: AnyTensor,
-        backward: impl FnOnce(AnyTensor) -> Each<N> + Send + 'static,
+        backward: impl FnOnce(AnyTensor) -> [Option<AnyTensor>; N] + Send + 'static,
     ) -> Self {
         Self::keeping([false; N], output, move |gradient, _| backward(gradient))
     }
 
     /// Creates the result with a `backward` that also receives the inputs that are `kept`. The tape keeps them, or computes them again if it
     /// can, such as the weight of an adapter on a quantized base.
-    pub(crate) fn keeping(
+    pub(crate) fn keeping<const N: usize>(
         kept: [bool; N],
         output: AnyTensor,
-        backward: impl FnOnce(AnyTensor, Each<N>) -> Each<N> + Send + 'static,
+        backward: impl FnOnce(AnyTensor, [Option<AnyTensor>; N]) -> [Option<AnyTensor>; N]
+        + Send
+        + 'static,
     ) -> Self {
+        let backward = move |gradient, kept: Each| {
+            let kept = kept.try_into().expect("one for each input");
+            backward(gradient, kept).into()
+        };
         Self {
             output,
-            kept,
+            kept: kept.into(),
             backward: Box::new(backward),
         }
     }
@@ -68,7 +75,7 @@ impl<const N: usize> Computed<N> {
 /// graph can't have a node of this crate, `compose` computes the output from operations that Burn differentiates.
 pub(crate) fn operation<const N: usize>(
     inputs: [AnyTensor; N],
-    run: impl FnOnce([AnyTensor; N], [bool; N]) -> Computed<N>,
+    run: impl FnOnce([AnyTensor; N], [bool; N]) -> Computed,
     compose: impl FnOnce([AnyTensor; N]) -> AnyTensor,
 ) -> AnyTensor {
     let needed = inputs.each_ref().map(|input| input.is_tracked());
@@ -83,31 +90,24 @@ pub(crate) fn operation<const N: usize>(
         .next();
     let inner = inputs.each_ref().map(|it| it.0.clone().inner().into());
     let computed = run(inner, needed);
-    let (output, backward) = (computed.output, computed.backward);
     let Some(strategy) = strategy else {
-        return output;
+        return computed.output;
     };
-    let output = lift(output.0, strategy);
+    let output = computed.output.lifted(strategy);
     if !is_tracked {
-        return output.into();
+        return output;
     }
-    let mut kept = [false; INPUTS];
-    kept[..N].copy_from_slice(&computed.kept);
-    let function: Function<INPUTS> =
-        Box::new(|gradient, kept| resized(backward(gradient, resized(kept))));
+    let inputs = inputs.map(|input| match input.is_autodiff() {
+        true => input,
+        false => input.lifted(strategy),
+    });
     let step = BackwardStep {
-        kept,
-        function: Arc::new(Mutex::new(Some(function))),
+        kept: computed.kept,
+        function: Arc::new(Mutex::new(Some(computed.backward))),
     };
-    // An operation of a backend has a fixed number of tensors. The output is not tracked.
-    let constant = output.clone().into_dispatch();
-    let mut inputs = inputs.into_iter().map(|input| input.0.into_dispatch());
-    let mut next = || inputs.next().unwrap_or_else(|| constant.clone());
-    let (a, b, c, d) = (next(), next(), next(), next());
-    let output = output.into_dispatch();
-    AnyTensor(Tensor::from_dispatch(
-        <Dispatch as NodeBackend>::with_backward(a, b, c, d, output, step),
-    ))
+    let output = output.0.into_dispatch();
+    let output = <Dispatch as NodeBackend>::with_backward(output, inputs.into(), step);
+    AnyTensor(Tensor::from_dispatch(output))
 }
 
 /// Returns `true` if this build has the extension of the backend of `device`.
@@ -126,17 +126,11 @@ fn covers(device: &Device) -> bool {
     }
 }
 
-/// Returns the first tensors of `each`, and fills missing places with `None`.
-fn resized<const FROM: usize, const TO: usize>(each: Each<FROM>) -> Each<TO> {
-    let mut each = each.into_iter();
-    [(); TO].map(|()| each.next().flatten())
-}
-
 /// The backward pass of a node. Burn clones the states of nodes, and runs each once.
 #[derive(Clone)]
 struct BackwardStep {
-    kept: [bool; INPUTS],
-    function: Arc<Mutex<Option<Function<INPUTS>>>>,
+    kept: Vec<bool>,
+    function: Arc<Mutex<Option<Function>>>,
 }
 
 impl Debug for BackwardStep {
@@ -154,16 +148,13 @@ impl Debug for BackwardStep {
     Autodiff
 )]
 trait NodeBackend: Backend {
-    /// Returns `output`. Under autodiff it is the child of the four inputs, with the backward pass of `step`.
+    /// Returns `output`. Under autodiff it is the child of `inputs`, with the backward pass of `step`.
     fn with_backward(
-        first: FloatTensor<Self>,
-        second: FloatTensor<Self>,
-        third: FloatTensor<Self>,
-        fourth: FloatTensor<Self>,
         output: FloatTensor<Self>,
+        inputs: Vec<AnyTensor>,
         step: BackwardStep,
     ) -> FloatTensor<Self> {
-        let _ = (first, second, third, fourth, step);
+        let _ = (inputs, step);
         output
     }
 }
@@ -181,32 +172,24 @@ impl<B, C> NodeBackend for Autodiff<B, C>
 where
     B: Backend,
     C: CheckpointStrategy,
-    DispatchTensor: DispatchKindConversion<B>,
+    DispatchTensor: DispatchKindConversion<B> + DispatchKindConversion<Self>,
 {
     fn with_backward(
-        first: FloatTensor<Self>,
-        second: FloatTensor<Self>,
-        third: FloatTensor<Self>,
-        fourth: FloatTensor<Self>,
         output: FloatTensor<Self>,
+        inputs: Vec<AnyTensor>,
         step: BackwardStep,
     ) -> FloatTensor<Self> {
+        let inputs: Vec<_> = inputs.into_iter().map(primitive::<Self>).collect();
+        // A node has a fixed number of parents. The output is not tracked.
+        let parents = from_fn(|index| inputs.get(index).unwrap_or(&output).node());
         let (output, _leaf) = output.into_parts();
-        let prepared = Node
-            .prepare::<C>([first.node(), second.node(), third.node(), fourth.node()])
-            .compute_bound()
-            .stateful();
+        let prepared = Node.prepare::<C>(parents).compute_bound().stateful();
         match prepared {
             OpsKind::Tracked(mut prepared) => {
-                let mut keep = |index: usize, input: &FloatTensor<Self>| {
-                    step.kept[index].then(|| prepared.checkpoint(input))
-                };
-                let kept = [
-                    keep(0, &first),
-                    keep(1, &second),
-                    keep(2, &third),
-                    keep(3, &fourth),
-                ];
+                let inputs = inputs.iter().zip(&step.kept);
+                let kept =
+                    inputs.map(|(input, is_kept)| is_kept.then(|| prepared.checkpoint(input)));
+                let kept = kept.collect();
                 prepared.finish((step, kept), output)
             }
             OpsKind::UnTracked(prepared) => prepared.finish(output),
@@ -222,7 +205,7 @@ where
     B: Backend,
     DispatchTensor: DispatchKindConversion<B>,
 {
-    type State = (BackwardStep, [Option<NodeId>; INPUTS]);
+    type State = (BackwardStep, Vec<Option<NodeId>>);
 
     fn backward(
         self,
@@ -232,10 +215,11 @@ where
     ) {
         let gradient = any::<B>(gradients.consume::<B>(&ops.node));
         let (step, kept) = ops.state;
+        let kept = kept.into_iter();
         let kept = kept.map(|id| Some(any::<B>(checkpointer.retrieve_node_output(id?))));
         let function = step.function.lock().take();
         let function = function.expect("a backward step runs once");
-        let found = function(gradient, kept);
+        let found = function(gradient, kept.collect());
         for (parent, gradient) in ops.parents.into_iter().zip(found) {
             if let (Some(parent), Some(gradient)) = (parent, gradient) {
                 gradients.register::<B>(parent.id, primitive(gradient));

@@ -102,7 +102,7 @@ impl Norm {
         (in_type(output, dtype), normed, r)
     }
 
-    fn operations<const D: usize, const N: usize>(self, inputs: [AnyTensor; N]) -> Computed<N> {
+    fn operations<const D: usize, const N: usize>(self, inputs: [AnyTensor; N]) -> Computed {
         let (output, ..) = self.forward::<D, N>(&inputs);
         Computed::new(output.into(), move |gradient| {
             let dtype = wide(inputs[0].dtype());
@@ -124,7 +124,7 @@ impl Norm {
         })
     }
 
-    fn kernel<const N: usize>(self, inputs: [AnyTensor; N]) -> Computed<N> {
+    fn kernel<const N: usize>(self, inputs: [AnyTensor; N]) -> Computed {
         let (shape, row) = (inputs[0].shape(), inputs[1].shape().num_elements());
         let length = shape.num_elements();
         let task = rows_of_task(row) * row.max(1);
@@ -162,7 +162,7 @@ impl Norm {
             });
             let sums = sum_of_tasks(tasks.collect(), (N - 1) * row);
             let mut of_x = Some(tensor(of_x, shape, &inputs[0]));
-            from_fn(|input| match input {
+            from_fn::<_, N, _>(|input| match input {
                 0 => of_x.take(),
                 _ => {
                     let sums = sums[(input - 1) * row..][..row].to_vec();

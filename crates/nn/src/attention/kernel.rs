@@ -44,7 +44,7 @@ fn of_head(elements: &Elements, [batch, head]: [usize; 2], sizes: [usize; 2]) ->
 
 impl Kernel {
     /// Returns `None` if the kernel can't compute these tensors.
-    pub(super) fn run(problem: &Problem, inputs: &[AnyTensor; 3]) -> Option<Computed<3>> {
+    pub(super) fn run(problem: &Problem, inputs: &[AnyTensor; 3]) -> Option<Computed> {
         let mask = problem.mask.as_ref();
         let mask = mask.map(|mask| Mask::new(mask, &problem.sizes));
         if !have_kernel(inputs) || matches!(mask, Some(None)) {

@@ -142,7 +142,7 @@ impl Problem {
         self.options.scale.unwrap_or_else(usual)
     }
 
-    fn run(&self, inputs: [AnyTensor; 3]) -> Computed<3> {
+    fn run(&self, inputs: [AnyTensor; 3]) -> Computed {
         if inputs.iter().any(|it| it.shape().num_elements() == 0) {
             return self.zeros(inputs);
         }
@@ -154,7 +154,7 @@ impl Problem {
     }
 
     /// Returns the output if there are no queries, or nothing to attend to.
-    fn zeros(&self, inputs: [AnyTensor; 3]) -> Computed<3> {
+    fn zeros(&self, inputs: [AnyTensor; 3]) -> Computed {
         let options = (&inputs[0].device(), inputs[0].dtype());
         let output = Tensor::<4>::zeros(self.sizes.of_output(), options);
         Computed::new(output.into(), |_| {

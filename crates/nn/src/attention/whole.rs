@@ -17,7 +17,7 @@ impl Problem {
         in_type(output, dtype)
     }
 
-    pub(super) fn operations(&self, inputs: [AnyTensor; 3]) -> Computed<3> {
+    pub(super) fn operations(&self, inputs: [AnyTensor; 3]) -> Computed {
         let inputs = inputs.map(AnyTensor::of_rank::<4>);
         let problem = self.clone();
         Computed::new(self.forward(&inputs).into(), move |gradient| {

@@ -42,11 +42,7 @@ impl Problem {
             .collect()
     }
 
-    pub(super) fn kernel(
-        &self,
-        [hidden, weight]: [AnyTensor; 2],
-        needed: [bool; 2],
-    ) -> Computed<2> {
+    pub(super) fn kernel(&self, [hidden, weight]: [AnyTensor; 2], needed: [bool; 2]) -> Computed {
         let (tokens, classes, d_model) = (self.tokens, self.classes, self.d_model);
         let counted = self.counted();
         let states = Elements::rows(&hidden);

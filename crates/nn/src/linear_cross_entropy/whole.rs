@@ -35,7 +35,7 @@ impl Problem {
         })
     }
 
-    pub(super) fn operations(&self, inputs: [AnyTensor; 2], needed: [bool; 2]) -> Computed<2> {
+    pub(super) fn operations(&self, inputs: [AnyTensor; 2], needed: [bool; 2]) -> Computed {
         let dtypes = inputs.each_ref().map(|it| it.dtype());
         let [hidden, weight] = inputs.map(AnyTensor::of_rank::<2>);
         let dtype = wide(dtypes[0]);
