@@ -10,9 +10,7 @@ use crate::product::{Effect::Add, Matrix, ON_POOL, multiply, product};
 /// Computes `x * weight + scale * (x * a) * b` of these tensors, `x`, `weight`, `a` and `b`. Returns `None` if the kernel does not
 /// compute with them.
 pub(crate) fn adapted<const D: usize>(inputs: [AnyTensor; 4], scale: f64) -> Option<Tensor<D>> {
-    let inner = inputs.each_ref().map(|it| it.0.clone().inner().into());
-    let is_f32 = inner.iter().all(|it: &AnyTensor| it.dtype() == DType::F32);
-    if !is_f32 || !have_kernel(&inner) {
+    if !have_kernel(&inputs) || inputs.iter().any(|it| it.dtype() != DType::F32) {
         return None;
     }
     let run = |inputs, needed| kernel(inputs, needed, scale as f32);

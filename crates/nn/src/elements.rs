@@ -29,7 +29,7 @@ pub(crate) fn have_kernel(tensors: &[AnyTensor]) -> bool {
 
 fn is_flex(tensor: &AnyTensor) -> bool {
     #[allow(unreachable_patterns, unused_variables)] // The variants depend on the features.
-    match tensor.device().as_dispatch() {
+    match tensor.device().inner().as_dispatch() {
         #[cfg(feature = "flex")]
         burn::backend::DispatchDevice::Flex(_) => true,
         _ => false,

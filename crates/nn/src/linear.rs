@@ -80,11 +80,8 @@ fn multiplied<const D: usize, const N: usize>(inputs: [AnyTensor; N]) -> Tensor<
         let [x, weight] = [0, 1].map(|index| inputs[index].clone());
         burn_linear::<D>(x.of_rank(), weight.of_rank(), bias).into()
     };
-    let inner = inputs.each_ref().map(|it| it.0.clone().inner().into());
-    let have_one_type = inner
-        .iter()
-        .all(|it: &AnyTensor| it.dtype() == inner[0].dtype());
-    match have_one_type && have_kernel(&inner) {
+    let dtype = inputs[0].dtype();
+    match have_kernel(&inputs) && inputs.iter().all(|it| it.dtype() == dtype) {
         true => operation(inputs, kernel, compose),
         false => compose(inputs),
     }
@@ -118,24 +115,17 @@ fn kernel<const N: usize>(inputs: [AnyTensor; N], needed: [bool; N]) -> Computed
     let output = tensor(y, y_shape, &inputs[0]);
     // The gradient has the layout of a weight in f32. Others are copied.
     let is_transposed = matches!(weight.strides(), [1, column] if column != 1);
-    let empty_like = inputs.each_ref().map(|it| {
-        let empty = Tensor::<1>::zeros([0], (&it.device(), it.dtype()));
-        AnyTensor::from(empty)
-    });
     let mut kept = [false; N];
     [kept[0], kept[1]] = [needed[1], needed[0]];
     Computed::keeping(kept, output, move |gradient, mut kept| {
-        let gradient = Elements::contiguous(&gradient);
-        let dy = Matrix::new(gradient.get(), rows, d_output);
+        let elements = Elements::contiguous(&gradient);
+        let dy = Matrix::new(elements.get(), rows, d_output);
         let mut gradients = [const { None }; N];
         if let Some(weight) = kept[1].take() {
             let weight = Elements::strided(&weight);
             let weight = weight.matrix([d_input, d_output]);
-            gradients[0] = Some(tensor(
-                product(dy, weight.transposed()),
-                shape,
-                &empty_like[0],
-            ));
+            let dx = product(dy, weight.transposed());
+            gradients[0] = Some(tensor(dx, shape, &gradient));
         }
         if let Some(x) = kept[0].take() {
             let x = Elements::contiguous(&x);
@@ -143,19 +133,15 @@ fn kernel<const N: usize>(inputs: [AnyTensor; N], needed: [bool; N]) -> Computed
             gradients[1] = Some(match is_transposed {
                 true => {
                     let transposed = product(dy.transposed(), x);
-                    let transposed = tensor(transposed, [d_output, d_input], &empty_like[1]);
+                    let transposed = tensor(transposed, [d_output, d_input], &gradient);
                     transposed.of_rank::<2>().transpose().into()
                 }
-                false => tensor(product(x.transposed(), dy), layer, &empty_like[1]),
+                false => tensor(product(x.transposed(), dy), layer, &gradient),
             });
         }
         if needed.get(2) == Some(&true) {
-            let rows = &gradient.get()[..rows * d_output];
-            gradients[2] = Some(tensor(
-                sum_of_rows(rows, d_output),
-                [d_output],
-                &empty_like[2],
-            ));
+            let rows = &elements.get()[..rows * d_output];
+            gradients[2] = Some(tensor(sum_of_rows(rows, d_output), [d_output], &gradient));
         }
         gradients
     })
