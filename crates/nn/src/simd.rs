@@ -109,21 +109,37 @@ pub(crate) fn joined(mut lanes: [f32; LANES], join: impl Fn(f32, f32) -> f32) ->
     lanes[0]
 }
 
-/// Reduces a slice. `join` is a function: a closure would be compiled for the baseline processor.
-#[inline(always)]
-fn over_lanes(a: &[f32], start: f32, join: impl Fn(f32, f32) -> f32) -> f32 {
-    let mut lanes = [start; LANES];
-    let (wholes, rest) = a.as_chunks::<LANES>();
-    for a in wholes {
-        for lane in 0..LANES {
-            lanes[lane] = join(lanes[lane], a[lane]);
+/// Returns the sum of a term of each element of a slice, or of each pair of two slices. Not a function: a closure would be compiled for
+/// the baseline processor.
+macro_rules! sum_of {
+    ($x:ident in $a:expr => $term:expr) => {
+        $crate::simd::sum_of!($x in $a, _y in $a => $term)
+    };
+    ($x:ident in $a:expr, $y:ident in $b:expr => $term:expr) => {{
+        use $crate::simd::{BLOCK, LANES, add, joined};
+
+        let mut all = 0.0;
+        for (a, b) in $a.chunks(BLOCK).zip($b.chunks(BLOCK)) {
+            let mut lanes = [0.0; LANES];
+            let (wholes_a, rest_a) = a.as_chunks::<LANES>();
+            let (wholes_b, rest_b) = b.as_chunks::<LANES>();
+            for (a, b) in wholes_a.iter().zip(wholes_b) {
+                for lane in 0..LANES {
+                    let ($x, $y) = (a[lane], b[lane]);
+                    lanes[lane] += $term;
+                }
+            }
+            for ((lane, a), b) in lanes.iter_mut().zip(rest_a).zip(rest_b) {
+                let ($x, $y) = (*a, *b);
+                *lane += $term;
+            }
+            all += joined(lanes, add);
         }
-    }
-    for (lane, a) in lanes.iter_mut().zip(rest) {
-        *lane = join(*lane, *a);
-    }
-    joined(lanes, join)
+        all
+    }};
 }
+
+pub(crate) use sum_of;
 
 #[inline(always)]
 pub(crate) fn add(a: f32, b: f32) -> f32 {
@@ -139,38 +155,29 @@ fn larger(a: f32, b: f32) -> f32 {
 /// Returns the sum of a slice.
 #[inline(always)]
 pub(crate) fn sum(a: &[f32]) -> f32 {
-    let mut all = 0.0;
-    for block in a.chunks(BLOCK) {
-        all += over_lanes(block, 0.0, add);
-    }
-    all
-}
-
-/// Returns the largest element, or negative infinity if there is none. NaN is passed over.
-#[inline(always)]
-pub(crate) fn max(a: &[f32]) -> f32 {
-    over_lanes(a, f32::NEG_INFINITY, larger)
+    sum_of!(x in a => x)
 }
 
 /// Returns the sum of the products of `a` and `b`, each less a shift.
 #[inline(always)]
 pub(crate) fn dot(a: &[f32], b: &[f32], shifts: [f32; 2]) -> f32 {
-    let mut all = 0.0;
-    for (a, b) in a.chunks(BLOCK).zip(b.chunks(BLOCK)) {
-        let mut lanes = [0.0; LANES];
-        let (wholes_a, rest_a) = a.as_chunks::<LANES>();
-        let (wholes_b, rest_b) = b.as_chunks::<LANES>();
-        for (a, b) in wholes_a.iter().zip(wholes_b) {
-            for lane in 0..LANES {
-                lanes[lane] += (a[lane] - shifts[0]) * (b[lane] - shifts[1]);
-            }
+    sum_of!(x in a, y in b => (x - shifts[0]) * (y - shifts[1]))
+}
+
+/// Returns the largest element, or negative infinity if there is none. NaN is passed over.
+#[inline(always)]
+pub(crate) fn max(a: &[f32]) -> f32 {
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    let (wholes, rest) = a.as_chunks::<LANES>();
+    for a in wholes {
+        for lane in 0..LANES {
+            lanes[lane] = larger(lanes[lane], a[lane]);
         }
-        for ((lane, a), b) in lanes.iter_mut().zip(rest_a).zip(rest_b) {
-            *lane += (a - shifts[0]) * (b - shifts[1]);
-        }
-        all += joined(lanes, add);
     }
-    all
+    for (lane, a) in lanes.iter_mut().zip(rest) {
+        *lane = larger(*lane, *a);
+    }
+    joined(lanes, larger)
 }
 
 #[cfg(test)]

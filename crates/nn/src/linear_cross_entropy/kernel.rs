@@ -9,7 +9,7 @@ use crate::elements::{Elements, TASK, have_kernel, tensor};
 use crate::node::Computed;
 use crate::product::Effect::{Add, Set};
 use crate::product::{Matrix, ON_POOL, multiply};
-use crate::simd::{BLOCK, LANES, add, exp, joined, max, tanh, vectorized};
+use crate::simd::{exp, max, sum_of, tanh, vectorized};
 
 impl Problem {
     /// Returns `true` if the kernel computes with these tensors. It reads a head in a half type as a copy in f32, for all chunks.
@@ -172,21 +172,7 @@ vectorized! {
 vectorized! {
     /// Returns the sum of the differences of the logits to the largest.
     fn sum_of_differences(logits: &[f32], scale: f32, largest: f32) -> f32 {
-        let mut all = 0.0;
-        for block in logits.chunks(BLOCK) {
-            let mut lanes = [0.0; LANES];
-            let (wholes, rest) = block.as_chunks::<LANES>();
-            for logits in wholes {
-                for lane in 0..LANES {
-                    lanes[lane] += logits[lane] * scale - largest;
-                }
-            }
-            for logit in rest {
-                lanes[0] += logit * scale - largest;
-            }
-            all += joined(lanes, add);
-        }
-        all
+        sum_of!(logit in logits => logit * scale - largest)
     }
 }
 
@@ -194,21 +180,7 @@ vectorized! {
     /// Returns the largest logit, and the sum of the exponentials of the differences to it.
     fn exponentials(logits: &[f32], scale: f32) -> (f32, f32) {
         let largest = max(logits) * scale;
-        let mut all = 0.0;
-        for block in logits.chunks(BLOCK) {
-            let mut lanes = [0.0; LANES];
-            let (wholes, rest) = block.as_chunks::<LANES>();
-            for logits in wholes {
-                for lane in 0..LANES {
-                    lanes[lane] += exp(logits[lane] * scale - largest);
-                }
-            }
-            for logit in rest {
-                lanes[0] += exp(logit * scale - largest);
-            }
-            all += joined(lanes, add);
-        }
-        (largest, all)
+        (largest, sum_of!(logit in logits => exp(logit * scale - largest)))
     }
 }
 
