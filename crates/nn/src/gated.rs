@@ -46,23 +46,6 @@ enum Activation {
     GeluApproximate,
 }
 
-/// Computes the output from `gate` and `up`.
-type Forward = fn(&[f32], &[f32], &mut [f32]);
-
-/// Computes the gradients of `gate` and `up` from both and the gradient of the output.
-type Backward = fn([&[f32]; 3], [&mut [f32]; 2]);
-
-impl Activation {
-    fn kernels(self) -> Option<(Forward, Backward)> {
-        match self {
-            Self::Silu => Some((swiglu_forward, swiglu_backward)),
-            Self::GeluApproximate => Some((geglu_forward, geglu_backward)),
-            // The error function has no kernel.
-            Self::Gelu => None,
-        }
-    }
-}
-
 /// Square root of `2 / pi`.
 const SQRT_2_OVER_PI: f64 = 0.797_884_560_802_865_4;
 /// Factor of the cube in the approximation of GELU.
@@ -75,9 +58,11 @@ fn gated<const D: usize>(activation: Activation, gate: Tensor<D>, up: Tensor<D>)
         gate.dims(),
         up.dims()
     );
-    let run = |inputs: [AnyTensor; 2], _| match activation.kernels() {
-        Some(kernels) if have_kernel(&inputs) => kernel(kernels, inputs),
-        _ => operations(activation, inputs),
+    // The error function has no kernel.
+    let has_kernel = !matches!(activation, Activation::Gelu);
+    let run = |inputs: [AnyTensor; 2], _| match has_kernel && have_kernel(&inputs) {
+        true => kernel(activation, inputs),
+        false => operations(activation, inputs),
     };
     let compose = |[gate, up]: [AnyTensor; 2]| forward(activation, gate.0, up.0).into();
     operation([gate.into(), up.into()], run, compose).of_rank()
@@ -127,7 +112,7 @@ fn operations(activation: Activation, [gate, up]: [AnyTensor; 2]) -> Computed {
     })
 }
 
-fn kernel((forward, backward): (Forward, Backward), [gate, up]: [AnyTensor; 2]) -> Computed {
+fn kernel(activation: Activation, [gate, up]: [AnyTensor; 2]) -> Computed {
     let shape = gate.shape();
     let length = shape.num_elements();
     let elements = [&gate, &up].map(Elements::contiguous);
@@ -136,7 +121,7 @@ fn kernel((forward, backward): (Forward, Backward), [gate, up]: [AnyTensor; 2]) 
     y.par_chunks_mut(TASK)
         .zip(of_gate.par_chunks(TASK))
         .zip(of_up.par_chunks(TASK))
-        .for_each(|((y, gate), up)| forward(gate, up, y));
+        .for_each(|((y, gate), up)| forward_task(activation, gate, up, y));
     let output = tensor(y, shape.clone(), &gate);
     Computed::new(output, move |gradient| {
         let elements = [&gate, &up, &gradient].map(Elements::contiguous);
@@ -149,7 +134,7 @@ fn kernel((forward, backward): (Forward, Backward), [gate, up]: [AnyTensor; 2]) 
             .zip(ups.par_chunks(TASK))
             .zip(gradients.par_chunks(TASK))
             .for_each(|((((of_gate, of_up), gate), up), gradient)| {
-                backward([gate, up, gradient], [of_gate, of_up]);
+                backward_task(activation, [gate, up, gradient], [of_gate, of_up]);
             });
         [
             Some(tensor(of_gate, shape.clone(), &gate)),
@@ -158,45 +143,38 @@ fn kernel((forward, backward): (Forward, Backward), [gate, up]: [AnyTensor; 2]) 
     })
 }
 
-/// Returns the share of `x` that passes, and its derivative by `x`.
+/// Returns the share of `x` that passes, and its derivative by `x`. That of GELU is `(1 + tanh(u)) / 2 = sigmoid(2 u)`.
 #[inline(always)]
-fn silu_share(x: f32) -> [f32; 2] {
-    let [s, rest] = sigmoid(x);
-    [s, s * rest]
-}
-
-/// Returns [`silu_share`] for the approximation of GELU, as `(1 + tanh(u)) / 2 = sigmoid(2 u)`.
-#[inline(always)]
-fn gelu_share(x: f32) -> [f32; 2] {
+fn share(activation: Activation, x: f32) -> [f32; 2] {
     let (square, scale) = (x * x, 2.0 * SQRT_2_OVER_PI as f32);
-    let [s, rest] = sigmoid(x * (square * CUBE as f32 + 1.0) * scale);
-    [s, (square * (3.0 * CUBE as f32) + 1.0) * scale * s * rest]
-}
-
-macro_rules! kernels {
-    ($forward:ident, $backward:ident, $share:ident) => {
-        vectorized! {
-            fn $forward(gate: &[f32], up: &[f32], y: &mut [f32]) -> () {
-                for ((y, gate), up) in y.iter_mut().zip(gate).zip(up) {
-                    *y = gate * $share(*gate)[0] * up;
-                }
-            }
-        }
-
-        vectorized! {
-            fn $backward(inputs: [&[f32]; 3], outputs: [&mut [f32]; 2]) -> () {
-                let ([gate, up, gradient], [of_gate, of_up]) = (inputs, outputs);
-                let inputs = gate.iter().zip(up).zip(gradient);
-                let outputs = of_gate.iter_mut().zip(of_up);
-                for ((of_gate, of_up), ((gate, up), gradient)) in outputs.zip(inputs) {
-                    let [share, slope] = $share(*gate);
-                    *of_gate = gradient * up * (share + gate * slope);
-                    *of_up = gradient * gate * share;
-                }
-            }
-        }
+    let [inner, slope] = match activation {
+        Activation::Silu => [x, 1.0],
+        _ => [
+            x * (square * CUBE as f32 + 1.0) * scale,
+            (square * (3.0 * CUBE as f32) + 1.0) * scale,
+        ],
     };
+    let [s, rest] = sigmoid(inner);
+    [s, slope * s * rest]
 }
 
-kernels!(swiglu_forward, swiglu_backward, silu_share);
-kernels!(geglu_forward, geglu_backward, gelu_share);
+vectorized! {
+    fn forward_task(activation: Activation, gate: &[f32], up: &[f32], y: &mut [f32]) -> () {
+        for ((y, gate), up) in y.iter_mut().zip(gate).zip(up) {
+            *y = gate * share(activation, *gate)[0] * up;
+        }
+    }
+}
+
+vectorized! {
+    fn backward_task(activation: Activation, inputs: [&[f32]; 3], outputs: [&mut [f32]; 2]) -> () {
+        let ([gate, up, gradient], [of_gate, of_up]) = (inputs, outputs);
+        let inputs = gate.iter().zip(up).zip(gradient);
+        let outputs = of_gate.iter_mut().zip(of_up);
+        for ((of_gate, of_up), ((gate, up), gradient)) in outputs.zip(inputs) {
+            let [share, slope] = share(activation, *gate);
+            *of_gate = gradient * up * (share + gate * slope);
+            *of_up = gradient * gate * share;
+        }
+    }
+}
