@@ -1,4 +1,4 @@
-//! The elements of tensors on `flex`, as slices of f32.
+//! The elements of tensors on `flex`, as slices of f32, and the types of computations.
 
 use backburn_base::{AnyTensor, of_data};
 #[cfg(feature = "flex")]
@@ -13,6 +13,14 @@ use crate::simd::vectorized;
 
 /// Elements of a task of an element-wise operation.
 pub(crate) const TASK: usize = 16 * 1024;
+
+/// Returns the type in which tensors of `dtype` are computed with: half types in f32.
+pub(crate) fn wide(dtype: DType) -> DType {
+    match dtype {
+        DType::F64 => DType::F64,
+        _ => DType::F32,
+    }
+}
 
 /// Returns the number of rows of a task: a function of the shape only, so that sums over tasks have a fixed order.
 pub(crate) fn rows_of_task(row: usize) -> usize {

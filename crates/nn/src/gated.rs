@@ -6,11 +6,10 @@ use burn::tensor::Tensor;
 use burn::tensor::activation::{gelu, gelu_approximate, sigmoid as sigmoid_of, silu};
 use rayon::prelude::*;
 
-use crate::elements::{Elements, TASK, have_kernel, tensor};
+use crate::elements::{Elements, TASK, have_kernel, tensor, wide};
 use crate::linear::linear;
 use crate::node::{Computed, operation};
 use crate::simd::{sigmoid, vectorized};
-use crate::whole::wide;
 
 /// Computes `silu(gate) * up` from the layers of [`SwiGlu`], as [`SwiGlu::forward`] does
 /// ([Shazeer, 2020](https://arxiv.org/abs/2002.05202)).

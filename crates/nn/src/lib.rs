@@ -16,7 +16,6 @@ mod norm;
 mod product;
 mod rotary;
 mod simd;
-mod whole;
 
 pub use attention::{AttentionOptions, attention};
 pub use embedding::embedding;

@@ -7,10 +7,9 @@ use burn::nn::{LayerNorm, RmsNorm};
 use burn::tensor::Tensor;
 use rayon::prelude::*;
 
-use crate::elements::{Elements, have_kernel, rows_of_task, sum_of_tasks, tensor};
+use crate::elements::{Elements, have_kernel, rows_of_task, sum_of_tasks, tensor, wide};
 use crate::node::{Computed, operation};
 use crate::simd::{dot, sum, vectorized};
-use crate::whole::{sum_of_rows, wide};
 
 /// Normalizes the last dimension of `x` as [`RmsNorm::forward`] does:
 /// `y = x / sqrt(mean(x^2) + epsilon) * gamma` ([Zhang and Sennrich, 2019](https://arxiv.org/abs/1910.07467)).
@@ -171,6 +170,13 @@ impl Norm {
             })
         })
     }
+}
+
+/// Sums over all dimensions but the last.
+fn sum_of_rows<const D: usize>(x: Tensor<D>) -> Tensor<1> {
+    let dims: Vec<_> = (0..D - 1).collect();
+    let row = x.dims()[D - 1];
+    x.sum_dims(&dims).reshape([row])
 }
 
 /// Returns the mean that is subtracted from a row, and the factor `r`.

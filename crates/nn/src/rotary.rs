@@ -6,10 +6,9 @@ use backburn_base::{AnyTensor, in_type};
 use burn::tensor::Tensor;
 use rayon::prelude::*;
 
-use crate::elements::{Elements, have_kernel, rows_of_task, tensor};
+use crate::elements::{Elements, have_kernel, rows_of_task, tensor, wide};
 use crate::node::{Computed, operation};
 use crate::simd::vectorized;
-use crate::whole::wide;
 
 /// Rotates each head by its position ([Su et al., 2021](https://arxiv.org/abs/2104.09864)): an element `a` of the first half with the
 /// element `b` of the second half at the same place, as the decoders of Hugging Face do. Burn's `RotaryEncoding` rotates neighbours.

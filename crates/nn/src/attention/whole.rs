@@ -6,8 +6,8 @@ use backburn_base::{AnyTensor, in_type};
 use burn::tensor::{Bool, DType, Tensor};
 
 use super::Problem;
+use crate::elements::wide;
 use crate::node::Computed;
-use crate::whole::wide;
 
 impl Problem {
     pub(super) fn forward(&self, inputs: &[Tensor<4>; 3]) -> Tensor<4> {

@@ -7,8 +7,8 @@ use burn::tensor::activation::log_softmax;
 use burn::tensor::{Bool, DType, IndexingUpdateOp, Int, Tensor};
 
 use super::Problem;
+use crate::elements::wide;
 use crate::node::Computed;
-use crate::whole::wide;
 
 /// Tensors of a chunk of tokens.
 struct Chunk {
