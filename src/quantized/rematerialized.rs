@@ -5,7 +5,7 @@
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use backburn_base::lift;
+use backburn_base::{lift, primitive};
 use burn::backend::autodiff::NodeId;
 use burn::backend::autodiff::checkpoint::base::Checkpointer;
 use burn::backend::autodiff::checkpoint::retro_forward::RetroForward;
@@ -21,7 +21,6 @@ use burn::backend::{
 use burn::tensor::Tensor;
 
 use super::weight::ComposedWeight;
-use crate::tap::primitive;
 
 /// Composes a weight from factors that may be trained.
 ///

@@ -17,6 +17,7 @@ use std::fmt::{Debug, Formatter};
 use std::sync::Arc;
 use std::time::Duration;
 
+use backburn_base::primitive;
 use burn::backend::autodiff::NodeId;
 use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
 use burn::backend::autodiff::grads::Gradients;
@@ -150,20 +151,6 @@ where
             gradients.register::<B>(node, primitive(gradient));
         }
     }
-}
-
-/// Returns the tensor as a primitive of its backend `B`.
-pub(crate) fn primitive<B>(tensor: DispatchTensor) -> FloatTensor<B>
-where
-    B: Backend,
-    DispatchTensor: DispatchKindConversion<B>,
-{
-    let tensor = DispatchTensor::try_into_backend(tensor);
-    let tensor = tensor.expect("a tensor stays on its backend");
-    let BackendTensor::Float(tensor) = tensor else {
-        unreachable!("a float tensor stays one")
-    };
-    tensor
 }
 
 /// Taps `value`: its complete gradient is delivered to `sink`. Autodiff must track `value` or `anchor`. Both receive

@@ -1,5 +1,7 @@
 use std::ops::Deref;
 
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, BackendTensor, DispatchKindConversion, DispatchTensor};
 use burn::module::{Module, Param, ParamId};
 use burn::tensor::{DType, Device, GradientCheckpointingStrategy, Shape, Tensor};
 
@@ -95,6 +97,20 @@ impl Deref for AnyTensor {
     fn deref(&self) -> &Tensor<1> {
         &self.0
     }
+}
+
+/// Returns the tensor as a primitive of its backend `B`.
+pub fn primitive<B>(tensor: DispatchTensor) -> FloatTensor<B>
+where
+    B: Backend,
+    DispatchTensor: DispatchKindConversion<B>,
+{
+    let tensor = DispatchTensor::try_into_backend(tensor);
+    let tensor = tensor.expect("a tensor stays on its backend");
+    let BackendTensor::Float(tensor) = tensor else {
+        unreachable!("a float tensor stays one")
+    };
+    tensor
 }
 
 /// A float parameter of any rank.

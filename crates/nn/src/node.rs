@@ -11,7 +11,7 @@ use std::array::from_fn;
 use std::fmt::{Debug, Formatter};
 use std::sync::Arc;
 
-use backburn_base::AnyTensor;
+use backburn_base::{AnyTensor, primitive};
 use burn::backend::autodiff::NodeId;
 use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
 use burn::backend::autodiff::grads::Gradients;
@@ -98,8 +98,8 @@ pub(crate) fn operation<const N: usize>(
         return output;
     }
     let inputs = inputs.map(|input| match input.is_autodiff() {
-        true => input,
-        false => input.lifted(strategy),
+        true => input.0.into_dispatch(),
+        false => input.lifted(strategy).0.into_dispatch(),
     });
     let step = BackwardStep {
         kept: computed.kept,
@@ -151,7 +151,7 @@ trait NodeBackend: Backend {
     /// Returns `output`. Under autodiff it is the child of `inputs`, with the backward pass of `step`.
     fn with_backward(
         output: FloatTensor<Self>,
-        inputs: Vec<AnyTensor>,
+        inputs: Vec<DispatchTensor>,
         step: BackwardStep,
     ) -> FloatTensor<Self> {
         let _ = (inputs, step);
@@ -176,7 +176,7 @@ where
 {
     fn with_backward(
         output: FloatTensor<Self>,
-        inputs: Vec<AnyTensor>,
+        inputs: Vec<DispatchTensor>,
         step: BackwardStep,
     ) -> FloatTensor<Self> {
         let inputs: Vec<_> = inputs.into_iter().map(primitive::<Self>).collect();
@@ -222,7 +222,7 @@ where
         let found = function(gradient, kept.collect());
         for (parent, gradient) in ops.parents.into_iter().zip(found) {
             if let (Some(parent), Some(gradient)) = (parent, gradient) {
-                gradients.register::<B>(parent.id, primitive(gradient));
+                gradients.register::<B>(parent.id, primitive(gradient.0.into_dispatch()));
             }
         }
     }
@@ -235,16 +235,4 @@ where
 {
     let tensor = DispatchTensor::from_backend(BackendTensor::Float(primitive));
     AnyTensor(Tensor::from_dispatch(tensor))
-}
-
-/// Returns the tensor as a primitive of its backend `B`.
-fn primitive<B>(tensor: AnyTensor) -> FloatTensor<B>
-where
-    B: Backend,
-    DispatchTensor: DispatchKindConversion<B>,
-{
-    match DispatchTensor::try_into_backend(tensor.0.into_dispatch()) {
-        Ok(BackendTensor::Float(tensor)) => tensor,
-        _ => unreachable!("a float tensor stays one, on its backend"),
-    }
 }
