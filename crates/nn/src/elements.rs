@@ -77,33 +77,24 @@ impl Elements {
         Self::new(tensor, |_, _| true)
     }
 
-    #[cfg(feature = "flex")]
-    fn new(tensor: &AnyTensor, fits: impl FnOnce(&[usize], &Vec<usize>) -> bool) -> Self {
-        let shape = tensor.shape();
-        let primitive = tensor.0.clone().try_into_primitive::<Flex>();
-        let primitive = primitive.expect("the tensor is on `flex`");
-        let layout = primitive.layout();
-        let strides = layout
-            .strides()
-            .iter()
-            .map(|stride| usize::try_from(*stride));
-        let strides: Result<Vec<_>, _> = strides.collect();
-        match strides {
-            Ok(strides) if primitive.dtype() == DType::F32 && fits(&shape, &strides) => Self {
-                start: layout.start_offset(),
-                buffer: Buffer::Shared(primitive),
-                strides,
-            },
-            _ => Self::copied(tensor),
+    /// Returns the buffer of the tensor if it is in f32 and its strides fit, otherwise a copy.
+    fn new(tensor: &AnyTensor, fits: fn(&[usize], &[usize]) -> bool) -> Self {
+        #[cfg(feature = "flex")]
+        if tensor.dtype() == DType::F32 {
+            let primitive = tensor.0.clone().try_into_primitive::<Flex>();
+            let primitive = primitive.expect("the tensor is on `flex`");
+            let layout = primitive.layout();
+            let strides = layout.strides().iter().copied().map(usize::try_from);
+            if let Ok(strides) = strides.collect::<Result<Vec<_>, _>>()
+                && fits(&tensor.shape(), &strides)
+            {
+                return Self {
+                    start: layout.start_offset(),
+                    buffer: Buffer::Shared(primitive),
+                    strides,
+                };
+            }
         }
-    }
-
-    #[cfg(not(feature = "flex"))]
-    fn new(tensor: &AnyTensor, _fits: impl FnOnce(&[usize], &Vec<usize>) -> bool) -> Self {
-        Self::copied(tensor)
-    }
-
-    fn copied(tensor: &AnyTensor) -> Self {
         let data = tensor.0.clone().into_data();
         Self {
             buffer: Buffer::Copied(match data.dtype() {
