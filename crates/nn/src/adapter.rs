@@ -3,7 +3,7 @@
 use backburn_base::AnyTensor;
 use burn::tensor::{DType, Tensor};
 
-use crate::elements::{Elements, have_kernel, tensor};
+use crate::elements::{Elements, have_kernel, scaled, tensor};
 use crate::node::{Computed, operation};
 use crate::product::{Effect::Add, Matrix, ON_POOL, multiply, product};
 
@@ -69,9 +69,4 @@ fn kernel(inputs: [AnyTensor; 4], needed: [bool; 4], scale: f32) -> Computed {
         }
         gradients
     })
-}
-
-fn scaled(mut elements: Vec<f32>, scale: f32) -> Vec<f32> {
-    elements.iter_mut().for_each(|it| *it *= scale);
-    elements
 }

@@ -172,6 +172,15 @@ conversion!(narrow_bf16: f32 => bf16, bf16::from_f32);
 conversion!(widen_f16: f16 => f32, f16::to_f32);
 conversion!(narrow_f16: f32 => f16, f16::from_f32);
 
+/// Multiplies each element by a factor.
+pub(crate) fn scaled(mut all: Vec<f32>, factor: f32) -> Vec<f32> {
+    if factor != 1.0 {
+        let tasks = all.par_chunks_mut(TASK);
+        tasks.for_each(|task| task.iter_mut().for_each(|number| *number *= factor));
+    }
+    all
+}
+
 /// Sums slices of `length` elements over all tasks, in the order of the tasks.
 pub(crate) fn sum_of_tasks(tasks: Vec<Vec<f32>>, length: usize) -> Vec<f32> {
     let mut sums = vec![0.0; length];

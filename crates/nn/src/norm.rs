@@ -129,11 +129,7 @@ impl Norm {
         let task = rows_of_task(row) * row.max(1);
         let elements = inputs.each_ref().map(Elements::contiguous);
         let gamma = &elements[1].get()[..row];
-        let beta = if N == 3 {
-            &elements[2].get()[..row]
-        } else {
-            &[]
-        };
+        let beta = elements.get(2).map_or(&[][..], |beta| &beta.get()[..row]);
         let mut y = vec![0.0; length];
         y.par_chunks_mut(task)
             .zip(elements[0].get()[..length].par_chunks(task))
@@ -141,6 +137,7 @@ impl Norm {
         let output = tensor(y, shape.clone(), &inputs[0]);
         Computed::new(output, move |gradient| {
             let elements = inputs.each_ref().map(Elements::contiguous);
+            let gamma = &elements[1].get()[..row];
             let gradients = Elements::contiguous(&gradient);
             let mut of_x = vec![0.0; length];
             let tasks = of_x
@@ -149,14 +146,7 @@ impl Norm {
                 .zip(gradients.get()[..length].par_chunks(task));
             let tasks = tasks.map(|((of_x, x), gradient)| {
                 let mut sums = vec![0.0; (N - 1) * row];
-                gradients_of_rows(
-                    self,
-                    x,
-                    gradient,
-                    &elements[1].get()[..row],
-                    of_x,
-                    &mut sums,
-                );
+                gradients_of_rows(self, x, gradient, gamma, of_x, &mut sums);
                 sums
             });
             let sums = sum_of_tasks(tasks.collect(), (N - 1) * row);

@@ -200,7 +200,7 @@ impl Kernel {
             let (height, width) = (rows.len(), keys.len());
             self.shares(head, &rows, &keys, shares);
             of_scores.resize(shares.len(), 0.0);
-            let gradients = gradient.part(&rows);
+            let (query, gradients) = (head.query.part(&rows), gradient.part(&rows));
             let to = Matrix::new(&mut **of_scores, height, width);
             let values = head.value.part(&keys).transposed();
             multiply(to, gradients, values, Set(1.0), ALONE);
@@ -215,13 +215,7 @@ impl Kernel {
             multiply(to, shares.transposed(), gradients, Add, ALONE);
             let to = &mut of_key[keys.start * head_dim..];
             let to = Matrix::new(to, width, head_dim);
-            multiply(
-                to,
-                of_scores.transposed(),
-                head.query.part(&rows),
-                Add,
-                ALONE,
-            );
+            multiply(to, of_scores.transposed(), query, Add, ALONE);
             let to = &mut of_query[first * head_dim..];
             let to = Matrix::new(to, height, head_dim);
             multiply(to, of_scores, head.key.part(&keys), Set(1.0), ALONE);

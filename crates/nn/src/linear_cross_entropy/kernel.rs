@@ -5,7 +5,7 @@ use burn::tensor::{Tensor, TensorData};
 use rayon::prelude::*;
 
 use super::Problem;
-use crate::elements::{Elements, TASK, have_kernel, tensor};
+use crate::elements::{Elements, have_kernel, scaled, tensor};
 use crate::node::Computed;
 use crate::product::Effect::{Add, Set};
 use crate::product::{Matrix, ON_POOL, multiply};
@@ -151,14 +151,6 @@ impl Problem {
 struct Row {
     target: usize,
     weight: f32,
-}
-
-fn scaled(mut all: Vec<f32>, factor: f32) -> Vec<f32> {
-    if factor != 1.0 {
-        let tasks = all.par_chunks_mut(TASK);
-        tasks.for_each(|task| task.iter_mut().for_each(|number| *number *= factor));
-    }
-    all
 }
 
 vectorized! {

@@ -88,12 +88,10 @@ impl Problem {
                 factor = factor.mask_fill(none_counts, 1);
             }
             let factor = factor.unsqueeze::<2>();
-            let gradients = [of_hidden, of_weight].into_iter().zip(dtypes);
-            let mut gradients = gradients.map(|(all, of)| {
+            [(of_hidden, dtypes[0]), (of_weight, dtypes[1])].map(|(all, of)| {
                 let scaled = in_type(all?, dtype) * factor.clone();
                 Some(in_type(scaled, of).into())
-            });
-            [(); 2].map(|()| gradients.next().flatten())
+            })
         })
     }
 
