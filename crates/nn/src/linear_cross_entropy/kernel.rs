@@ -89,8 +89,6 @@ impl Problem {
                 }
             }
         }
-        // Of a mean over no token, the factor is infinite, and the gradients are zeros.
-        let none_counts = counted.is_empty();
         let loss = TensorData::new(vec![loss as f32], [1]);
         let output = AnyTensor(of_data(loss, &hidden.device()));
         // Of the inputs, only type and device are kept.
@@ -99,13 +97,22 @@ impl Problem {
             AnyTensor::from(empty)
         });
         Computed::new(output, move |gradient| {
-            let factor = match none_counts {
-                true => 1.0,
-                false => gradient.0.into_data().iter().next().unwrap_or(0.0),
-            };
-            let of_hidden = needed[0]
-                .then(|| tensor(scaled(of_hidden, factor), [tokens, d_model], &like_hidden));
+            let factor: f32 = gradient.0.into_data().iter().next().unwrap_or(0.0);
+            let of_hidden = needed[0].then(|| {
+                let mut of_hidden = scaled(of_hidden, factor);
+                if !factor.is_finite() {
+                    let mut is_ignored = vec![true; tokens];
+                    counted
+                        .iter()
+                        .for_each(|(token, _)| is_ignored[*token] = false);
+                    let rows = of_hidden.chunks_mut(d_model.max(1)).zip(is_ignored);
+                    // As in Burn, for example if the loss is the mean over no token.
+                    rows.filter(|row| row.1).for_each(|(row, _)| row.fill(0.0));
+                }
+                tensor(of_hidden, [tokens, d_model], &like_hidden)
+            });
             let of_weight = needed[1].then(|| {
+                let factor = if counted.is_empty() { 1.0 } else { factor };
                 let of_weight = scaled(of_weight, factor);
                 match is_transposed {
                     true => {

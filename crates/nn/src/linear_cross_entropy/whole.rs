@@ -50,7 +50,7 @@ impl Problem {
             dtypes[0]
         };
         let head = in_type(weight.clone(), products);
-        let mut none_counts: Option<Tensor<1, Bool>> = None;
+        let mut ignored = Vec::new();
         for tokens in self.chunks() {
             let of_chunk = hidden.clone().slice(tokens.clone());
             let chunk = self.chunk(of_chunk.clone(), weight.clone(), tokens);
@@ -58,13 +58,7 @@ impl Problem {
             if !needed.contains(&true) {
                 continue;
             }
-            if let Some(ignored) = &chunk.ignored {
-                let all = ignored.clone().all();
-                none_counts = Some(match none_counts.take() {
-                    Some(before) => before.bool_and(all),
-                    None => all,
-                });
-            }
+            ignored.extend(chunk.ignored.clone());
             let gradient = in_type(self.gradient(chunk), products);
             if needed[0] {
                 of_hidden.push(gradient.clone().matmul(head.clone()));
@@ -78,20 +72,29 @@ impl Problem {
             true => needed[0].then(|| hidden.zeros_like()),
             false => Some(Tensor::cat(of_hidden, 0)),
         };
+        let ignored = (!ignored.is_empty()).then(|| Tensor::<2, Bool>::cat(ignored, 0));
         let is_empty = self.tokens == 0;
         Computed::new(loss.into(), move |gradient| {
-            let mut factor = gradient.of_rank::<1>();
-            // Of a mean over no token, the factor is infinite, and the gradients are zeros.
-            if is_empty {
-                factor = factor.ones_like();
-            } else if let Some(none_counts) = none_counts {
-                factor = factor.mask_fill(none_counts, 1);
-            }
-            let factor = factor.unsqueeze::<2>();
-            [(of_hidden, dtypes[0]), (of_weight, dtypes[1])].map(|(all, of)| {
-                let scaled = in_type(all?, dtype) * factor.clone();
-                Some(in_type(scaled, of).into())
-            })
+            let factor = gradient.of_rank::<1>().unsqueeze::<2>();
+            let scaled = |all: Tensor<2>, factor| in_type(all, dtype) * factor;
+            // The factor may be infinite, for example of a mean over no token. What no token reaches stays zero, as in Burn.
+            let of_hidden = of_hidden.map(|all| {
+                let (shape, all) = (all.dims(), scaled(all, factor.clone()));
+                let all = match ignored.clone() {
+                    Some(ignored) => all.mask_fill(ignored.expand(shape), 0),
+                    None => all,
+                };
+                in_type(all, dtypes[0]).into()
+            });
+            let of_weight = of_weight.map(|all| {
+                let factor = match ignored {
+                    _ if is_empty => factor.ones_like(),
+                    Some(ignored) => factor.mask_fill(ignored.all().unsqueeze::<2>(), 1),
+                    None => factor,
+                };
+                in_type(scaled(all, factor), dtypes[1]).into()
+            });
+            [of_hidden, of_weight]
         })
     }
 

@@ -168,6 +168,25 @@ fn linear_cross_entropy_spreads_nan_and_infinity_as_composition() {
     problem.checked(assert_same_places);
 }
 
+#[test]
+fn linear_cross_entropy_infinite_factor_leaves_ignored_tokens_zero() {
+    let device = Device::flex().autodiff();
+    for dtype in [DType::F32, DType::F64] {
+        let problem = Problem::new([5, 3, 4], 2).ignoring(Ignored::EveryThird);
+        let ones = |rows| Tensor::<2>::ones([rows, 4], (&device, dtype)).require_grad();
+        let hidden = ones(5);
+        let (targets, options) = (problem.targets(), &problem.options);
+        let loss = linear_cross_entropy(hidden.clone(), ones(3), targets, None, options);
+        let zero = Tensor::zeros([1], (&device, dtype));
+        let gradient = hidden.grad(&(loss / zero).backward()).unwrap();
+        let is_zero = gradient.equal_scalar(0).all_dim(1).into_data();
+        assert_eq!(
+            is_zero.iter::<bool>().collect::<Vec<_>>(),
+            [false, true, false, false, true]
+        );
+    }
+}
+
 /// The factor of the mean is infinite.
 #[test]
 fn linear_cross_entropy_mean_over_no_token_has_zero_gradients() {
