@@ -17,13 +17,20 @@ pub(crate) struct Measure {
 }
 
 /// The global norm of all gradients.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Norm {
     pub(crate) value: f64,
     /// Path of the first parameter, by name, whose gradient is not finite.
     pub(crate) not_finite: Option<String>,
     /// The sum of the squares of each gradient by path.
     pub(super) squares: HashMap<String, f64>,
+}
+
+impl Norm {
+    /// Returns the value; `None` if there was no gradient.
+    pub(crate) fn measured(&self) -> Option<f64> {
+        (!self.squares.is_empty()).then_some(self.value)
+    }
 }
 
 impl GradientHook for Measure {

@@ -77,14 +77,14 @@ impl GradientPipeline {
             .push((ParamGroup::all(), Arc::new(AnomalyCheck)));
     }
 
-    /// Returns the global norm of the gradients without the loss scale; `None` if none was measured. Waits for the device.
+    /// Returns the global norm of the gradients without the loss scale, if the pass measures. Waits for the device.
     pub(crate) fn norm(&self) -> Result<Option<Norm>, FusedError> {
         let Some(measure) = &self.measure else {
             return Ok(None);
         };
         let mut norm = measure.norm()?;
         norm.value /= self.scale.unwrap_or(1.0);
-        Ok((!norm.squares.is_empty()).then_some(norm))
+        Ok(Some(norm))
     }
 
     /// Adds a hook that fails the pass if the gradients are not those that `norm` was measured from.

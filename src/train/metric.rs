@@ -24,7 +24,9 @@ impl LastStep {
 ///
 /// Created by a [`FusedLearner`](super::FusedLearner), for
 /// `SupervisedTraining::metric_train_numeric`. Burn computes metrics concurrently with the training, so a number
-/// can appear one step early. A number that was not reported has no weight in the mean.
+/// can appear up to two steps early, and the first ones of an epoch may be missing in its mean. A number that was not reported, or is
+/// not finite, has no weight in the mean. The norm and the coefficient are reported with
+/// [clipping](crate::FusedConfig::clipping), the scale with [loss scaling](crate::FusedConfig::loss_scaling).
 #[derive(Clone)]
 pub struct StepMetric {
     name: MetricName,
@@ -65,6 +67,8 @@ impl Metric for StepMetric {
         _metadata: &MetricMetadata,
     ) -> Result<SerializedEntry, TensorReadError> {
         let number = (self.number)(&self.last_step.0.lock());
+        // The norm of a step that an overflow has skipped is not finite.
+        let number = number.filter(|number| number.is_finite());
         let count = number.is_some().into();
         self.state.update(number.unwrap_or_default(), count);
         Ok(self.state.compute_update(self.format()))

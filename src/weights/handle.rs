@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use backburn_base::Parameter;
+use backburn_base::{Parameter, list};
 use burn::backend::autodiff::NodeId;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Reparameterization};
 use burn::tensor::{Device, Tensor};
@@ -79,15 +79,15 @@ pub(super) fn is_attached(parameter: &Parameter) -> bool {
     parameter.reparameterization.as_deref() == Some(Handle::NAME)
 }
 
-/// Returns `parameters`, the list of a module, without the [stand-ins](super::applied) that handles show, which mappers don't reach.
-pub(super) fn without_stand_ins(parameters: Vec<Parameter>) -> Vec<Parameter> {
+/// Returns the float parameters of `module`, without the [stand-ins](super::applied) that handles show, which mappers don't reach.
+pub(super) fn parameters<M: Module>(module: &M) -> Vec<Parameter> {
     let mut attached = None;
     let is_own = |parameter: &Parameter| {
         let is_stand_in = attached.as_ref() == Some(&parameter.path);
         attached = is_attached(parameter).then(|| format!("{}.{}", parameter.path, Handle::NAME));
         !is_stand_in
     };
-    parameters.into_iter().filter(is_own).collect()
+    list(module).into_iter().filter(is_own).collect()
 }
 
 /// Returns `true` if a master holds the value, or if it is fetched whenever it is read.

@@ -113,15 +113,16 @@ impl LocalParams {
         }
     }
 
-    /// Returns `true` if a gradient of a parameter that is not retained has arrived in this pass.
-    pub(crate) fn have_received(&self) -> bool {
-        let has_received = |local_param: &Arc<LocalParam>| match &local_param.state.lock().gradient
-        {
-            GradientState::Idle => false,
-            GradientState::Pending(expecting) => expecting.partial.is_some(),
-            GradientState::Done { received } => *received,
-        };
-        self.iter().any(has_received)
+    /// Returns `true` if a gradient has arrived in this pass. `retained` has those of retained parameters.
+    pub(crate) fn have_received(&self, retained: &GradientsParams) -> bool {
+        self.iter().any(|local_param| {
+            let has_arrived = match &local_param.state.lock().gradient {
+                GradientState::Idle => false,
+                GradientState::Pending(expecting) => expecting.partial.is_some(),
+                GradientState::Done { received } => *received,
+            };
+            has_arrived || (local_param.is_retained && local_param.is_retained_in(retained))
+        })
     }
 
     /// Reports the gradients of the retained parameters, in module order.

@@ -154,6 +154,12 @@ impl LocalParam {
         }
     }
 
+    /// Returns `true` if `gradients` contains the gradient of this retained parameter.
+    pub(super) fn is_retained_in(&self, gradients: &GradientsParams) -> bool {
+        let id = self.master.id;
+        with_rank!(self.master.shape.num_dims(), D => gradients.get::<D>(id).is_some())
+    }
+
     /// Reports the gradient of a retained parameter, if `gradients` contains it.
     pub(super) fn report_retained(&self, pass: &Arc<Pass>, gradients: &mut GradientsParams) {
         let id = self.master.id;

@@ -1,25 +1,25 @@
 //! The tracked parameters of a block: attached ones, and ordinary leaves.
 
-use backburn_base::{AnyParam, Parameter, lift, list};
+use backburn_base::{AnyParam, Parameter, lift};
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::{Dispatch, DispatchTensor};
 use burn::module::Module;
 use burn::tensor::{Device, Gradients, Tensor};
 
-use super::handle::{carries_handle, is_attached, without_stand_ins};
+use super::handle::{carries_handle, is_attached, parameters};
 use crate::parameters::map_params;
 use crate::threads::lock::is_in_pool;
 
 /// Returns `true` if `module`, or a part of it, is attached and not for inference.
 pub(crate) fn is_in_training<M: Module>(module: &M) -> bool {
-    let parameters = list(module);
+    let parameters = parameters(module);
     let mut attached = parameters.iter().filter(|parameter| is_attached(parameter));
     attached.any(|parameter| parameter.param.value().is_autodiff())
 }
 
 /// Returns `true` if no parameter of `module` is under autodiff; `None` if it has none.
 pub(crate) fn is_for_inference<M: Module>(module: &M) -> Option<bool> {
-    let parameters = list(module);
+    let parameters = parameters(module);
     let is_tracking = |parameter: &Parameter| parameter.param.value().is_autodiff();
     (!parameters.is_empty()).then(|| !parameters.iter().any(is_tracking))
 }
@@ -33,7 +33,7 @@ pub(crate) fn is_in_stock_training<M: Module>(module: &M) -> bool {
 /// Returns the tracked values of the attached `module` that no master holds, each with its index among the float
 /// parameters: ordinary leaves, and tensors that the user's code has set in place of a parameter.
 pub(crate) fn tracked_and_not_attached<M: Module>(module: &M) -> Vec<(usize, TrackedTensor)> {
-    let parameters = without_stand_ins(list(module)).into_iter().enumerate();
+    let parameters = parameters(module).into_iter().enumerate();
     let without_master = parameters.filter(|(_, parameter)| !carries_handle(parameter));
     let values = without_master.map(|(place, parameter)| (place, parameter.param.value()));
     let tracked = values.filter(|(_, value)| value.is_tracked());

@@ -92,9 +92,9 @@ impl RankPass {
         nothing_trained(model).unwrap_or(FusedError::LossNotTracked)
     }
 
-    /// Returns `true` if the backward pass has reached a parameter that is not retained, or the pass has failed.
-    pub(super) fn has_reached(&self) -> bool {
-        self.local_params.have_received() || self.pass.has_failed()
+    /// Returns `true` if the backward pass has reached a parameter, or the pass has failed. `gradients` are those of retained parameters.
+    pub(super) fn has_reached(&self, gradients: &GradientsParams) -> bool {
+        self.local_params.have_received(gradients) || self.pass.has_failed()
     }
 
     /// Returns an error if the backward pass has reached no parameter, before accumulated sums are applied. `gradients` are those of
@@ -104,7 +104,7 @@ impl RankPass {
         model: &M,
         gradients: &GradientsParams,
     ) -> Result<(), FusedError> {
-        match !gradients.is_empty() || self.has_reached() {
+        match self.has_reached(gradients) {
             true => Ok(()),
             false => Err(unreached(&self.local_params, model)),
         }

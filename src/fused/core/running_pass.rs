@@ -71,8 +71,7 @@ impl<'a, M: Module> RunningPass<'a, M> {
 
     /// Returns an error if the backward passes of all ranks together have reached no parameter, and no accumulated sum was applied.
     pub(in crate::fused) fn check_reached(&self) -> Result<(), FusedError> {
-        let is_reached =
-            |rank: &RankPass| !rank.pass.retained_gradients.lock().is_empty() || rank.has_reached();
+        let is_reached = |rank: &RankPass| rank.has_reached(&rank.pass.retained_gradients.lock());
         let attached = &self.attached_modules[0];
         let mut masters = attached.local_params.masters();
         match self.ranks.iter().any(is_reached) || masters.any(MasterParam::has_outcome) {

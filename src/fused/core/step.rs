@@ -172,7 +172,7 @@ impl<M: Module> Core<M> {
             let (norm, path) = (*value, path.clone());
             return Err(FusedError::UpdatedNotFinite { norm, path });
         }
-        let norm = norm.map(|norm| norm.value);
+        let norm = norm.and_then(|norm| norm.measured());
         self.adapt(&pipeline, clip, norm, pipeline.overflowed());
         Ok(output)
     }

@@ -28,7 +28,7 @@ impl<M: Module> Core<M> {
         let Some((norm, coefficient)) = self.norm_to_use(&pipeline)? else {
             return Ok(output);
         };
-        let value = norm.value;
+        let measured = norm.measured();
         let mut pipeline = self.policies.pipeline(GradientUse::Update, coefficient);
         pipeline.losses = losses;
         if reads {
@@ -41,7 +41,7 @@ impl<M: Module> Core<M> {
             self.ranks.session().observations.record_draws();
         }
         let output = output?;
-        self.adapt(&pipeline, coefficient, Some(value), false);
+        self.adapt(&pipeline, coefficient, measured, false);
         Ok(output)
     }
 
@@ -57,7 +57,7 @@ impl<M: Module> Core<M> {
         };
         let pipeline = self.policies.pipeline(GradientUse::Update, coefficient);
         let output = self.pass(pipeline.clone(), None, ClosureKind::Nothing, run)?;
-        self.adapt(&pipeline, coefficient, Some(norm.value), false);
+        self.adapt(&pipeline, coefficient, norm.measured(), false);
         Ok(output)
     }
 
@@ -67,7 +67,7 @@ impl<M: Module> Core<M> {
         &mut self,
         pipeline: &GradientPipeline,
     ) -> Result<Option<(Norm, Option<f64>)>, FusedError> {
-        let norm = pipeline.norm()?.unwrap_or_default();
+        let norm = pipeline.norm()?.expect("the pass measures");
         if let Some(path) = norm.not_finite {
             if !self.policies.can_back_off() {
                 let norm = norm.value;

@@ -85,6 +85,50 @@ fn norm_coefficient_and_scale_are_logged() {
     assert!(coefficients.iter().any(|by| *by < 1.0), "{coefficients:?}");
 }
 
+/// The loss of some batches reaches no parameter.
+#[derive(Module, Debug)]
+struct Unreached {
+    inner: Regression,
+}
+
+impl TrainStep for Unreached {
+    type Input = Points;
+    type Output = RegressionOutput;
+
+    fn step(&self, batch: Points) -> TrainOutput<RegressionOutput> {
+        let sum: f32 = batch.x.clone().sum().into_scalar();
+        let output = self.inner.output(batch);
+        let loss = match (sum * 1e3) as i64 % 2 {
+            0 => output.loss.clone(),
+            _ => output.loss.clone().detach().require_grad(),
+        };
+        TrainOutput::new(self, scale_loss(loss).backward(), output)
+    }
+}
+
+impl_inference_step!(Unreached, Points, inner);
+
+/// With a skipped step there are two passes, which measure nothing in such a batch.
+#[test]
+fn lagged_norm_stays_after_step_without_gradient() {
+    let initial = Regression::init();
+    let scaling = LossScalingConfig::new()
+        .with_initial_scale(1.0)
+        .with_growth_interval(None);
+    let trained = |scaling| {
+        let run = Run {
+            config: FusedConfig::lagged(0.1).with_loss_scaling(scaling),
+            ..Run::new(2)
+        };
+        let inner = copy(&initial, Regression::init);
+        let learner = run.learner(Unreached { inner });
+        let result = run.training(folder().path()).launch_fused(learner);
+        assert!(result.error.is_none());
+        result.model
+    };
+    assert_equal_weights(&trained(None), &trained(Some(scaling)));
+}
+
 /// Returns the error of a training of one epoch that changes no parameter.
 #[track_caller]
 fn error_of<M: OnPoints>(run: &Run, learner: FusedLearner<M>) -> String {
