@@ -49,7 +49,7 @@ impl Problem {
         } else {
             dtypes[0]
         };
-        let head = in_type(weight.clone(), products);
+        let head = needed[0].then(|| in_type(weight.clone(), products));
         let mut ignored = Vec::new();
         for tokens in self.chunks() {
             let of_chunk = hidden.clone().slice(tokens.clone());
@@ -60,7 +60,7 @@ impl Problem {
             }
             ignored.extend(chunk.ignored.clone());
             let gradient = in_type(self.gradient(chunk), products);
-            if needed[0] {
+            if let Some(head) = &head {
                 of_hidden.push(gradient.clone().matmul(head.clone()));
             }
             of_weight = of_weight.map(|sum| {
