@@ -143,7 +143,6 @@ fn fine_tune(options: &Options, stop: &AtomicBool, bytes: &PeakAlloc) -> Result<
         true => {
             let mut fused = planning::fuse_outline(options, &config, plan, &device)?;
             let done = checkpoints.load(&mut fused)?;
-            checkpoints.remove_older(options.keep_last)?;
             (fused, done)
         }
         false => {
@@ -158,11 +157,13 @@ fn fine_tune(options: &Options, stop: &AtomicBool, bytes: &PeakAlloc) -> Result<
         None => peaks::held(&inner, bytes)?,
     };
     Conversion::check(options, plan, &fused, counts, dtype, held)?;
-    saved.best = resumed_best(options, &saved, &fused, done)?;
     ensure!(
         done <= stop_at,
         "the checkpoint is of step {done}, and `--stop` is {stop_at}: stop later"
     );
+    saved.best = resumed_best(options, &saved, &fused, done)?;
+    // The newest one is intact.
+    checkpoints.remove_older(options.keep_last)?;
     say!("{fused}");
     extent::report(options, counts, rows.length(), steps);
     let micro_batch = match &saved.plan {

@@ -269,7 +269,9 @@ impl Checkpoints {
     fn remove(&self, steps: &[u64]) -> Result<()> {
         for step in steps {
             let folder = self.folder.join(format!("step-{step}"));
-            let removed = std::fs::remove_dir_all(&folder);
+            // First the file without which a checkpoint is incomplete: the program may be killed in between.
+            let removed = std::fs::remove_file(folder.join("training.json"));
+            let removed = removed.and_then(|()| std::fs::remove_dir_all(&folder));
             removed.with_context(|| format!("{} can't be removed", folder.display()))?;
         }
         Ok(())
