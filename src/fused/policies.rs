@@ -145,13 +145,13 @@ impl Policies {
             return;
         }
         if clip.is_some() || pipeline.scale.is_some() {
-            pipeline.multiply_by(clip.unwrap_or(1.0) / pipeline.scale.unwrap_or(1.0));
+            let factor = clip.unwrap_or(1.0) / pipeline.scale.unwrap_or(1.0);
+            // A finite gradient may be too large for f16 without a scale below 1.
+            let fails_on_overflow = factor > 1.0 && self.overflow() == Some(Overflow::SkipStep);
+            pipeline.multiply_by(factor, fails_on_overflow);
         }
-        match (self.overflow(), pipeline.scale) {
-            (Some(Overflow::SkipParameter), _) => pipeline.skip_not_finite(),
-            // A finite gradient in f16 may be too large for f16 without the scale.
-            (Some(Overflow::SkipStep), Some(scale)) if scale < 1.0 => pipeline.refuse_not_finite(),
-            _ => {}
+        if self.overflow() == Some(Overflow::SkipParameter) {
+            pipeline.skip_not_finite();
         }
     }
 

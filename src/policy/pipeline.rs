@@ -3,7 +3,6 @@ use std::sync::Arc;
 use burn::module::ParamGroup;
 
 use super::accumulation::Accumulation;
-use super::anomaly::AnomalyCheck;
 use super::compare::{Compare, Losses};
 use super::hook::Hooks;
 use super::measure::{Measure, Norm};
@@ -57,9 +56,12 @@ impl GradientPipeline {
         self.measure = Some(measure);
     }
 
-    /// Adds a hook that multiplies gradients by `factor`.
-    pub(crate) fn multiply_by(&mut self, factor: f64) {
-        let scale = Arc::new(Scale(factor));
+    /// Adds a hook that multiplies gradients by `factor`. If it `fails_on_overflow`, the pass fails at a product that overflows in f16.
+    pub(crate) fn multiply_by(&mut self, factor: f64, fails_on_overflow: bool) {
+        let scale = Arc::new(Scale {
+            factor,
+            fails_on_overflow,
+        });
         self.hooks.0.push((ParamGroup::all(), scale));
     }
 
@@ -68,13 +70,6 @@ impl GradientPipeline {
         let overflow = Arc::new(SkipNotFinite::default());
         self.hooks.0.push((ParamGroup::all(), overflow.clone()));
         self.overflow = Some(overflow);
-    }
-
-    /// Adds a hook that fails the pass at a gradient that is not finite.
-    pub(crate) fn refuse_not_finite(&mut self) {
-        self.hooks
-            .0
-            .push((ParamGroup::all(), Arc::new(AnomalyCheck)));
     }
 
     /// Returns the global norm of the gradients without the loss scale, if the pass measures. Waits for the device.

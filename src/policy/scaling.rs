@@ -47,7 +47,7 @@ config_struct! {
 #[derive(Config, Copy, Debug, PartialEq)]
 pub enum Overflow {
     /// Skips the whole step, as PyTorch's `GradScaler` does. If a gradient in f16 overflows only without a scale below 1, the step ends
-    /// with [`FusedError::GradientNotFinite`]. The forward and backward pass run twice, as with
+    /// with [`FusedError::GradientNotFinite`], and parameters whose gradients were complete earlier are updated. The forward and backward pass run twice, as with
     /// [exact clipping](crate::GlobalNormClippingConfig::Exact): the first pass checks the gradients and releases
     /// them.
     SkipStep,
@@ -90,22 +90,31 @@ impl LossScalingConfig {
 ///
 /// Half types are multiplied in f32: a factor may be too small for f16.
 #[derive(Debug)]
-pub(super) struct Scale(pub(super) f64);
+pub(super) struct Scale {
+    pub(super) factor: f64,
+    /// Fails the pass at a product that overflows in f16.
+    pub(super) fails_on_overflow: bool,
+}
 
 impl GradientHook for Scale {
     fn call<const D: usize>(
         &self,
-        _parameter: HookedParameter<'_, D>,
+        parameter: HookedParameter<'_, D>,
         gradient: Tensor<D>,
     ) -> GradientFlow<D> {
         let dtype = gradient.dtype();
-        GradientFlow::Continue(match dtype {
+        let scaled = match dtype {
             DType::F16 | DType::BF16 => {
-                let wide = widened(&gradient).mul_scalar(self.0);
+                let wide = widened(&gradient).mul_scalar(self.factor);
                 wide.cast(FloatDType::from(dtype))
             }
-            _ => gradient.mul_scalar(self.0),
-        })
+            _ => gradient.mul_scalar(self.factor),
+        };
+        if self.fails_on_overflow && dtype == DType::F16 && !is_finite(&scaled) {
+            let path = parameter.path.to_string();
+            return GradientFlow::Stop(FusedError::GradientNotFinite { path }.into());
+        }
+        GradientFlow::Continue(scaled)
     }
 }
 

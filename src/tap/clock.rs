@@ -77,18 +77,18 @@ impl Clock {
     /// Returns a tracked tensor that is deeper than the ticks of this many reads.
     pub(crate) fn deeper_than(&mut self, reads: usize) -> DispatchTensor {
         let is_deep = |(deep, _): &&(usize, DispatchTensor)| *deep >= reads;
-        if let Some((_, below)) = self.deeper.as_ref().filter(is_deep) {
-            return below.clone();
+        if let Some((_, leaf_tick)) = self.deeper.as_ref().filter(is_deep) {
+            return leaf_tick.clone();
         }
         let deepest = (0..=reads).fold(self.start(), |tick, made| {
             self.collect_after(made);
             next(tick)
         });
         let leaf = lift(self.zero(), self.strategy).require_grad();
-        let below = deeper(deepest, leaf.into_dispatch());
+        let leaf_tick = deeper(deepest, leaf.into_dispatch());
         collect_graph(&self.device);
-        self.deeper = Some((reads, below.clone()));
-        below
+        self.deeper = Some((reads, leaf_tick.clone()));
+        leaf_tick
     }
 
     /// Collects unreachable nodes after every sixteenth of the `ticks`, at most 64. A collection visits all ticks, so one per tick

@@ -128,9 +128,9 @@ impl ModuleMapper for ValueExtractor<'_> {
         let (id, value, mapper) = param.consume();
         let local_param = self.local_param(id, entry, value.inner().into(), strategy);
         let LocalParam { dtype, device, .. } = &local_param;
-        let below = || local_param.clock.lock().deeper_than(self.reads);
+        let deeper = || local_param.clock.lock().deeper_than(self.reads);
         let Entry { path, shape, .. } = entry;
-        let placeholder = placeholder(path, shape, *dtype, device, strategy, below);
+        let placeholder = placeholder(path, shape, *dtype, device, strategy, deeper);
         self.local_params.add(Arc::new(local_param));
         Param::from_mapped_value(id, placeholder, mapper)
     }

@@ -25,7 +25,7 @@ pub(crate) enum Role {
 pub(crate) struct Entry {
     pub(crate) id: ParamId,
     pub(crate) path: Arc<str>,
-    /// The paths of the same frozen parameter that the module has first.
+    /// Earlier paths of a frozen parameter that several layers share.
     pub(crate) earlier_paths: Vec<Arc<str>>,
     pub(crate) shape: Shape,
     pub(crate) dtype: DType,

@@ -239,11 +239,6 @@ impl MasterParam {
         self.state.lock().accumulated.clone()
     }
 
-    /// Returns `true` if the pass has used a gradient or an accumulated sum.
-    pub(crate) fn has_outcome(&self) -> bool {
-        self.state.lock().outcome.is_some()
-    }
-
     /// Drops the sum of gradients. Gradients in the optimizer state stay.
     pub(crate) fn drop_sum(&self) {
         let accumulated = &mut self.state.lock().accumulated;

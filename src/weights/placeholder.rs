@@ -34,8 +34,8 @@ pub(super) fn unreadable<const D: usize>(
     #[cfg(any(feature = "flex", feature = "ndarray"))]
     let of = |bytes: fn(UnreadableBytes) -> Bytes| {
         let size = shape.num_elements() * dtype.size();
-        let nothing = UnreadableBytes::new(why, path.clone(), size);
-        let data = TensorData::from_bytes(bytes(nothing), shape.clone(), dtype);
+        let unreadable = UnreadableBytes::new(why, path.clone(), size);
+        let data = TensorData::from_bytes(bytes(unreadable), shape.clone(), dtype);
         Tensor::from_data(data, (device, dtype))
     };
     #[allow(unreachable_patterns)] // The variants depend on the features.

@@ -17,11 +17,11 @@ pub(crate) fn is_in_training<M: Module>(module: &M) -> bool {
     attached.any(|parameter| parameter.param.value().is_autodiff())
 }
 
-/// Returns `true` if no parameter of `module` is under autodiff; `None` if it has none.
+/// Returns `true` if no parameter of `module` is under autodiff; `None` if it has none. Lazy parameters stay lazy.
 pub(crate) fn is_for_inference<M: Module>(module: &M) -> Option<bool> {
     let parameters = parameters(module);
-    let is_tracking = |parameter: &Parameter| parameter.param.value().is_autodiff();
-    (!parameters.is_empty()).then(|| !parameters.iter().any(is_tracking))
+    let is_autodiff = |parameter: &Parameter| parameter.param.is_autodiff();
+    (!parameters.is_empty()).then(|| !parameters.iter().any(is_autodiff))
 }
 
 /// Returns `true` if a thread of a rayon pool calls `module` for a stock training. While the thread waits within a step, it may run

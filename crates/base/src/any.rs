@@ -125,6 +125,9 @@ pub trait AnyParam {
     /// Returns the value without autodiff attributes. A lazy parameter is initialized.
     fn value(&self) -> AnyTensor;
 
+    /// Returns `true` if its device has autodiff. A lazy parameter stays lazy.
+    fn is_autodiff(&self) -> bool;
+
     /// Returns `true` if the parameter is configured to be trained, even if its value is quantized.
     fn is_active(&self) -> bool;
 
@@ -147,6 +150,10 @@ impl<const D: usize> AnyParam for Param<Tensor<D>> {
 
     fn value(&self) -> AnyTensor {
         self.base().into()
+    }
+
+    fn is_autodiff(&self) -> bool {
+        self.lazy_device().is_autodiff()
     }
 
     fn is_active(&self) -> bool {

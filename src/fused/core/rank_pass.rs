@@ -92,22 +92,19 @@ impl RankPass {
         nothing_trained(model).unwrap_or(FusedError::LossNotTracked)
     }
 
-    /// Returns `true` if the backward pass has reached a parameter, or the pass has failed. `gradients` are those of retained parameters.
-    pub(super) fn has_reached(&self, gradients: &GradientsParams) -> bool {
+    /// Returns `true` if the backward pass has reached a parameter, or the pass has failed. `gradients` has those of retained parameters.
+    pub(in crate::fused) fn has_reached(&self, gradients: &GradientsParams) -> bool {
         self.local_params.have_received(gradients) || self.pass.has_failed()
     }
 
-    /// Returns an error if the backward pass has reached no parameter, before accumulated sums are applied. `gradients` are those of
-    /// retained parameters.
-    pub(in crate::fused) fn check_reached<M: Module>(
-        &self,
-        model: &M,
-        gradients: &GradientsParams,
-    ) -> Result<(), FusedError> {
-        match self.has_reached(gradients) {
-            true => Ok(()),
-            false => Err(unreached(&self.local_params, model)),
-        }
+    /// Returns the error of a backward pass that has reached no parameter of `model`.
+    pub(in crate::fused) fn unreached<M: Module>(&self, model: &M) -> FusedError {
+        let parameters = self.local_params.iter().count();
+        let nothing_trained = match parameters {
+            0 => nothing_trained(model),
+            _ => None,
+        };
+        nothing_trained.unwrap_or(FusedError::LossWithoutParameters { parameters })
     }
 
     /// Runs the forward pass, which returns the loss, and the backward pass.
@@ -158,23 +155,13 @@ impl RankPass {
                 true => GradientsParams::new(),
                 false => GradientsParams::from_params(&mut all, model, retained),
             };
-            // Another rank may reach one.
-            if self.pass.membership.is_none() {
-                self.check_reached(model, &gradients)?;
+            // Accumulated sums are not applied either. Another rank may reach a parameter.
+            if self.pass.membership.is_none() && !self.has_reached(&gradients) {
+                return Err(self.unreached(model));
             }
             Ok((loss, gradients))
         })
     }
-}
-
-/// Returns the error of a backward pass of `model` that has reached no parameter.
-pub(super) fn unreached<M: Module>(local_params: &LocalParams, model: &M) -> FusedError {
-    let parameters = local_params.iter().count();
-    let nothing_trained = match parameters {
-        0 => nothing_trained(model),
-        _ => None,
-    };
-    nothing_trained.unwrap_or(FusedError::LossWithoutParameters { parameters })
 }
 
 /// A guard that waits for all transfers between device and host.

@@ -6,14 +6,14 @@ use backburn_base::caught::{Caught, catch};
 use backburn_memory::Category;
 use burn::module::{Module, ParamId};
 
-use super::rank_pass::{RankPass, unreached};
+use super::rank_pass::RankPass;
 use super::ranks::Ranks;
 use crate::error::FusedError;
 use crate::pass::{ClosureKind, FailedIn, PassSettings};
 use crate::pass::{Observers, Stage, StepEvent};
 use crate::policy::GradientUse;
 use crate::replica::Group;
-use crate::weights::{AttachedModule, MasterParam, ParameterReport};
+use crate::weights::{Accumulated, AttachedModule, MasterParam, ParameterReport};
 
 /// A pass in flight. Weights and optimizer states are final as soon as their gradient is applied, also if the pass
 /// fails later. Accumulated sums end together on all ranks: a commit keeps them, and a drop rolls them back, except for
@@ -69,14 +69,17 @@ impl<'a, M: Module> RunningPass<'a, M> {
         (&self.ranks[0], &self.attached_modules[0].module)
     }
 
-    /// Returns an error if the backward passes of all ranks together have reached no parameter, and no accumulated sum was applied.
+    /// Returns an error if the backward passes of all ranks together have reached no parameter, and no gradient is accumulated: such
+    /// gradients are applied.
     pub(in crate::fused) fn check_reached(&self) -> Result<(), FusedError> {
         let is_reached = |rank: &RankPass| rank.has_reached(&rank.pass.retained_gradients.lock());
         let attached = &self.attached_modules[0];
         let mut masters = attached.local_params.masters();
-        match self.ranks.iter().any(is_reached) || masters.any(MasterParam::has_outcome) {
+        let has_accumulated =
+            |master: &MasterParam| !matches!(master.accumulated(), Accumulated::Nothing);
+        match self.ranks.iter().any(is_reached) || masters.any(has_accumulated) {
             true => Ok(()),
-            false => Err(unreached(&attached.local_params, &attached.skeleton)),
+            false => Err(self.ranks[0].unreached(&attached.skeleton)),
         }
     }
 

@@ -153,13 +153,16 @@ impl<M: Module> FusedOptimizer<M> {
                 let (rank, model) = pass.first();
                 rank.run(|| {
                     let (output, gradients) = train(model);
-                    rank.check_reached(model, &gradients)?;
-                    Ok((output, gradients))
+                    match rank.has_reached(&gradients) {
+                        true => Ok((output, gradients)),
+                        false => Err(rank.unreached(model)),
+                    }
                 })
             })
     }
 
     /// Runs a step, or without a learning rate an accumulation, which may reach no parameter.
+    #[cfg(feature = "train")]
     pub(crate) fn with_backward<R>(
         &mut self,
         learning_rate: Option<ModuleLearningRate>,

@@ -23,7 +23,7 @@ impl<M: Module + 'static> FusedReplicas<M> {
     /// # Errors
     ///
     /// Returns the errors of [`FusedOptimizer::step`](crate::FusedOptimizer::step); also if there is no batch, or there
-    /// are more batches than ranks. Losses that reach no parameter are no error if gradients are accumulated: those are applied. If a rank fails or panics, the step ends on all ranks with [`FusedError::Rank`] or
+    /// are more batches than ranks. Losses that reach no parameter are no error if gradients are accumulated, which are then applied. If a rank fails or panics, the step ends on all ranks with [`FusedError::Rank`] or
     /// [`FusedError::RankPanicked`].
     pub fn step<B: Send + 'static, L: Loss + Send + 'static>(
         &mut self,
@@ -105,6 +105,7 @@ impl<M: Module + 'static> FusedReplicas<M> {
 
     /// Runs a step, or without a learning rate an accumulation, which may reach no parameter. `batches` returns one
     /// batch per rank for every pass.
+    #[cfg(feature = "train")]
     pub(crate) fn with_backward<B: Send + 'static, R: Send + 'static>(
         &mut self,
         learning_rate: Option<ModuleLearningRate>,

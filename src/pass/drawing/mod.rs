@@ -44,8 +44,8 @@ impl Session {
     /// Begins the random numbers of a step on `devices`, in one pass, or in two if it `repeats`.
     ///
     /// A plain step continues the numbers of the program, and can't be observed. If another training holds the lock, the order of
-    /// these numbers is arbitrary anyway, so the step begins with a seed, by which it finds out whether the model draws: one that
-    /// draws nothing waits once.
+    /// these numbers is arbitrary anyway, so the step begins with a seed. A comparison with that seed shows if the model draws. A
+    /// model that draws nothing therefore waits once.
     ///
     /// # Errors
     ///

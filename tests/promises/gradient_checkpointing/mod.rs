@@ -259,3 +259,16 @@ fn sequential_has_requested_number_of_segments() {
         assert_eq!(recomputed.load(Ordering::Relaxed), expected, "{segments}");
     }
 }
+
+/// Values are drawn in the order of their reads, as in a plain call.
+#[test]
+fn block_of_lazy_parameters_is_not_initialized_before_its_reads() {
+    let device = flex();
+    let layer: Linear = LinearConfig::new(6, 6).init(&device);
+    let x = xs(&device).remove(0);
+    let y = gradient_checkpointing(&layer, x, |layer: &Linear, x| {
+        assert!(!layer.weight.is_initialized());
+        layer.forward(x)
+    });
+    assert_eq!(y.dims(), [5, 6]);
+}
