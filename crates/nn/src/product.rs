@@ -107,22 +107,10 @@ pub(crate) fn multiply(
         b.columns
     );
     assert!(to.fits() && a.fits() && b.fits() && to.is_apart());
-    let (adds, scale) = match effect {
-        Effect::Set(scale) => (false, scale),
-        Effect::Add => (true, 1.0),
-    };
+    let strides = [to.row_stride, to.column_stride];
     // SAFETY: by the assertions above, each element of the three matrices is inside of its slice, and those of `to`, which is
-    // borrowed mutably, don't overlap. Slices are initialized. Offsets inside of allocated memory fit `isize`.
-    unsafe {
-        #[rustfmt::skip]
-        gemm::gemm(
-            m, n, k,
-            to.elements.as_mut_ptr(), to.column_stride as isize, to.row_stride as isize, adds,
-            a.elements.as_ptr(), a.column_stride as isize, a.row_stride as isize,
-            b.elements.as_ptr(), b.column_stride as isize, b.row_stride as isize,
-            1.0, scale, false, false, false, parallelism,
-        );
-    }
+    // borrowed mutably, don't overlap. Slices are initialized.
+    unsafe { call(to.elements.as_mut_ptr(), strides, a, b, effect, parallelism) }
 }
 
 /// Returns `a * b`, row by row, computed on all threads of the pool.
@@ -131,8 +119,58 @@ pub(crate) fn multiply(
 ///
 /// If the shapes don't match, or a matrix is not inside of its slice.
 pub(crate) fn product(a: Matrix<&[f32]>, b: Matrix<&[f32]>) -> Vec<f32> {
-    let mut elements = vec![0.0; a.rows * b.columns];
-    let to = Matrix::new(&mut *elements, a.rows, b.columns);
-    multiply(to, a, b, Effect::Set(1.0), ON_POOL);
-    elements
+    let (rows, columns) = (a.rows, b.columns);
+    assert!(a.columns == b.rows && a.fits() && b.fits());
+    let length = rows
+        .checked_mul(columns)
+        .expect("a product fits the memory");
+    if length == 0 || a.columns == 0 {
+        return vec![0.0; length];
+    }
+    let mut to = Vec::with_capacity(length);
+    // SAFETY: `a` and `b` are inside of their slices, and `to` has room for each element of the product. `Set` reads none of them and
+    // writes all, so that all are initialized then.
+    unsafe {
+        call(
+            to.as_mut_ptr(),
+            [columns, 1],
+            a,
+            b,
+            Effect::Set(1.0),
+            ON_POOL,
+        );
+        to.set_len(length);
+    }
+    to
+}
+
+/// Computes `a * b` into the matrix at `to` with these distances of rows and of columns.
+///
+/// # Safety
+///
+/// Each element of the three matrices must be in memory that is valid for reads, in `to` for writes, without overlap. Those of `a` and
+/// `b` must be initialized, and those of `to` if the effect is `Add`.
+unsafe fn call(
+    to: *mut f32,
+    [row_stride, column_stride]: [usize; 2],
+    a: Matrix<&[f32]>,
+    b: Matrix<&[f32]>,
+    effect: Effect,
+    parallelism: Parallelism,
+) {
+    let (adds, scale) = match effect {
+        Effect::Set(scale) => (false, scale),
+        Effect::Add => (true, 1.0),
+    };
+    // SAFETY: as the caller promises. Offsets inside of allocated memory fit `isize`.
+    unsafe {
+        #[rustfmt::skip]
+        gemm::gemm(
+            a.rows, b.columns, a.columns,
+            to, column_stride as isize, row_stride as isize, adds,
+            a.elements.as_ptr(), a.column_stride as isize, a.row_stride as isize,
+            b.elements.as_ptr(), b.column_stride as isize, b.row_stride as isize,
+            1.0, scale, false, false, false, parallelism,
+        );
+    }
 }
