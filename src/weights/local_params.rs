@@ -113,6 +113,12 @@ impl LocalParams {
         }
     }
 
+    /// Returns `true` if gradients were accumulated before the next step.
+    pub(crate) fn have_accumulated(&self) -> bool {
+        let mut masters = self.masters();
+        masters.any(|master| !matches!(master.accumulated(), Accumulated::Nothing))
+    }
+
     /// Returns `true` if a gradient has arrived in this pass. `retained` has those of retained parameters.
     pub(crate) fn have_received(&self, retained: &GradientsParams) -> bool {
         self.iter().any(|local_param| {

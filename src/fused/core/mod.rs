@@ -360,8 +360,7 @@ impl<M: Module> Core<M> {
 
     /// Returns `true` if gradients were accumulated before the next step.
     pub(crate) fn has_accumulated(&self) -> bool {
-        let mut masters = self.ranks.local_params().masters();
-        masters.any(|master| !matches!(master.accumulated(), Accumulated::Nothing))
+        self.ranks.local_params().have_accumulated()
     }
 
     /// Drops the sums of gradients. Those in the optimizer state stay.

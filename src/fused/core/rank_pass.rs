@@ -155,7 +155,7 @@ impl RankPass {
                 true => GradientsParams::new(),
                 false => GradientsParams::from_params(&mut all, model, retained),
             };
-            // Accumulated sums are not applied either. Another rank may reach a parameter.
+            // Before accumulated sums are applied. Of several ranks, another may reach a parameter.
             if self.pass.membership.is_none() && !self.has_reached(&gradients) {
                 return Err(self.unreached(model));
             }

@@ -13,7 +13,7 @@ use crate::pass::{ClosureKind, FailedIn, PassSettings};
 use crate::pass::{Observers, Stage, StepEvent};
 use crate::policy::GradientUse;
 use crate::replica::Group;
-use crate::weights::{Accumulated, AttachedModule, MasterParam, ParameterReport};
+use crate::weights::{AttachedModule, MasterParam, ParameterReport};
 
 /// A pass in flight. Weights and optimizer states are final as soon as their gradient is applied, also if the pass
 /// fails later. Accumulated sums end together on all ranks: a commit keeps them, and a drop rolls them back, except for
@@ -74,10 +74,7 @@ impl<'a, M: Module> RunningPass<'a, M> {
     pub(in crate::fused) fn check_reached(&self) -> Result<(), FusedError> {
         let is_reached = |rank: &RankPass| rank.has_reached(&rank.pass.retained_gradients.lock());
         let attached = &self.attached_modules[0];
-        let mut masters = attached.local_params.masters();
-        let has_accumulated =
-            |master: &MasterParam| !matches!(master.accumulated(), Accumulated::Nothing);
-        match self.ranks.iter().any(is_reached) || masters.any(has_accumulated) {
+        match self.ranks.iter().any(is_reached) || attached.local_params.have_accumulated() {
             true => Ok(()),
             false => Err(self.ranks[0].unreached(&attached.skeleton)),
         }
