@@ -12,6 +12,8 @@ pub(super) fn exclusive(folder: &Path) -> Result<File, CheckpointError> {
     let file = File::options()
         .create(true)
         .append(true)
+        // Windows locks no file that is open only to append.
+        .read(true)
         .open(&path)
         .map_err(|error| CheckpointError::cannot_write(&path, error))?;
     Ok(locked(file, File::lock))
@@ -26,11 +28,26 @@ pub(super) fn shared(folder: &Path) -> Option<File> {
 fn locked(file: File, lock: fn(&File) -> io::Result<()>) -> File {
     // Some file systems have no locks.
     if let Err(error) = lock(&file) {
-        log::debug!("a checkpoint was not locked: {error}");
+        log::warn!("a folder of checkpoints is not locked: {error}. Let no other process use it");
     }
     file
 }
 
 fn path(folder: &Path) -> PathBuf {
     folder.join("checkpoint.lock")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exclusive_lock_excludes_other_handles() {
+        let folder = tempfile::tempdir().unwrap();
+        let held = exclusive(folder.path()).unwrap();
+        let other = File::open(path(folder.path())).unwrap();
+        assert!(other.try_lock_shared().is_err());
+        drop(held);
+        other.try_lock_shared().unwrap();
+    }
 }
