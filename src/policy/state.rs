@@ -26,6 +26,8 @@ pub(crate) struct LossScale {
 
 /// If the scale has been halved to this, an overflow is not caused by the scale.
 const SMALLEST: f64 = 1.0 / 65536.0;
+/// The scale grows no further than 2^126: gradients are multiplied by the reciprocal, and a device may round a smaller one to zero.
+const LARGEST: f64 = 1.0 / f32::MIN_POSITIVE as f64;
 
 impl LossScale {
     /// Returns `true` if a smaller scale may avoid an overflow.
@@ -34,13 +36,13 @@ impl LossScale {
     }
 
     /// Returns the scale of the next step. It halves if the gradients `overflowed` and a smaller scale may
-    /// avoid this, and doubles after `interval` steps without an overflow.
+    /// avoid this, and doubles after `interval` steps without an overflow, up to [`LARGEST`].
     pub(crate) fn after(self, interval: usize, overflowed: bool) -> Self {
         let (scale, good_steps) = match self.good_steps + 1 {
             _ if overflowed && self.is_large() => (self.scale / 2.0, 0),
             // A smaller scale would not help.
             _ if overflowed => (self.scale, 0),
-            steps if steps >= interval => (self.scale * 2.0, 0),
+            steps if steps >= interval && self.scale * 2.0 <= LARGEST => (self.scale * 2.0, 0),
             steps => (self.scale, steps),
         };
         Self { scale, good_steps }
@@ -87,5 +89,18 @@ impl RecordState for PolicyState {
             gradient_norm: scalar("gradient_norm").and_then(|norm| norm.try_into().ok()),
         };
         Some(Self(Arc::new(Mutex::new(adaptive))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loss_scale_grows_until_its_reciprocal_is_smallest() {
+        let (scale, good_steps) = (1.0, 0);
+        let mut loss_scale = LossScale { scale, good_steps };
+        (0..200).for_each(|_| loss_scale = loss_scale.after(1, false));
+        assert_eq!((1.0 / loss_scale.scale) as f32, f32::MIN_POSITIVE);
     }
 }
