@@ -102,7 +102,7 @@ pub enum CheckpointError {
     /// A file or folder can't be written, renamed or removed.
     #[error(
         "{file} can't be written: {reason}. Earlier checkpoints are unchanged. Free disk space, change the permissions of the \
-        folder, or use another folder, and save again",
+        folder, or use another folder, and try again",
         file = file.display()
     )]
     Write {
@@ -120,7 +120,7 @@ pub enum CheckpointError {
 backburn_base::debug_prints_message!(CheckpointError);
 
 impl CheckpointError {
-    pub(super) fn cannot_write(file: &Path, reason: impl ToString) -> Self {
+    pub(crate) fn cannot_write(file: &Path, reason: impl ToString) -> Self {
         Self::Write {
             file: file.to_path_buf(),
             reason: reason.to_string(),

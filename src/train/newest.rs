@@ -53,7 +53,8 @@ pub(super) fn newest(training: &Path) -> Result<Option<usize>, CheckpointError> 
             FILES.len()
         );
         for file in files {
-            fs::rename(file, file.with_extension(INCOMPLETE)).map_err(unreadable)?;
+            let cannot_write = |error| CheckpointError::cannot_write(file, error);
+            fs::rename(file, file.with_extension(INCOMPLETE)).map_err(cannot_write)?;
         }
     }
     Ok(newest)

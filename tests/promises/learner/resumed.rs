@@ -82,6 +82,18 @@ fn resume_skips_epoch_with_fewer_files() {
 }
 
 #[test]
+fn resume_names_file_that_is_not_renamed() {
+    let folder = tempfile::tempdir().unwrap();
+    Run::new(2).fused(Regression::init(), folder.path());
+    let [model, optimizer, _] = files_of(folder.path(), 2);
+    fs::remove_file(optimizer).unwrap();
+    fs::create_dir(model.with_extension("bpk.incomplete")).unwrap();
+    let training = Run::new(2).training::<FusedModel<Regression>>(folder.path());
+    let error = training.resume_from_newest(folder.path()).err().unwrap();
+    assert_matches!(&error, CheckpointError::Write { file, .. } if *file == model);
+}
+
+#[test]
 fn resume_without_checkpoint_trains_from_start() {
     let folder = tempfile::tempdir().unwrap();
     let (run, read) = counted(2);
