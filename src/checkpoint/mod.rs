@@ -67,6 +67,8 @@ impl<M: Module + 'static> Resumable for FusedReplicas<M> {}
 ///
 /// A resumed training equals an uninterrupted one, bit for bit where steps are deterministic, if it gets the same batches and random
 /// numbers. Burn's generators can be seeded but not read, so seed them by the step ([`Device::seed`](burn::tensor::Device::seed)).
+/// On CubeCL devices this is not enough for checkpointed blocks, steps of two passes and several ranks: their seeds come from the
+/// first step of the process.
 /// Optimizer states of f64 parameters are converted to the default float type, as in
 /// [`FusedOptimizer::load_record`](crate::FusedOptimizer::load_record).
 ///
@@ -302,6 +304,9 @@ impl Checkpoint {
     }
 
     /// Returns only the record of the model, in host memory, for validation or inference.
+    ///
+    /// On a CPU backend, a model that loads it shares its memory as long as one of its parameters exists. To train the model without
+    /// this copy, load `model.bpk` with [`ModuleRecord::load`].
     ///
     /// [`ModuleRecord::allow_partial`] loads the record of a [`trained_only`](Self::trained_only) checkpoint.
     ///

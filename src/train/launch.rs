@@ -19,8 +19,8 @@ pub trait LaunchFused<M: LearnerModel> {
     /// [`with_default_checkpointers`](SupervisedTraining::with_default_checkpointers) saves. If the process was killed during a save,
     /// that epoch has fewer files than a complete checkpoint. It is trained again, and its files get the ending `.incomplete`.
     ///
-    /// The resumed training equals the uninterrupted one to the bit if its batches do: the data loader must not shuffle, because
-    /// Burn saves neither its position nor its generator.
+    /// The resumed training equals the uninterrupted one to the bit if its batches do and the model draws no random numbers: the
+    /// data loader must not shuffle. Burn saves neither its position nor any generator.
     ///
     /// ```no_run
     /// use backburn::CheckpointError;
