@@ -45,15 +45,8 @@ pub type Adam = ElementWiseOptimizer<AdamConfig>;
 
 element_wise_config!(AdamConfig, grad_clipping);
 
-/// Names of the moments in Burn's adaptive optimizers.
-pub(super) const MOMENTS: [ElementState; 3] = [
-    ElementState::signed("momentum.moment_1"),
-    ElementState::positive("momentum.moment_2"),
-    ElementState::maximum("momentum.max_moment_2"),
-];
-
 impl ElementWise for AdamConfig {
-    const STATES: &'static [ElementState] = &MOMENTS;
+    const STATES: &'static [ElementState] = &Moments::STATES;
     const TIME: Option<&'static str> = Some("momentum.time");
 
     /// Computes hyperparameters in the same precision as Burn.

@@ -1,7 +1,6 @@
 use burn::config::Config;
 use burn::grad_clipping::GradientClippingConfig;
 
-use super::adam::MOMENTS;
 use super::element_wise::{AccumulateInState, ElementState, ElementWise};
 use super::element_wise_optimizer::{ElementWiseOptimizer, element_wise_config};
 use super::format::{StateFormat, WeightFormat};
@@ -51,7 +50,7 @@ pub type AdamW = ElementWiseOptimizer<AdamWConfig>;
 element_wise_config!(AdamWConfig, grad_clipping);
 
 impl ElementWise for AdamWConfig {
-    const STATES: &'static [ElementState] = &MOMENTS;
+    const STATES: &'static [ElementState] = &Moments::STATES;
     const TIME: Option<&'static str> = Some("momentum.time");
 
     /// Computes hyperparameters in the same precision as Burn.

@@ -1,3 +1,4 @@
+use super::element_wise::ElementState;
 use super::rule::{Number, Step};
 
 /// Moving averages of the gradient and of its square.
@@ -11,6 +12,13 @@ pub(super) struct Moments {
 }
 
 impl Moments {
+    /// The moments, as Burn's adaptive optimizers name them.
+    pub(super) const STATES: [ElementState; 3] = [
+        ElementState::signed("momentum.moment_1"),
+        ElementState::positive("momentum.moment_2"),
+        ElementState::maximum("momentum.max_moment_2"),
+    ];
+
     /// Returns the moving averages of a step with these decays.
     pub(super) fn new(step: Step, beta_1: f32, beta_2: f32) -> Self {
         Self {

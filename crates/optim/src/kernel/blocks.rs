@@ -11,9 +11,9 @@ use burn::tensor::{Bytes, DType, Shape, Tensor, TensorData, read_sync};
 use bytemuck::{Pod, cast_slice, cast_slice_mut};
 
 use super::super::format::{Dither, ElementBuffer, ElementEncoding, GROUP, WeightFormat, Widen};
-use super::super::rule::vectorized;
+use super::super::rule::{MOST_STATES, vectorized};
+use super::Update;
 use super::single_pass::Stored;
-use super::{BLOCK, Update, on_threads};
 
 /// Opens the operands, updates them, and closes them. Works in place where a buffer has one owner and the backend's tensors are
 /// in the memory of this process.
@@ -26,12 +26,18 @@ pub(super) fn update<const D: usize>(
     Gradient::with(gradient, |gradient| {
         let open = |stored| Open::of(stored, format);
         let mut open: Vec<_> = operands.into_iter().map(open).collect();
-        match open.len() {
-            1 => pass::<1>(update, &mut open, gradient),
-            2 => pass::<2>(update, &mut open, gradient),
-            3 => pass::<3>(update, &mut open, gradient),
-            _ => pass::<4>(update, &mut open, gradient),
-        }
+        let length = open[0].floats.1.num_elements();
+        let mut buffers = open.iter_mut().map(|open| {
+            let words = open.words.as_mut();
+            let words = words.map(|words| cast_slice_mut(&mut words.0));
+            ElementBuffer::new(open.encoding, &mut open.floats.0, words.unwrap_or_default())
+        });
+        let all = Range {
+            start: 0,
+            length,
+            buffers: from_fn(|_| buffers.next().unwrap_or_else(ElementBuffer::empty)),
+        };
+        all.run(update, gradient);
         open.into_iter().map(Open::closed).collect()
     })
 }
@@ -90,33 +96,24 @@ impl Open {
     }
 }
 
-/// Updates a weight and its states.
-fn pass<const BUFFERS: usize>(update: &Update, open: &mut [Open], gradient: &Gradient<'_>) {
-    let length = open[0].floats.1.num_elements();
-    let mut buffers = open.iter_mut().map(|open| {
-        let words = open.words.as_mut();
-        let words = words.map(|words| cast_slice_mut(&mut words.0));
-        ElementBuffer::new(open.encoding, &mut open.floats.0, words.unwrap_or_default())
-    });
-    let all = Range::<BUFFERS> {
-        start: 0,
-        length,
-        buffers: from_fn(|_| buffers.next().expect("there is one for each operand")),
-    };
-    let each = |range: Range<'_, BUFFERS>| range.update(update, gradient);
-    on_threads(length, all, Range::take, &each);
-}
+/// Elements of a block, which fits the first-level cache. Small, so that the processor prefetches the next block during the
+/// computation.
+const BLOCK: usize = 8 * GROUP;
+/// Number of elements that justify a thread.
+const GRAIN: usize = 64 * BLOCK;
+/// A weight and its states.
+const BUFFERS: usize = 1 + MOST_STATES;
 
 /// A range of elements.
-struct Range<'a, const BUFFERS: usize> {
+struct Range<'a> {
     /// Index of the first element.
     start: usize,
     length: usize,
-    /// The weight, then its states.
+    /// The weight, then its states. The others are empty.
     buffers: [ElementBuffer<'a>; BUFFERS],
 }
 
-impl<const BUFFERS: usize> Range<'_, BUFFERS> {
+impl Range<'_> {
     /// Splits off `length` elements: whole groups, or all.
     fn take(&mut self, length: usize) -> Self {
         let (start, groups) = (self.start, length.div_ceil(GROUP));
@@ -129,11 +126,21 @@ impl<const BUFFERS: usize> Range<'_, BUFFERS> {
         }
     }
 
-    /// Updates the range, block by block. Not inlined, so that the recursion has a small stack frame.
+    /// Updates the range, on several threads if it is long.
+    fn run(mut self, update: &Update, gradient: &Gradient<'_>) {
+        if self.length <= GRAIN {
+            return self.run_here(update, gradient);
+        }
+        let first = self.take((self.length / 2).next_multiple_of(GROUP));
+        rayon::join(
+            || first.run(update, gradient),
+            || self.run(update, gradient),
+        );
+    }
+
+    /// Updates the range on this thread, block by block. Not inlined, so that the recursion has a small stack frame.
     #[inline(never)]
-    fn update(mut self, update: &Update, gradient: &Gradient<'_>) {
-        let (mut room, mut random) = ([0.0; BLOCK], [0; BLOCK]);
-        let mut rooms = [[0.0; BLOCK]; BUFFERS];
+    fn run_here(mut self, update: &Update, gradient: &Gradient<'_>) {
         if gradient.is_in_place
             && update.formats.is_none()
             && self.buffers.iter().all(ElementBuffer::are_numbers)
@@ -146,6 +153,8 @@ impl<const BUFFERS: usize> Range<'_, BUFFERS> {
             let weights = next(0);
             return update.rule.formula.apply(weights, gradients, from_fn(next));
         }
+        let (mut room, mut random) = ([0.0; BLOCK], [0; BLOCK]);
+        let mut rooms = [[0.0; BLOCK]; BUFFERS];
         while self.length > 0 {
             let mut block = self.take(self.length.min(BLOCK));
             let (length, buffers) = (block.length, &mut block.buffers);

@@ -19,7 +19,7 @@ use burn::backend::DispatchTensorKind;
 use burn::tensor::{DType, FloatDType, Tensor};
 
 use super::call;
-use super::format::{GROUP, Noise, PackedState, Residual, StateTensor, Weight, WeightFormat};
+use super::format::{Noise, PackedState, Residual, StateTensor, Weight, WeightFormat};
 use super::rule::{Rule, Traced};
 
 #[cfg(feature = "cubecl")]
@@ -165,28 +165,4 @@ fn single_pass<const D: usize>(
         _ => unreachable!("a state is whole"),
     });
     (weight, states.collect())
-}
-
-/// Elements of a block, which fits the first-level cache. Small, so that the processor prefetches the next block during the
-/// computation.
-const BLOCK: usize = 8 * GROUP;
-/// Number of elements that justify a thread.
-const GRAIN: usize = 64 * BLOCK;
-
-/// Updates `length` elements by `each`, on several threads if they are many. `take` splits off the first elements.
-fn on_threads<T: Send>(
-    length: usize,
-    mut all: T,
-    take: fn(&mut T, usize) -> T,
-    each: &(impl Fn(T) + Sync),
-) {
-    if length <= GRAIN {
-        return each(all);
-    }
-    let half = (length / 2).next_multiple_of(GROUP);
-    let first = take(&mut all, half);
-    rayon::join(
-        || on_threads(half, first, take, each),
-        || on_threads(length - half, all, take, each),
-    );
 }

@@ -89,6 +89,13 @@ impl<'a> ElementBuffer<'a> {
         }
     }
 
+    /// Returns a buffer without elements.
+    pub(crate) fn empty() -> Self {
+        // Aligned, because it is cast to f32.
+        let floats = cast_slice_mut::<f32, u8>(&mut []);
+        Self::new(ElementEncoding::Floats(DType::F32), floats, &mut [])
+    }
+
     /// Splits off the elements of `groups` groups.
     pub(crate) fn take(&mut self, groups: usize) -> Self {
         fn first<'a, T>(all: &mut &'a mut [T], length: usize) -> &'a mut [T] {
