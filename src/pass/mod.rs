@@ -149,7 +149,7 @@ impl Pass {
     pub(crate) fn call_hooks<R>(self: &Arc<Self>, path: &str, call: impl FnOnce() -> R) -> R {
         lock::check_none_held("a hook is called");
         let _running = self.running_hooks.clone();
-        let _scope = Scope::hook(self, path).enter();
+        let _scope = Scope::outside_of_blocks(self, ReadMode::Hook(Some(path.into()))).enter();
         call()
     }
 
@@ -158,13 +158,8 @@ impl Pass {
         Arc::strong_count(&self.running_hooks) > 1
     }
 
-    /// Begins the pass of a rank that has no closure, and so no loss to scale.
-    pub(crate) fn begin_without_closure(&self) {
-        self.take_scale();
-    }
-
     /// Takes the loss scale, and marks the loss as scaled.
-    fn take_scale(&self) -> Option<f64> {
+    pub(crate) fn take_scale(&self) -> Option<f64> {
         self.scaled.as_ref()?.store(true, Ordering::Relaxed);
         self.pipeline.scale
     }
@@ -194,30 +189,25 @@ pub(crate) struct Session {
 
 impl Session {
     pub(crate) fn new(optimizer: SharedOptimizer) -> Self {
-        Self::of(None, Arc::new(Mutex::new(optimizer)), Arc::default())
+        Self {
+            membership: None,
+            pass: Mutex::default(),
+            optimizer: Arc::new(Mutex::new(optimizer)),
+            clocks: Mutex::default(),
+            seeds: Arc::default(),
+            observations: Arc::default(),
+        }
     }
 
     /// Creates the session of a replica, with the same optimizer. `membership` is its membership in a group.
     pub(crate) fn of_replica(&self, membership: Option<Membership>) -> Self {
-        Self::of(
-            membership,
-            self.optimizer.clone(),
-            self.observations.clone(),
-        )
-    }
-
-    fn of(
-        membership: Option<Membership>,
-        optimizer: Arc<Mutex<SharedOptimizer>>,
-        observations: Arc<Observations>,
-    ) -> Self {
         Self {
             membership,
-            pass: Mutex::new(None),
-            optimizer,
+            pass: Mutex::default(),
+            optimizer: self.optimizer.clone(),
             clocks: Mutex::default(),
             seeds: Arc::default(),
-            observations,
+            observations: self.observations.clone(),
         }
     }
 
@@ -275,9 +265,6 @@ impl Session {
             observers,
         });
         *self.pass.lock() = Some(pass.clone());
-        if let Some(offloaded) = &mut self.optimizer.lock().offloaded {
-            offloaded.between_passes();
-        }
         pass
     }
 

@@ -68,15 +68,7 @@ impl Scope {
     /// Enters the closure of a step on this thread, until the guard is dropped.
     #[must_use]
     pub(crate) fn enter_step(pass: &Arc<Pass>) -> ScopeGuard {
-        let scope = Self {
-            mode: ReadMode::Recorded(pass.graph.clone()),
-            pass: pass.clone(),
-            block: None,
-            recomputed_reads: None,
-        };
-        ScopeGuard {
-            before: CURRENT.replace(Some(scope)),
-        }
+        Self::outside_of_blocks(pass, ReadMode::Recorded(pass.graph.clone())).enter()
     }
 
     /// Returns the scope of a block whose operations are not recorded, and the reads of it and its nested blocks.
@@ -120,11 +112,11 @@ impl Scope {
         }
     }
 
-    /// Returns the scope of a hook for the parameter at `path`.
-    pub(crate) fn hook(pass: &Arc<Pass>, path: &str) -> Self {
+    /// Returns a scope outside of blocks.
+    pub(super) fn outside_of_blocks(pass: &Arc<Pass>, mode: ReadMode) -> Self {
         Self {
             pass: pass.clone(),
-            mode: ReadMode::Hook(Some(path.into())),
+            mode,
             block: None,
             recomputed_reads: None,
         }

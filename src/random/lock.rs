@@ -21,10 +21,10 @@ use crate::threads::lock::{self, is_in_pool};
 const TIMEOUT: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 10 });
 
 /// The lock of Burn's generators.
-static GENERATORS: LazyLock<Arc<Mutex<()>>> = LazyLock::new(Arc::default);
+pub(crate) static GENERATORS: LazyLock<Arc<Mutex<()>>> = LazyLock::new(Arc::default);
 
 /// Increases while the holder of a lock makes progress.
-static PROGRESS: AtomicUsize = AtomicUsize::new(0);
+pub(crate) static PROGRESS: AtomicUsize = AtomicUsize::new(0);
 
 /// The steps that have begun without the lock, and those of them that have ended.
 static UNLOCKED: Mutex<[usize; 2]> = Mutex::new([0; 2]);
@@ -63,16 +63,11 @@ pub(crate) struct RngLock {
 }
 
 impl RngLock {
-    /// Takes the lock of Burn's generators to draw on `devices`. If another run holds it, waits for it if `waits`, but never on a
-    /// thread of a rayon pool. Returns `None` without the lock.
-    pub(crate) fn of_process(devices: &[Device], waits: bool) -> Option<Self> {
-        Self::take(&GENERATORS, devices, waits && !is_in_pool())
-    }
-
-    /// Takes a lock to draw on `devices`. If another run holds it, waits for it if `waits`. Returns `None` without the lock.
+    /// Takes a lock to draw on `devices`. If another run holds it, waits for it if `waits`, but never on a thread of a rayon
+    /// pool. Returns `None` without the lock.
     pub(crate) fn take(lock: &Arc<Mutex<()>>, devices: &[Device], waits: bool) -> Option<Self> {
         let (guard, waited) = match lock.try_lock_arc() {
-            None if waits => (wait(lock)?, true),
+            None if waits && !is_in_pool() => (wait(lock)?, true),
             guard => (guard?, false),
         };
         Some(Self {
@@ -80,11 +75,6 @@ impl RngLock {
             devices: devices.to_vec(),
             waited,
         })
-    }
-
-    /// Records that the holder makes progress.
-    pub(crate) fn report_progress(&self) {
-        PROGRESS.fetch_add(1, Ordering::Relaxed);
     }
 }
 

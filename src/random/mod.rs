@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use backburn_base::{is_cubecl, read_with_timeout};
 use burn::tensor::{DType, Device, Distribution, Tensor};
 
-pub(crate) use lock::{RngLock, UnlockedStep, locked_error};
+pub(crate) use lock::{GENERATORS, PROGRESS, RngLock, UnlockedStep, locked_error};
 
 /// A sequence of seeds derived from a first one.
 #[derive(Debug)]

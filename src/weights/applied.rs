@@ -41,21 +41,17 @@ fn read_message(path: &str) -> String {
 
 impl AppliedGradient {
     /// Creates the stand-in for a gradient of this type on `device`.
-    pub(super) fn new<const D: usize>(
-        master: &MasterParam,
-        dtype: DType,
-        device: &Device,
-    ) -> Option<Self> {
+    pub(super) fn new<const D: usize>(master: &MasterParam, dtype: DType, device: &Device) -> Self {
         let gradient: Tensor<D> =
             unreadable(read_message, &master.path, &master.shape, dtype, device);
         let leaf = lift(gradient.clone(), master.strategy).require_grad();
-        Some(Self {
-            node: node(&leaf)?,
+        Self {
+            node: node(&leaf).expect("a leaf is under autodiff"),
             leaf: Box::new(Param::initialized(master.id, leaf)),
             rank: D,
             gradient: gradient.into(),
             is_registered: AtomicBool::new(false),
-        })
+        }
     }
 
     /// Returns the gradient to register, and the node of its leaf.

@@ -39,19 +39,19 @@ impl LocalParam {
             let transfer = self.transfer(master.averaged(), device, dtype);
             transfer.map_err(|error| error.to_string())
         };
+        let location = match location {
+            ExportLocation::Computing if self.is_fetched_on_read() => ExportLocation::Stored,
+            location => location,
+        };
         let found = match (value, location) {
+            (Value::Current, ExportLocation::Stored) => Ok(master.value()),
             (Value::Current, ExportLocation::Ordinary) => self.stored_on(self.export_device()),
+            (Value::Current, ExportLocation::Computing) => Ok(self.plain(CopyLifetime::Graph)),
+            (Value::Averaged, ExportLocation::Stored) => Ok(master.averaged()),
             (Value::Averaged, ExportLocation::Ordinary) => {
                 transfer(self.export_device(), master.dtype)
             }
-            (Value::Current, ExportLocation::Computing) if !self.is_fetched_on_read() => {
-                Ok(self.plain(CopyLifetime::Graph))
-            }
-            (Value::Averaged, ExportLocation::Computing) if !self.is_fetched_on_read() => {
-                transfer(device, *dtype)
-            }
-            (Value::Current, _) => Ok(master.value()),
-            (Value::Averaged, _) => Ok(master.averaged()),
+            (Value::Averaged, ExportLocation::Computing) => transfer(device, *dtype),
         };
         let found = found.unwrap_or_else(|reason| panic!("{reason}"));
         self.constant_of(found).0.require_grad().into()

@@ -41,7 +41,7 @@ pub(crate) struct LocalParam {
     /// The path of the offloaded frozen parameter that this one adapts.
     pub(super) offloaded_base: Option<Arc<str>>,
     /// The stand-in for an applied gradient, after the first read in a step that runs its own backward pass.
-    pub(super) applied: OnceLock<Option<Arc<AppliedGradient>>>,
+    pub(super) applied: OnceLock<Arc<AppliedGradient>>,
     pub(super) state: Leveled<State>,
 }
 
@@ -201,14 +201,14 @@ impl LocalParam {
     }
 
     /// Returns the stand-in for the applied gradient.
-    pub(super) fn applied(&self) -> Option<Arc<AppliedGradient>> {
-        let new = || with_rank!(self.master.shape.num_dims(), D => AppliedGradient::new::<D>(&self.master, self.dtype, &self.device).map(Arc::new));
-        self.applied.get_or_init(new).clone()
+    pub(super) fn applied(&self) -> Arc<AppliedGradient> {
+        let new = || with_rank!(self.master.shape.num_dims(), D => AppliedGradient::new::<D>(&self.master, self.dtype, &self.device));
+        self.applied.get_or_init(|| Arc::new(new())).clone()
     }
 
     /// Returns the stand-in if it is registered in the current pass.
     pub(super) fn registered(&self) -> Option<&AppliedGradient> {
-        let applied = self.applied.get().and_then(Option::as_deref);
+        let applied = self.applied.get().map(|applied| &**applied);
         applied.filter(|applied| applied.is_registered())
     }
 

@@ -35,7 +35,7 @@ impl LocalParams {
         self.iter().map(|local_param| &*local_param.master)
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &Arc<LocalParam>> + Clone {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Arc<LocalParam>> {
         self.all.iter()
     }
 
@@ -121,7 +121,7 @@ impl LocalParams {
 
     /// Returns `true` if a gradient has arrived in this pass. `retained` has those of retained parameters.
     pub(crate) fn have_received(&self, retained: &GradientsParams) -> bool {
-        self.iter().any(|local_param| {
+        self.all.iter().any(|local_param| {
             let has_arrived = match &local_param.state.lock().gradient {
                 GradientState::Idle => false,
                 GradientState::Pending(expecting) => expecting.partial.is_some(),
@@ -150,7 +150,7 @@ impl LocalParams {
     pub(crate) fn end(&self, committed: bool) -> Vec<(ParamId, ParameterReport)> {
         let end = |local_param: &Arc<LocalParam>| {
             let is_aliased = local_param.assigned == Residency::Aliased;
-            if let Some(Some(applied)) = local_param.applied.get() {
+            if let Some(applied) = local_param.applied.get() {
                 applied.end_pass();
             }
             if !is_aliased {

@@ -211,8 +211,9 @@ impl MasterParam {
     ) {
         let mut state = self.state.lock();
         let average = Average::new(*config, state.average.take());
-        let ((id, rank), device) = (self.average_key(), &self.storage.location.device);
+        let (id, rank) = (average_id(self.id), self.shape.num_dims());
         let average = state.average.insert(average);
+        let device = &self.storage.location.device;
         average.state().take_over(optimizer, id, rank, device);
     }
 
@@ -222,11 +223,6 @@ impl MasterParam {
         if let (Some(value), Some(average)) = (&state.value, &state.average) {
             average.start(value);
         }
-    }
-
-    /// Returns the id and rank under which the optimizer holds the average.
-    fn average_key(&self) -> (ParamId, usize) {
-        (average_id(self.id), self.shape.num_dims())
     }
 
     /// Drops the average, which belongs to other weights.

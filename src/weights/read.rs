@@ -234,7 +234,7 @@ impl LocalParam {
         let runs_backward =
             pass.closure == ClosureKind::Backward && Arc::ptr_eq(graph, &pass.graph);
         let sink = TapSink {
-            applied: runs_backward.then(|| self.applied()).flatten(),
+            applied: runs_backward.then(|| self.applied()),
             local_param: self.clone(),
             pass: pass.clone(),
             pending_gradient,

@@ -45,18 +45,16 @@ impl GradientSink for TapSink {
                 )
             });
         }
-        let mut admits = match *self.pass.stage.lock() {
-            pass::Stage::Forward | pass::Stage::Backward => true,
-            pass::Stage::Failed(_) => false,
-            pass::Stage::Over => panic!(
+        if matches!(*self.pass.stage.lock(), pass::Stage::Over) {
+            panic!(
                 "the gradient of parameter `{path}` arrived outside of a training step: a tensor \
                  left the closure of its step with its graph. Detach the tensor in the closure"
-            ),
-        };
+            );
+        }
         if self.pass.closure == ClosureKind::Backward {
             self.pass.end_forward_numbers();
-            admits = self.pass.admits();
         }
+        let admits = self.pass.admits();
         self.pass.drawing.report_progress();
         let gradient = Tensor::<1>::from_dispatch(gradient);
         self.pending_gradient.lock().take();

@@ -31,7 +31,14 @@ impl MasterParam {
             Some(first) if gradient_use == GradientUse::Accumulate => {
                 return self.add(pass, first, gradients);
             }
-            Some(first) => gradients.fold(self.with_accumulated(first), AnyTensor::added),
+            Some(mut first) => {
+                // In the gradient's buffer: the sum is unchanged until the pass commits.
+                if let Accumulated::Sum(sum) = &self.state.lock().accumulated {
+                    let sum = (**sum).clone().to_device(&first.device());
+                    first = first.in_type(sum.dtype()).added(sum);
+                }
+                gradients.fold(first, AnyTensor::added)
+            }
             None => match self.take_accumulated(pass) {
                 Some(sum) => sum,
                 None => return,
@@ -56,17 +63,6 @@ impl MasterParam {
             (Ok(Some(_measured)), _) => self.state.lock().outcome = Some(Outcome::Measured),
             (Ok(None), _) => self.state.lock().outcome = Some(Outcome::Vetoed),
             (Err(error), _) => pass.fail(FailedIn::Update, error),
-        }
-    }
-
-    /// Adds the accumulated sum to a gradient, in the gradient's buffer: the sum is unchanged until the pass commits.
-    fn with_accumulated(&self, gradient: AnyTensor) -> AnyTensor {
-        match &self.state.lock().accumulated {
-            Accumulated::Sum(sum) => {
-                let sum = (**sum).clone().to_device(&gradient.device());
-                gradient.in_type(sum.dtype()).added(sum)
-            }
-            _ => gradient,
         }
     }
 

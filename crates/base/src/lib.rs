@@ -35,11 +35,10 @@ pub fn is_cubecl(device: &Device) -> bool {
 /// Flushes the operations of this thread to `device`.
 ///
 /// Pending operations of `fusion` hold their tensors, also dropped ones. On CubeCL devices every thread has its own stream:
-/// another thread could read an upload too early that was not flushed. A client of a server batches operations.
+/// another thread could read an upload too early that was not flushed. A client of a server batches operations. Other devices
+/// have nothing to flush.
 pub fn flush(device: &Device) {
-    if (is_cubecl(device) || is_remote(device))
-        && let Err(error) = device.flush()
-    {
+    if let Err(error) = device.flush() {
         // The read of a result reports the error.
         log::debug!("the operations of {device:?} could not be flushed: {error}");
     }

@@ -25,6 +25,7 @@ use burn::tensor::Device;
 use parking_lot::Mutex;
 
 use crate::config::FusedConfig;
+use crate::device::check_connected;
 use crate::error::FusedError;
 use crate::footprint::host_allocation;
 use crate::fused::ParameterList;
@@ -147,7 +148,7 @@ impl<M: Module> Core<M> {
 
     /// Returns an error if a device is lost: a read from it would wait forever.
     pub(crate) fn check_connected(&self) -> Result<(), FusedError> {
-        self.ranks.check_connected()
+        check_connected(&self.ranks.devices)
     }
 
     /// Creates the training again with another config, on `device` or on its current device.

@@ -54,7 +54,8 @@ impl RankPass {
 
     /// Applies accumulated gradients, for a rank without a closure. A failure fails the pass.
     pub(in crate::fused) fn apply_accumulated(&self) {
-        self.pass.begin_without_closure();
+        // There is no loss to scale.
+        self.pass.take_scale();
         let reported = catch(|| {
             let _wait = self.context.transfers.as_ref().map(|all| TransferWait(all));
             let _scope = Scope::enter_step(&self.pass);
@@ -85,26 +86,26 @@ impl RankPass {
             .expect("a training of replicas has a group")
     }
 
-    fn why_untracked<M: Module>(&self, model: &M) -> FusedError {
-        if self.local_params.iter().next().is_some() {
-            return FusedError::LossNotTracked;
+    /// Returns an error if the backward pass has not failed and has reached no parameter of `model`. `gradients` has those of
+    /// retained parameters.
+    pub(in crate::fused) fn check_reached<M: Module>(
+        &self,
+        model: &M,
+        gradients: &GradientsParams,
+    ) -> Result<(), FusedError> {
+        if self.local_params.have_received(gradients) || self.pass.has_failed() {
+            return Ok(());
         }
-        nothing_trained(model).unwrap_or(FusedError::LossNotTracked)
-    }
-
-    /// Returns `true` if the backward pass has reached a parameter, or the pass has failed. `gradients` has those of retained parameters.
-    pub(in crate::fused) fn has_reached(&self, gradients: &GradientsParams) -> bool {
-        self.local_params.have_received(gradients) || self.pass.has_failed()
-    }
-
-    /// Returns the error of a backward pass that has reached no parameter of `model`.
-    pub(in crate::fused) fn unreached<M: Module>(&self, model: &M) -> FusedError {
         let parameters = self.local_params.iter().count();
-        let nothing_trained = match parameters {
-            0 => nothing_trained(model),
-            _ => None,
-        };
-        nothing_trained.unwrap_or(FusedError::LossWithoutParameters { parameters })
+        Err(self.nothing_trained_or(model, FusedError::LossWithoutParameters { parameters }))
+    }
+
+    /// Returns `error`, or the reason why no parameter of `model` is trained.
+    fn nothing_trained_or<M: Module>(&self, model: &M, error: FusedError) -> FusedError {
+        match self.local_params.iter().next() {
+            Some(_) => error,
+            None => nothing_trained(model).unwrap_or(error),
+        }
     }
 
     /// Runs the forward pass, which returns the loss, and the backward pass.
@@ -118,7 +119,7 @@ impl RankPass {
             self.pass.begin_backward()?;
             let (loss, root) = loss.detached();
             if !root.is_tracked() {
-                return Err(self.why_untracked(model));
+                return Err(self.nothing_trained_or(model, FusedError::LossNotTracked));
             }
             let mut root = root.0;
             if self.reports_errors_late {
@@ -155,9 +156,9 @@ impl RankPass {
                 true => GradientsParams::new(),
                 false => GradientsParams::from_params(&mut all, model, retained),
             };
-            // Before accumulated sums are applied. Of several ranks, another may reach a parameter.
-            if self.pass.membership.is_none() && !self.has_reached(&gradients) {
-                return Err(self.unreached(model));
+            // Checked before accumulated sums are applied. `RunningPass::check_reached` checks several ranks together.
+            if self.pass.membership.is_none() {
+                self.check_reached(model, &gradients)?;
             }
             Ok((loss, gradients))
         })

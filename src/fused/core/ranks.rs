@@ -9,7 +9,7 @@ use burn::tensor::Device;
 use parking_lot::Mutex;
 
 use crate::config::FusedConfig;
-use crate::device::{AsyncErrors, check_connected};
+use crate::device::AsyncErrors;
 use crate::error::FusedError;
 use crate::footprint::host_allocation;
 use crate::offload::check_offload_fits;
@@ -167,11 +167,6 @@ impl<M: Module> Ranks<M> {
     /// Returns the compute device of the first rank.
     pub(in crate::fused) fn device(&self) -> Device {
         self.devices.first().cloned().unwrap_or_default()
-    }
-
-    /// Returns an error if a device is lost.
-    pub(in crate::fused) fn check_connected(&self) -> Result<(), FusedError> {
-        check_connected(|| self.devices.clone())
     }
 
     /// Returns an error if a device has failed to compute a value.

@@ -64,27 +64,24 @@ impl<'a, M: Module> RunningPass<'a, M> {
         running_pass
     }
 
-    /// Returns the part of the first rank, and its model.
-    pub(in crate::fused) fn first(&self) -> (&RankPass, &M) {
-        (&self.ranks[0], &self.attached_modules[0].module)
-    }
-
     /// Returns an error if the backward passes of all ranks together have reached no parameter, and no gradient is accumulated: such
     /// gradients are applied.
     pub(in crate::fused) fn check_reached(&self) -> Result<(), FusedError> {
-        let is_reached = |rank: &RankPass| rank.has_reached(&rank.pass.retained_gradients.lock());
         let attached = &self.attached_modules[0];
-        match self.ranks.iter().any(is_reached) || attached.local_params.have_accumulated() {
-            true => Ok(()),
-            false => Err(self.ranks[0].unreached(&attached.skeleton)),
+        if attached.local_params.have_accumulated() {
+            return Ok(());
         }
+        let checks = self.ranks.iter().map(|rank| {
+            rank.check_reached(&attached.skeleton, &rank.pass.retained_gradients.lock())
+        });
+        checks.reduce(Result::or).unwrap_or(Ok(()))
     }
 
     /// Returns the failure of the pass, if there is one; of several ranks, that of the first to fail.
     pub(super) fn check(&self) -> Result<(), FusedError> {
         let failures = self.ranks.iter().enumerate();
         let failures = failures.filter_map(|(rank, RankPass { pass, .. })| {
-            Some((rank, pass.drawing.numbers.repeats, pass.take_failure()?))
+            Some((rank, pass.drawing.repeats, pass.take_failure()?))
         });
         let first = self.group.and_then(|group| group.flow.failed());
         let first = failures.min_by_key(|(rank, ..)| (Some(*rank) != first, *rank));
@@ -121,14 +118,13 @@ impl<'a, M: Module> RunningPass<'a, M> {
         self.check()
     }
 
-    /// Commits the pass. Returns a report per parameter, over all ranks, in module order, and the panic of an observer
-    /// that received the end of the pass.
-    pub(super) fn commit(mut self) -> (Vec<(ParamId, ParameterReport)>, Option<Caught>) {
-        self.end(true)
-    }
-
-    /// Ends the pass on all ranks that have begun it, and restores the values of the retained parameters. Does nothing after the end.
-    fn end(&mut self, commits: bool) -> (Vec<(ParamId, ParameterReport)>, Option<Caught>) {
+    /// Commits the pass on all ranks that have begun it, or rolls it back, and restores the values of the retained parameters.
+    /// Returns a report per parameter, over all ranks, in module order, and the panic of an observer that received the end of
+    /// the pass. Does nothing after the end.
+    pub(super) fn end(
+        &mut self,
+        commits: bool,
+    ) -> (Vec<(ParamId, ParameterReport)>, Option<Caught>) {
         let ranks = std::mem::take(&mut self.ranks);
         for RankPass { pass, .. } in &ranks {
             // A clone of the model or another thread may still hold the pass, and must see that it is over: then they read no

@@ -145,7 +145,7 @@ impl<M: Module> Core<M> {
     /// Returns the failure of a pass that has panicked. A lost device is an error: the first read from the device
     /// reports it.
     fn panicked(&self, panic: Caught) -> Failure {
-        match self.ranks.check_connected() {
+        match self.check_connected() {
             Ok(()) => Failure::Panic(panic),
             Err(lost) => Failure::Error(lost),
         }
@@ -220,7 +220,8 @@ impl<M: Module> Core<M> {
         if !running_pass.ranks[0].local_params.retained.is_empty() {
             running_pass.apply_retained(gradient_use)?;
         }
-        let (reports, panic) = running_pass.commit();
+        let (reports, panic) = running_pass.end(true);
+        drop(running_pass);
         let end_panic = self.end_panic.get_mut();
         *end_panic = end_panic.take().or(panic);
         let attached = &self.ranks.attached_modules[0];
@@ -228,7 +229,7 @@ impl<M: Module> Core<M> {
 
         // Other ranks may have sent gradients to a rank after its part, and remote devices report failures late.
         if self.ranks.remote {
-            self.ranks.check_connected()?;
+            self.check_connected()?;
         }
         if self.ranks.reports_errors_late && gradient_use.steps() {
             self.ranks.check_async_errors()?;

@@ -44,9 +44,11 @@ impl<M: Module> FusedOptimizer<M> {
             return self.core.refuse(FusedError::RunsTwice);
         }
         let mut forward = Some(forward);
-        self.with_loss(Some(learning_rate.into()), |model| {
-            forward.take().expect("the step is one pass")(model)
-        })
+        self.core
+            .step(Some(learning_rate.into()), ClosureKind::Loss, &mut |pass| {
+                let forward = forward.take().expect("the step is one pass");
+                pass.ranks[0].forward_backward(&pass.attached_modules[0].module, forward)
+            })
     }
 
     /// Runs a [`step`](Self::step) with a closure that may run twice, as [exact
@@ -78,7 +80,10 @@ impl<M: Module> FusedOptimizer<M> {
         learning_rate: impl Into<ModuleLearningRate>,
         forward: impl Fn(&M) -> L,
     ) -> Result<L, FusedError> {
-        self.with_loss(Some(learning_rate.into()), forward)
+        self.core
+            .step(Some(learning_rate.into()), ClosureKind::Loss, &mut |pass| {
+                pass.ranks[0].forward_backward(&pass.attached_modules[0].module, &forward)
+            })
     }
 
     /// Runs the forward and backward pass of a micro-batch, and adds its gradients to those accumulated since the last
@@ -99,8 +104,9 @@ impl<M: Module> FusedOptimizer<M> {
     /// Panics as [`step`](Self::step) does.
     pub fn accumulate<L: Loss>(&mut self, forward: impl FnOnce(&M) -> L) -> Result<L, FusedError> {
         let mut forward = Some(forward);
-        self.with_loss(None, |model| {
-            forward.take().expect("an accumulation is one pass")(model)
+        self.core.step(None, ClosureKind::Loss, &mut |pass| {
+            let forward = forward.take().expect("an accumulation is one pass");
+            pass.ranks[0].forward_backward(&pass.attached_modules[0].module, forward)
         })
     }
 
@@ -150,13 +156,11 @@ impl<M: Module> FusedOptimizer<M> {
         let learning_rate = Some(learning_rate.into());
         self.core
             .step(learning_rate, ClosureKind::Backward, &mut |pass| {
-                let (rank, model) = pass.first();
+                let (rank, model) = (&pass.ranks[0], &pass.attached_modules[0].module);
                 rank.run(|| {
                     let (output, gradients) = train(model);
-                    match rank.has_reached(&gradients) {
-                        true => Ok((output, gradients)),
-                        false => Err(rank.unreached(model)),
-                    }
+                    rank.check_reached(model, &gradients)?;
+                    Ok((output, gradients))
                 })
             })
     }
@@ -170,8 +174,7 @@ impl<M: Module> FusedOptimizer<M> {
     ) -> Result<R, FusedError> {
         self.core
             .step(learning_rate, ClosureKind::Backward, &mut |pass| {
-                let (rank, model) = pass.first();
-                rank.run(|| train(model))
+                pass.ranks[0].run(|| train(&pass.attached_modules[0].module))
             })
     }
 
@@ -187,21 +190,7 @@ impl<M: Module> FusedOptimizer<M> {
     /// If the loss depends on no trainable parameter.
     pub fn dry_run<L: Loss>(&mut self, forward: impl FnOnce(&M) -> L) -> Result<L, FusedError> {
         self.core.dry_run(|pass| {
-            let (rank, model) = pass.first();
-            rank.forward_backward(model, forward)
+            pass.ranks[0].forward_backward(&pass.attached_modules[0].module, forward)
         })
-    }
-
-    /// Runs a step, or without a learning rate an accumulation, of a closure that returns a loss.
-    fn with_loss<L: Loss>(
-        &mut self,
-        learning_rate: Option<ModuleLearningRate>,
-        mut forward: impl FnMut(&M) -> L,
-    ) -> Result<L, FusedError> {
-        self.core
-            .step(learning_rate, ClosureKind::Loss, &mut |pass| {
-                let (rank, model) = pass.first();
-                rank.forward_backward(model, &mut forward)
-            })
     }
 }

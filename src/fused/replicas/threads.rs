@@ -91,7 +91,7 @@ fn run_rank<R>(part: &RankPass, work: impl FnOnce() -> Result<R, FusedError>) ->
         let output = work()?;
         // Includes updates for other ranks: a failed update fails the step.
         group.devices().iter().for_each(flush);
-        check_connected(|| vec![group.device(*rank).clone()])?;
+        check_connected(std::slice::from_ref(group.device(*rank)))?;
         Ok(output)
     });
     part.pass.drawing.end_turn();

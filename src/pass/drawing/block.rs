@@ -9,8 +9,7 @@ use super::SinceSeed;
 use super::observations::{BLOCKS, Draws, REST};
 use crate::error::FusedError;
 use crate::pass::{Scope, Stage};
-use crate::random::{RandomStream, RngLock, Run, locked_error, system_seed};
-use crate::threads::lock::is_in_pool;
+use crate::random::{GENERATORS, RandomStream, RngLock, Run, locked_error, system_seed};
 
 /// The source of the random numbers of a block.
 #[derive(Clone, Debug)]
@@ -90,8 +89,8 @@ impl Scope {
         })
     }
 
-    /// Locks the generators for a block on `devices`. If another run has them, waits for them if `waits`, but never on a thread of
-    /// a rayon pool. Returns `None` without the lock.
+    /// Locks the generators for a block on `devices`. If another run has them, waits for them if `waits`. Returns `None` without
+    /// the lock.
     fn lock_block(&self, devices: &[Device], waits: bool) -> Option<(Arc<RngLock>, RngLock)> {
         let drawing = &self.pass.drawing;
         let lock = {
@@ -99,12 +98,12 @@ impl Scope {
             let may_observe = !waits && !matches!(*self.pass.stage.lock(), Stage::Over);
             // Blocks that have drawn nothing are observed where that costs no wait: they may begin to draw. Not in a step of two
             // passes without the lock: the second could not repeat what the first observes.
-            if lock.is_none() && may_observe && !drawing.numbers.repeats {
-                *lock = RngLock::of_process(devices, false).map(Arc::new);
+            if lock.is_none() && may_observe && !drawing.repeats {
+                *lock = RngLock::take(&GENERATORS, devices, false).map(Arc::new);
             }
             lock.clone()?
         };
-        let turn = RngLock::take(self.turns(), devices, waits && !is_in_pool())?;
+        let turn = RngLock::take(self.turns(), devices, waits)?;
         Some((lock, turn))
     }
 
@@ -126,7 +125,7 @@ impl Scope {
         name: &str,
         numbers: &RandomStream,
     ) -> Result<RngLock, FusedError> {
-        let turn = RngLock::take(self.turns(), &numbers.devices, !is_in_pool());
+        let turn = RngLock::take(self.turns(), &numbers.devices, true);
         turn.ok_or_else(|| locked_error(format!("the block {name}")))
     }
 

@@ -19,7 +19,9 @@ use parking_lot::Mutex;
 
 use super::{Pass, Scope, Session};
 use crate::error::FusedError;
-use crate::random::{RandomStream, RngLock, Run, UnlockedStep, locked_error, system_seed};
+use crate::random::{
+    GENERATORS, PROGRESS, RandomStream, RngLock, Run, UnlockedStep, locked_error, system_seed,
+};
 use crate::threads::lock::is_in_pool;
 
 pub(crate) use block::{BlockNumbers, RandomRun};
@@ -101,7 +103,7 @@ pub(crate) fn lock_generators(devices: &[Device], waits: bool) -> Option<Arc<Rng
     // On a thread of a pool, the other step may only be below on the stack.
     let outer = Scope::current().filter(|_| !is_in_pool());
     let shared = outer.and_then(|scope| scope.pass.drawing.lock.lock().clone());
-    shared.or_else(|| RngLock::of_process(devices, waits).map(Arc::new))
+    shared.or_else(|| RngLock::take(&GENERATORS, devices, waits).map(Arc::new))
 }
 
 /// The stream that a run draws from since the generators were seeded; `None` if that seed is unknown.
@@ -112,8 +114,10 @@ type SinceSeed = Mutex<Option<RandomStream>>;
 pub(crate) struct Drawing {
     /// The lock of the generators, until no run has to repeat its numbers.
     lock: Mutex<Option<Arc<RngLock>>>,
-    /// The numbers of the step, without its lock: another thread may hold the pass after its end.
-    pub(crate) numbers: StepNumbers,
+    /// The numbers with which the forward pass begins; `None` if it continues those of the program.
+    pub(super) stream: Option<RandomStream>,
+    /// `true` if the step has two passes, which draw the same numbers.
+    pub(crate) repeats: bool,
     /// The numbers outside of blocks, in the forward pass.
     rest: SinceSeed,
     /// The turn of this rank, in its forward pass.
@@ -127,19 +131,20 @@ pub(crate) struct Drawing {
 }
 
 impl Drawing {
-    pub(super) fn new(mut numbers: StepNumbers) -> Self {
-        numbers.unlocked = None;
+    pub(super) fn new(numbers: StepNumbers) -> Self {
         Self {
-            lock: Mutex::new(numbers.lock.take()),
-            numbers,
+            lock: Mutex::new(numbers.lock),
+            stream: numbers.stream,
+            repeats: numbers.repeats,
+            found: Mutex::new([Draws::Nothing, Draws::Unknown]),
             ..Self::default()
         }
     }
 
     /// Records that the pass makes progress, if others may be waiting for it.
     pub(crate) fn report_progress(&self) {
-        if let Some(lock) = &*self.lock.lock() {
-            lock.report_progress();
+        if self.lock.lock().is_some() {
+            PROGRESS.fetch_add(1, Ordering::Relaxed);
         }
     }
 
@@ -164,15 +169,13 @@ impl Pass {
     /// If the model is known to draw, and another rank keeps its turn and makes no progress.
     pub(crate) fn begin_forward_numbers(&self) -> Result<(), FusedError> {
         let drawing = &self.drawing;
-        drawing.found.lock()[BLOCKS] = Draws::Nothing;
-        let stream = drawing.numbers.stream.clone();
+        let stream = drawing.stream.clone();
         let Some(mut stream) = stream.filter(|_| drawing.lock.lock().is_some()) else {
             return Ok(());
         };
         if let Some(member) = &self.membership {
             stream = stream.for_rank(member.rank, member.device());
             let Observations { turns, .. } = &*self.blocks.observations;
-            // A rank has a thread of its own, which may wait.
             let turn = RngLock::take(turns, &stream.devices, self.blocks.observations.may_draw());
             match turn {
                 None if self.blocks.observations.draws() => {
@@ -227,7 +230,7 @@ impl Pass {
         if lock.is_none() {
             return;
         }
-        if let (Some(stream), Some(_)) = (&self.drawing.numbers.stream, &self.membership) {
+        if let (Some(stream), Some(_)) = (&self.drawing.stream, &self.membership) {
             stream.end();
         }
         if let Some(seeds) = self.blocks.own_seeds.get() {
