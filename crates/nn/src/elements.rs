@@ -5,7 +5,7 @@ use backburn_base::{AnyTensor, of_data};
 use burn::backend::Flex;
 #[cfg(feature = "flex")]
 use burn::backend::tensor::FloatTensor;
-use burn::tensor::{DType, Element, Shape, TensorData, bf16, f16};
+use burn::tensor::{DType, Element, Shape, Tensor, TensorData, bf16, f16};
 use rayon::prelude::*;
 
 use crate::product::Matrix;
@@ -19,6 +19,14 @@ pub(crate) fn wide(dtype: DType) -> DType {
     match dtype {
         DType::F64 => DType::F64,
         _ => DType::F32,
+    }
+}
+
+/// Returns the parameter `x` in floats: it may be quantized.
+pub(crate) fn dense<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+    match x.dtype() {
+        DType::QFloat(_) => x.dequantize(),
+        _ => x,
     }
 }
 

@@ -7,9 +7,9 @@ use burn::nn::{LayerNorm, RmsNorm};
 use burn::tensor::Tensor;
 use rayon::prelude::*;
 
-use crate::elements::{Elements, have_kernel, rows_of_task, sum_of_tasks, tensor, wide};
+use crate::elements::{Elements, dense, have_kernel, rows_of_task, sum_of_tasks, tensor, wide};
 use crate::node::{Computed, operation};
-use crate::simd::{dot, sum, vectorized};
+use crate::simd::{dot, sum, sum_of, vectorized};
 
 /// Normalizes the last dimension of `x` as [`RmsNorm::forward`] does:
 /// `y = x / sqrt(mean(x^2) + epsilon) * gamma` ([Zhang and Sennrich, 2019](https://arxiv.org/abs/1910.07467)).
@@ -26,7 +26,7 @@ pub fn rms_norm<const D: usize>(norm: &RmsNorm, x: Tensor<D>) -> Tensor<D> {
         epsilon: norm.epsilon,
         is_centered: false,
     };
-    kind.of([x.into(), norm.gamma.val().into()])
+    kind.of([x.into(), dense(norm.gamma.val()).into()])
 }
 
 /// Normalizes the last dimension of `x` as [`LayerNorm::forward`] does:
@@ -46,9 +46,9 @@ pub fn layer_norm<const D: usize>(norm: &LayerNorm, epsilon: f64, x: Tensor<D>) 
         epsilon,
         is_centered: true,
     };
-    let (x, gamma) = (x.into(), norm.gamma.val().into());
+    let (x, gamma) = (x.into(), dense(norm.gamma.val()).into());
     match &norm.beta {
-        Some(beta) => kind.of([x, gamma, beta.val().into()]),
+        Some(beta) => kind.of([x, gamma, dense(beta.val()).into()]),
         None => kind.of([x, gamma]),
     }
 }
@@ -108,11 +108,14 @@ impl Norm {
             let (_, normed, r) = self.forward::<D, N>(&inputs);
             let gradient = in_type(gradient.of_rank::<D>(), dtype);
             let scaled = gradient.clone() * in_type(inputs[1].0.clone(), dtype).unsqueeze();
-            let along = normed.clone() * (scaled.clone() * normed.clone()).mean_dim(D - 1);
-            let of_x = match self.is_centered {
-                true => scaled.clone() - scaled.mean_dim(D - 1) - along,
-                false => scaled - along,
+            // The mean of `normed` is not quite zero, so the mean of the difference is subtracted last.
+            let centered = |x: Tensor<D>| match self.is_centered {
+                true => x.clone() - x.mean_dim(D - 1),
+                false => x,
             };
+            let scaled = centered(scaled);
+            let along = normed.clone() * (scaled.clone() * normed.clone()).mean_dim(D - 1);
+            let of_x = centered(scaled - along);
             let mut all = [
                 AnyTensor::from(of_x * r),
                 sum_of_rows(gradient.clone() * normed).into(),
@@ -214,13 +217,17 @@ vectorized! {
             let [mean, r] = statistics(norm, x);
             for column in 0..row {
                 of_x[column] = gradient[column] * gamma[column];
-                of_gamma[column] += gradient[column] * (x[column] - mean) * r;
+                of_gamma[column] += gradient[column] * ((x[column] - mean) * r);
             }
             for (sum, gradient) in of_beta.iter_mut().zip(gradient) {
                 *sum += gradient;
             }
-            let of_mean = if norm.is_centered { sum(of_x) / row as f32 } else { 0.0 };
-            let along = dot(of_x, x, [0.0, mean]) * (r * r / row as f32);
+            let mut of_mean = if norm.is_centered { sum(of_x) / row as f32 } else { 0.0 };
+            let along = dot(of_x, x, [of_mean, mean]) * (r * r / row as f32);
+            if norm.is_centered {
+                // The mean is rounded: `x - mean` has a mean, too.
+                of_mean -= sum_of!(x in x => x - mean) / row as f32 * along;
+            }
             for (of_x, x) in of_x.iter_mut().zip(x) {
                 *of_x = (*of_x - of_mean - (x - mean) * along) * r;
             }

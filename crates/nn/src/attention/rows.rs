@@ -77,9 +77,12 @@ vectorized! {
     /// Replaces the gradients of the softmax of a row by those of its scores.
     pub(super) fn gradients_of_scores(shares: &[f32], gradients: &mut [f32], scale: f32) -> () {
         let of_row = dot(shares, gradients, [0.0; 2]);
+        // The rounding of `of_row`, which is all that is left of the difference if a share is near 1.
+        let rest = dot(shares, gradients, [0.0, of_row]);
         for (gradient, share) in gradients.iter_mut().zip(shares) {
+            let difference = *gradient - of_row - rest;
             // A hidden key has no gradient, also in a row with NaN.
-            *gradient = if *share == 0.0 { 0.0 } else { *share * (*gradient - of_row) * scale };
+            *gradient = if *share == 0.0 { 0.0 } else { *share * difference * scale };
         }
     }
 }

@@ -34,8 +34,9 @@ impl Problem {
         let shares = self.shares(query.clone(), key.clone());
         let of_value = shares.clone().transpose().matmul(gradient.clone());
         let of_shares = gradient.matmul(value.transpose());
-        let of_row = (shares.clone() * of_shares.clone()).sum_dim(3);
-        let of_scores = shares * (of_shares - of_row) * self.scale();
+        let centered = |x: Tensor<4>| x.clone() - (shares.clone() * x).sum_dim(3);
+        // Twice, because the sum is rounded: this is all that is left of the difference if a share is near 1.
+        let of_scores = shares.clone() * centered(centered(of_shares)) * self.scale();
         // A hidden key has no gradient, also in a row with NaN.
         let of_scores = self.grouped(self.filled(self.joined(of_scores), 0.0));
         let of_query = self.joined(of_scores.clone().matmul(key));

@@ -6,6 +6,7 @@ mod whole;
 use backburn_base::AnyTensor;
 use burn::tensor::{Int, Tensor};
 
+use crate::elements::dense;
 use crate::node::operation;
 
 /// Options of [`linear_cross_entropy`].
@@ -58,8 +59,8 @@ impl LinearCrossEntropyOptions {
 ///
 /// The forward pass computes the gradients, too, as Liger Kernel does ([Hsu et al., 2024](https://arxiv.org/abs/2410.10989)): the logits
 /// `l` of a chunk of tokens are replaced by their gradient, `softmax(l) - onehot(target)`, which goes at once into the gradients of
-/// `hidden` and `weight`. For the backward pass it keeps these two, and multiplies them by the gradient of the sum. One that is not needed
-/// (of a frozen head, or in inference) is not computed.
+/// `hidden` and `weight`. For the backward pass it keeps these two (on `flex` in f32), and multiplies them by the gradient of the sum. One
+/// that is not needed (of a frozen head, or in inference) is not computed.
 ///
 /// # Shapes
 ///
@@ -106,7 +107,7 @@ pub fn linear_cross_entropy(
         options: options.clone(),
     };
     operation(
-        [hidden.into(), weight.into()],
+        [hidden.into(), dense(weight).into()],
         |inputs, needed| match problem.has_kernel(&inputs) {
             true => problem.kernel(inputs, needed),
             false => problem.operations(inputs, needed),

@@ -81,8 +81,8 @@ impl Problem {
             let of_hidden = of_hidden.map(|all| {
                 let (shape, all) = (all.dims(), scaled(all, factor.clone()));
                 let all = match ignored.clone() {
-                    Some(ignored) => all.mask_fill(ignored.expand(shape), 0),
-                    None => all,
+                    Some(ignored) if shape[1] > 0 => all.mask_fill(ignored.expand(shape), 0),
+                    _ => all,
                 };
                 in_type(all, dtypes[0]).into()
             });

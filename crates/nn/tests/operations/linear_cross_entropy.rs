@@ -144,6 +144,8 @@ fn linear_cross_entropy_equals_composition() {
         new([9, 37, 8], 4)
             .smoothed(0.1, Some(3.0))
             .ignoring(EveryThird),
+        // Without columns.
+        new([5, 11, 0], 2).ignoring(EveryThird),
         // One of each.
         new([1, 5, 4], 1),
         new([5, 2, 1], 2),

@@ -11,5 +11,7 @@ mod linear;
 mod linear_cross_entropy;
 mod norms;
 mod panics;
+mod precision;
+mod quantized;
 mod rotary;
 mod view;

@@ -8,7 +8,7 @@ use burn::tensor::{Device, Tensor};
 use crate::case::{Case, assert_case, assert_same_places, param};
 
 /// An epsilon so large that the norm of a constant row doesn't multiply rounding errors.
-const EPSILON: f64 = 0.1;
+pub const EPSILON: f64 = 0.1;
 
 pub fn rms(gamma: &AnyTensor) -> RmsNorm {
     RmsNorm {
