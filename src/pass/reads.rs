@@ -6,6 +6,8 @@ use std::sync::Arc;
 use burn::module::ParamId;
 use parking_lot::Mutex;
 
+use crate::tap::Position;
+
 /// The number of gradients that a parameter still expects: each tap holds a clone, and each block that is not recomputed yet. If
 /// one is left, no gradient is pending.
 pub(crate) type PendingCount = Arc<()>;
@@ -19,6 +21,8 @@ pub(crate) type PendingGradient = Arc<Mutex<Option<PendingCount>>>;
 pub(crate) struct Graph {
     /// The pending gradients of the taps in the graph, in the order of the reads.
     pub(crate) taps: Mutex<Vec<PendingGradient>>,
+    /// The position of the last tap on the clock.
+    pub(crate) position: Mutex<Position>,
 }
 
 /// The parameters that a block has read without recording, with a pending gradient for each until the block is

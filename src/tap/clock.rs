@@ -5,28 +5,31 @@ use burn::backend::{Dispatch, DispatchTensor};
 use burn::tensor::{Device, GradientCheckpointingStrategy, Tensor};
 use parking_lot::Mutex;
 
+use super::graph_gc::operations;
 use super::{Delivery, GradientSink, PassedGradients, TapBackend, collect_graph};
 
 /// Depth between two ticks.
-///
-/// More than the number of operations between the reads of two parameters (attention with softmax, dropout and
-/// residual, a normalization, a loss), so that the depth of the activations does not exceed that of the clock for
-/// more than a few reads.
-const SPACING: usize = 64;
+const SPACING: usize = 8;
+
+/// Operations between two ticks. Fewer than the depth, so that the clock overtakes a graph whose inputs are deep.
+const OPERATIONS: u64 = 5;
+
+/// Maximum number of ticks between two reads of a graph. Other threads also count operations, so there may be many between two reads.
+const MOST_TICKS: usize = 8;
 
 /// Maximum number of ticks between two collections.
 const MOST_UNCOLLECTED: usize = 64;
 
-/// Untracked tensors of increasing depth on the autodiff tape, one per parameter read.
+/// Untracked tensors of increasing depth on the autodiff tape.
 ///
 /// Burn's backward pass runs the tape by depth, deepest first. The depth of a node is one more than
 /// the maximum of its inputs, tracked or not. Without a clock, the tap of a leaf would have depth 1 and fire
-/// last, with all gradients alive at the end. With tick `k` as its second input,
-/// the tap of the `k`-th parameter read is just below its consumer and fires right after it.
-/// The clock affects memory, not results.
+/// last, with all gradients alive at the end. The second input of the tap of a read is the tick at the [`Position`] of the graph: then
+/// the tap is just below its consumer and fires right after it. The clock affects memory, not results.
 ///
 /// Untracked inputs are not graph parents: ticks add nothing to the traversal and are reused by
-/// later passes. Each backward pass of the process visits all ticks, so a clock has no more than the reads of one graph need.
+/// later passes. Each backward pass of the process visits all ticks, and allocates a list for each level of depth, so a clock has no
+/// more than the operations of one graph need.
 #[derive(Debug)]
 pub(crate) struct Clock {
     device: Device,
@@ -62,16 +65,53 @@ impl Clocks {
     }
 }
 
+/// The position of a graph on the clock.
+#[derive(Debug)]
+pub(crate) struct Position {
+    /// The index of the tick of the last read.
+    tick: usize,
+    /// The number of operations in the process when the graph began.
+    begun: u64,
+}
+
+impl Default for Position {
+    fn default() -> Self {
+        let (tick, begun) = (0, operations());
+        Self { tick, begun }
+    }
+}
+
+impl Position {
+    /// Returns the index of the tick of the next read. An operation adds one level of depth at most, so the tick is deeper than the
+    /// operations of the graph so far, at the latest after some more reads.
+    fn advance(&mut self) -> usize {
+        let ticks = (operations() - self.begun) / OPERATIONS;
+        let ticks = MOST_TICKS + usize::try_from(ticks).unwrap_or(usize::MAX / 2);
+        self.tick = ticks.clamp(self.tick + 1, self.tick + MOST_TICKS);
+        self.tick
+    }
+}
+
 impl Clock {
-    /// Returns the tick of the `index`-th read, counted from zero.
-    pub(crate) fn tick(&mut self, index: usize) -> DispatchTensor {
+    /// Returns the tick of the next read.
+    pub(crate) fn tick(&mut self, position: &mut Position) -> DispatchTensor {
+        let index = position.advance();
+        if self.ticks.len() <= index {
+            let before = operations();
+            self.extend_to(index);
+            // New ticks are not operations of the graph.
+            position.begun += operations() - before;
+        }
+        self.ticks[index].clone()
+    }
+
+    fn extend_to(&mut self, index: usize) {
         while self.ticks.len() <= index {
             let last = self.ticks.last().cloned();
             let last = last.unwrap_or_else(|| self.start());
             self.ticks.push(next(last));
             self.collect_after(self.ticks.len());
         }
-        self.ticks[index].clone()
     }
 
     /// Returns a tracked tensor that is deeper than the ticks of this many reads.
@@ -80,7 +120,7 @@ impl Clock {
         if let Some((_, leaf_tick)) = self.deeper.as_ref().filter(is_deep) {
             return leaf_tick.clone();
         }
-        let deepest = (0..=reads).fold(self.start(), |tick, made| {
+        let deepest = (0..=(reads + 1) * MOST_TICKS).fold(self.start(), |tick, made| {
             self.collect_after(made);
             next(tick)
         });
@@ -134,12 +174,28 @@ mod tests {
     use super::*;
 
     #[test]
+    fn position_overtakes_operations() {
+        let mut position = Position::default();
+        let mut last = position.advance();
+        // Without reads, then two for each read.
+        (0..500).for_each(|_| _ = operations());
+        for read in 1..100 {
+            let tick = position.advance();
+            assert!(tick > last && tick <= last + MOST_TICKS);
+            let depth = 500 + 3 * read;
+            assert!(read < 10 || (tick + 1) * SPACING > depth, "{read}: {tick}");
+            (0..2).for_each(|_| _ = operations());
+            last = tick;
+        }
+    }
+
+    #[test]
     fn clock_collects_less_often_than_it_ticks() {
         let device = Device::flex();
         let mut clocks = Clocks::default();
         let clock = clocks.of(&device, GradientCheckpointingStrategy::default());
         let before = collections();
-        (0..2048).for_each(|read| drop(clock.lock().tick(read)));
+        clock.lock().extend_to(2047);
         let collections = collections() - before;
         assert!(collections <= 256, "{collections}");
     }

@@ -58,6 +58,6 @@ pub(crate) fn collect_graph_if_due(device: &Device) {
 }
 
 /// Returns the number of operations of autodiff so far, on all threads.
-fn operations() -> u64 {
+pub(super) fn operations() -> u64 {
     NodeId::new().value
 }

@@ -29,7 +29,7 @@ use burn::backend::{
 };
 use burn::tensor::{Device, Tensor};
 
-pub(crate) use clock::{Clock, Clocks};
+pub(crate) use clock::{Clock, Clocks, Position};
 pub(crate) use graph_gc::{GraphGc, collect_graph_if_due};
 
 /// The receiver of the complete gradient of a tapped value.

@@ -225,12 +225,8 @@ impl LocalParam {
         let expecting = self.expecting(&mut state);
         let pending_gradient = PendingGradient::default();
         *pending_gradient.lock() = Some(expecting.pending_count.clone());
-        let read_index = {
-            let mut taps = graph.taps.lock();
-            taps.push(pending_gradient.clone());
-            taps.len() - 1
-        };
-        let tick = self.clock.lock().tick(read_index);
+        graph.taps.lock().push(pending_gradient.clone());
+        let tick = self.clock.lock().tick(&mut graph.position.lock());
         let runs_backward =
             pass.closure == ClosureKind::Backward && Arc::ptr_eq(graph, &pass.graph);
         let sink = TapSink {
