@@ -2,10 +2,10 @@ use std::any::type_name;
 use std::sync::Arc;
 
 use backburn_base::caught::catch;
-use backburn_base::{is_cubecl, lift};
+use backburn_base::{is_cubecl, is_remote, lift};
 use burn::backend::DispatchTensor;
 use burn::module::Module;
-use burn::tensor::Tensor;
+use burn::tensor::{Device, Tensor};
 
 use super::activations::Activations;
 use super::fingerprint::Fingerprint;
@@ -70,7 +70,7 @@ pub(super) struct FirstRun {
     /// The random numbers of the run, whose seed is that of its nested blocks.
     numbers: RandomStream,
     kind: BlockNumbers,
-    /// Hashes of the outputs, if the run may have drawn and reading the outputs does not wait for a device.
+    /// The outputs in short, if they can be read at once.
     fingerprint: Option<Fingerprint>,
     /// The running statistics of the block before it.
     statistics: Statistics,
@@ -84,10 +84,11 @@ impl FirstRun {
         (numbers, kind): (RandomStream, BlockNumbers),
         statistics: Statistics,
     ) -> Self {
-        let is_async = outputs.device.as_ref().is_some_and(is_cubecl);
-        let is_compared = !is_async && !matches!(kind, BlockNumbers::Nothing);
+        let draws = !matches!(kind, BlockNumbers::Nothing);
+        let is_slow = |device: &Device| is_cubecl(device) || (is_remote(device) && !draws);
+        let is_compared = !outputs.device.as_ref().is_some_and(is_slow);
         Self {
-            fingerprint: is_compared.then(|| Fingerprint::of(output)),
+            fingerprint: is_compared.then(|| Fingerprint::of(output, !draws)),
             outputs,
             numbers,
             kind,
@@ -164,6 +165,7 @@ where
         } = self;
         let (block, forward) = (call.block, call.forward);
         let repeats = matches!(first.kind, BlockNumbers::Repeated(_));
+        let draws = !matches!(first.kind, BlockNumbers::Nothing);
         let random = repeats.then(|| first.numbers.clone());
         let device = first.outputs.device.clone();
         let turn = random
@@ -207,7 +209,7 @@ where
             };
             with_panic_context(run, context)
         };
-        let outputs_differ = |first: Fingerprint| first.differs_from(&Fingerprint::of(&output));
+        let outputs_differ = |first: Fingerprint| first.differs_from(&output);
         let outputs_differ = first.fingerprint.is_some_and(outputs_differ);
         let first_reads = block_reads.reads();
         let differing_read = first_reads.first_beyond(&reads).map(|path| (path, false));
@@ -228,8 +230,8 @@ where
                 is_second,
             },
         };
-        if outputs_differ {
-            // The model draws random numbers without the lock, so later passes take the lock.
+        if outputs_differ && draws {
+            // The block draws random numbers without the lock, so later passes take the lock.
             inside.pass.blocks.observations.record_draws();
         }
         inside.abandon();

@@ -13,10 +13,10 @@ use crate::error::FusedError;
 
 /// Largest difference that is rounding, as a fraction. `flex` adds the parts of a sum of 4,194,304 and more elements in the
 /// order in which its threads end.
-const ROUNDING: f64 = 1e-5;
+pub(crate) const ROUNDING: f64 = 1e-5;
 
 /// Returns `true` if two numbers are equal except for rounding.
-pub(crate) fn equal_up_to_rounding(a: f64, b: f64) -> bool {
+fn equal_up_to_rounding(a: f64, b: f64) -> bool {
     a.to_bits() == b.to_bits() || (a - b).abs() <= ROUNDING * a.abs().min(b.abs())
 }
 

@@ -19,7 +19,7 @@ mod statistics;
 pub(crate) use accumulation::{Accumulation, PartialSum};
 pub use anomaly::AnomalyCheck;
 pub use clip::GlobalNormClippingConfig;
-pub(crate) use compare::{Losses, equal_up_to_rounding};
+pub(crate) use compare::{Losses, ROUNDING};
 pub(crate) use hook::Hooks;
 pub use hook::{GradientFlow, GradientHook, HookedParameter};
 pub(crate) use measure::{Norm, is_finite};

@@ -48,6 +48,25 @@ fn block_that_computes_with_outside_tensor_is_refused() {
     }
 }
 
+/// Burn's generators are not used, so nothing is seeded again.
+#[test]
+fn block_with_own_generator_is_refused() {
+    let (mut fused, before, x) = start();
+    static RUNS: AtomicUsize = AtomicUsize::new(0);
+    let error = fused.step(RATE, |model| {
+        let x = model.input.forward(x.clone());
+        let block = |block: &Block, x| {
+            let scale = RUNS.fetch_add(1, Ordering::Relaxed) + 1;
+            block.forward(x) * scale as f64
+        };
+        gradient_checkpointing(&model.blocks[2], x, block).mean()
+    });
+    let error = error.unwrap_err();
+    assert_matches!(error, FusedError::RandomNumbers { .. });
+    assert_says(&error, "it has its own generator");
+    assert_equal_weights(&before, &fused.model());
+}
+
 #[test]
 fn block_with_tensors_of_several_types_trains_as_plain_one() {
     let device = Device::flex().autodiff();
