@@ -211,6 +211,16 @@ impl Session {
         }
     }
 
+    /// Creates the session of another model with the same optimizer, on the same device. A clone of the previous model then finds no
+    /// pass.
+    pub(crate) fn of_other_model(&self) -> Self {
+        Self {
+            clocks: Mutex::new(self.clocks.lock().clone()),
+            seeds: self.seeds.clone(),
+            ..self.of_replica(None)
+        }
+    }
+
     /// Begins the pass of a rank, which must [end](Self::end).
     pub(crate) fn begin(
         &self,

@@ -40,7 +40,7 @@ pub(crate) struct Clock {
 }
 
 /// The clocks of a training, one for each device and checkpointing strategy. Each parameter holds its clock.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Clocks(Vec<Arc<Mutex<Clock>>>);
 
 impl Clocks {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use backburn_base::{Parameter, list};
+use backburn_base::{AnyTensor, Parameter, list};
 use burn::backend::autodiff::NodeId;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Reparameterization};
 use burn::tensor::{Device, Tensor};
@@ -19,6 +19,8 @@ pub(crate) struct Handle {
     placeholder: Identity,
     /// Autodiff node of the placeholder; `None` on untracked backends.
     node: Option<NodeId>,
+    /// The version of the value when the module was converted (`valid`, `no_grad`) in a pass.
+    converted_at: Option<usize>,
 }
 
 impl Handle {
@@ -30,7 +32,36 @@ impl Handle {
             local_param,
             placeholder: Identity::of(placeholder),
             node: node(placeholder),
+            converted_at: None,
         }
+    }
+
+    /// Marks a converted module, which has to show the values of now.
+    fn converted(mut self) -> Self {
+        if self.local_param.session.pass.lock().is_some() {
+            self.converted_at = Some(self.local_param.master.version());
+        }
+        self
+    }
+
+    /// Returns the value without a gradient.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the value has been updated since the module was converted.
+    fn read_untrained(&self) -> AnyTensor {
+        let master = &self.local_param.master;
+        if self
+            .converted_at
+            .is_some_and(|version| version != master.version())
+        {
+            panic!(
+                "parameter `{}` was read from a model that was converted inside of a step (`valid()`, `no_grad()`) before the \
+                 parameter was updated, and has no values of its own: convert `FusedOptimizer::model()` between steps",
+                master.path
+            );
+        }
+        self.local_param.read_untrained()
     }
 }
 
@@ -52,7 +83,7 @@ impl Module for Handle {
     }
 
     fn valid(&self) -> Self {
-        self.clone()
+        self.clone().converted()
     }
 
     fn materialize(self) -> Self {
@@ -67,7 +98,7 @@ impl Module for Handle {
     }
 
     fn map<P: ModuleMapper>(self, _mapper: &mut P) -> Self {
-        self
+        self.converted()
     }
 }
 
@@ -117,9 +148,9 @@ impl Reparameterization for Handle {
             );
         }
         let value = if !base.is_autodiff() {
-            local_param.read_untrained()
+            self.read_untrained()
         } else if !base.is_tracked() && node(&base) != self.node {
-            local_param.constant_of(local_param.read_untrained())
+            local_param.constant_of(self.read_untrained())
         } else {
             local_param.read()
         };

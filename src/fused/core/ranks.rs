@@ -144,7 +144,10 @@ impl<M: Module> Ranks<M> {
         config: &FusedConfig,
     ) -> Result<Self, FusedError> {
         match &self.given_devices {
-            None => Self::on_one_device(model, self.session(), self.attached().context.clone()),
+            None => {
+                let session = Arc::new(self.session().of_other_model());
+                Self::on_one_device(model, &session, self.attached().context.clone())
+            }
             Some(devices) => Self::on_devices(model, devices, self.session(), config),
         }
     }

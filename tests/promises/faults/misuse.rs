@@ -73,6 +73,53 @@ fn model_cloned_out_of_step_is_not_read(device: &Device) {
     assert!(matches!(error, FusedError::AlreadyFused { path } if path == "input.weight"));
 }
 
+/// It would show the values of later steps. In its own step it is read.
+fn model_converted_in_earlier_step_is_not_read(device: &Device) {
+    let convert: [fn(&Mlp) -> Mlp; 2] = [Module::valid, |model| model.clone().no_grad()];
+    for convert in convert {
+        let (mut fused, mut kept) = (fused(device), None);
+        let mut step = |again: bool| {
+            fused.step(1e-2, |model| {
+                if !again {
+                    kept = Some(convert(model));
+                }
+                let kept = kept.clone().unwrap();
+                let x = x(device);
+                let teacher = kept.input.weight.val();
+                model.loss(x) + Tensor::from_inner(teacher.detach().inner()).mean() * 0.0
+            })
+        };
+        step(false).unwrap();
+        let message = panic_of(|| step(true).unwrap());
+        assert_says(
+            &message,
+            "`input.weight` was read from a model that was converted",
+        );
+        let kept = kept.unwrap();
+        let message = panic_of(|| kept.input.weight.val());
+        assert_says(&message, "convert `FusedOptimizer::model()` between steps");
+    }
+}
+
+fn clone_of_changed_model_is_not_read(device: &Device) {
+    let (mut fused, mut kept) = (fused(device), None);
+    let x = x(device);
+    let before = fused.step(1e-2, |model| {
+        kept = Some(model.clone());
+        model.loss(x.clone())
+    });
+    before.unwrap();
+    fused.change_model(|model| model).unwrap();
+    let before = fused.model();
+    let kept = kept.unwrap();
+    let message = panic_of(|| fused.step(1e-2, |_| kept.loss(x.clone())).unwrap());
+    assert_says(
+        &message,
+        "`input.weight` was read outside of a training step",
+    );
+    assert_equal_weights(&before, &fused.model());
+}
+
 type Loss = fn(&Mlp, Tensor<2>) -> Tensor<1>;
 
 fn mistakes_in_step_are_refused_and_change_nothing(device: &Device) {
@@ -251,6 +298,8 @@ on_every_backend!(
     model_without_autodiff_is_an_error,
     parameter_at_two_places_is_an_error,
     model_cloned_out_of_step_is_not_read,
+    model_converted_in_earlier_step_is_not_read,
+    clone_of_changed_model_is_not_read,
     loss_without_parameter_is_an_error,
     optimizer_that_refuses_parameter_changes_nothing,
     optimizer_record_of_another_model_is_an_error,
