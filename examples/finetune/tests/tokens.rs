@@ -6,6 +6,9 @@ use std::fs;
 use std::path::Path;
 
 use serde_json::{Value, json};
+use tokenizers::normalizer::SplitDelimiterBehavior;
+use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
+use tokenizers::{OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer};
 
 use command::{command, copy, reference, text};
 use finetune::config::DecoderConfig;
@@ -168,5 +171,24 @@ fn answers_without_special_token_have_no_end() {
         let tokens = tokens(&model);
         let document = tokens.chat(&chat("a", "b")).unwrap();
         assert_eq!(tokens.has_end(&document), has_end, "{end}");
+    }
+}
+
+/// Other engines split these texts in other places.
+#[test]
+fn regular_expressions_are_those_of_oniguruma() {
+    for (pattern, text, expected) in [
+        (r"\w+|\W", "x²y", &["x²y"][..]),
+        (r"\p{N}{1,3}+", "12345678", &["12345678"]),
+        (r"[[:punct:]]+", "$+<", &["$+<"]),
+        (r"\s+$|\S+|\s+", "a  \nb", &["a", "  ", "\n", "b"]),
+    ] {
+        let pattern = SplitPattern::Regex(pattern.to_owned());
+        let split = Split::new(pattern, SplitDelimiterBehavior::Isolated, false).unwrap();
+        let mut pieces = PreTokenizedString::from(text);
+        split.pre_tokenize(&mut pieces).unwrap();
+        let pieces = pieces.get_splits(OffsetReferential::Original, OffsetType::Byte);
+        let pieces: Vec<&str> = pieces.iter().map(|(piece, ..)| *piece).collect();
+        assert_eq!(pieces, expected);
     }
 }
