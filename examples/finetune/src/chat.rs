@@ -6,12 +6,13 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use minijinja::value::ValueKind;
-use minijinja::{Environment, Error, ErrorKind, Value, context};
+use minijinja::{Environment, Error, ErrorKind, Value, context, escape_formatter};
 use minijinja_contrib::pycompat::unknown_method_callback;
 use serde_json::Value as Json;
 
 use crate::date;
 use crate::python_json::to_json;
+use crate::python_text;
 
 const NAME: &str = "chat_template";
 
@@ -45,6 +46,13 @@ impl Template {
         environment.set_trim_blocks(true);
         environment.set_lstrip_blocks(true);
         environment.set_unknown_method_callback(unknown_method_callback);
+        environment.set_formatter(|output, state, value| match value.kind() {
+            ValueKind::Number | ValueKind::Seq | ValueKind::Map => {
+                Ok(output.write_str(&python_text::text(value))?)
+            }
+            _ => escape_formatter(output, state, value),
+        });
+        environment.add_filter("string", |value: Value| python_text::text(&value));
         environment.add_filter("tojson", to_json);
         environment.add_test("iterable", is_iterable);
         environment.add_function("raise_exception", |text: String| -> Result<Value, Error> {
@@ -56,6 +64,8 @@ impl Template {
         });
         let mut unreadable = BTreeMap::new();
         for (name, source) in sources {
+            // As Jinja reads a template.
+            let source = source.replace("\r\n", "\n").replace('\r', "\n");
             if let Err(error) = environment.add_template_owned(name, without_generation(&source)) {
                 unreadable.insert(name, format!("{error:#}"));
             }
@@ -189,6 +199,11 @@ mod tests {
                 r#"{"role": "user", "content": " <b>"}"#,
             ),
             ("{{ strftime_now('%%') }}", "%"),
+            ("a\r\n{% if true %}\r\nb\rc{% endif %}", "a\nb\nc"),
+            (
+                "{{ messages[0] }} {{ [1e-7, none] }} {{ ['a'] | string }}",
+                "{'role': 'user', 'content': ' <b>'} [1e-07, None] ['a']",
+            ),
             (
                 "{{ 'none' if tools is none and documents is none }}",
                 "none",

@@ -42,6 +42,7 @@ mod pieces;
 mod planning;
 mod print;
 mod python_json;
+mod python_text;
 mod result;
 mod room;
 mod rope;

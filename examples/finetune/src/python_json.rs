@@ -46,7 +46,7 @@ fn escaped(text: &str) -> String {
 }
 
 /// Returns a number as Python's `repr` writes it: with an exponent below 1e-4 and from 1e16 on.
-fn float(number: f64) -> String {
+pub fn float(number: f64) -> String {
     let scientific = format!("{number:e}");
     let (digits, exponent) = scientific.split_once('e').unwrap_or((&scientific, "0"));
     match exponent.parse().unwrap_or(0) {
