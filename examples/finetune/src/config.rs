@@ -167,8 +167,9 @@ impl DecoderConfig {
             (1..=MAX_LAYERS).contains(&head_dim) && head_dim.is_multiple_of(2),
             "`head_dim` is {head_dim}: it must be even, and from 2 to {MAX_LAYERS}"
         );
-        // Both versions of `transformers` prefer the old field.
+        // Both versions of `transformers` prefer the old field, unless it is empty.
         let rope = written.rope_scaling.as_ref();
+        let rope = rope.filter(|rope| **rope != WrittenRope::default());
         let rope = rope.or(written.rope_parameters.as_ref());
         let theta = rope.and_then(|rope| rope.rope_theta);
         let theta = theta.or(written.rope_theta).unwrap_or(10_000.0);

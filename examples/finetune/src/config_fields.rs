@@ -13,7 +13,7 @@ pub fn read<T: DeserializeOwned>(value: Json) -> Result<T> {
 }
 
 /// Fields that change what some models compute, and the values with which they change nothing, in addition to `null`.
-const COMPUTED: [(&str, &[&str]); 21] = [
+const COMPUTED: [(&str, &[&str]); 22] = [
     ("attention_multiplier", &["1.0", "1"]),
     ("attn_logit_softcapping", &[]),
     ("clip_qkv", &[]),
@@ -25,6 +25,8 @@ const COMPUTED: [(&str, &[&str]); 21] = [
     ("no_rope_layers", &["[]"]),
     ("num_experts", &["0"]),
     ("num_local_experts", &["0"]),
+    // Other than in the fields of rope, `transformers` prefers it to those.
+    ("original_max_position_embeddings", &[]),
     ("parallel_attn", &["false"]),
     ("partial_rotary_factor", &["1.0", "1"]),
     ("qk_layernorm", &["false"]),

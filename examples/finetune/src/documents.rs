@@ -81,6 +81,7 @@ impl Documents {
     fn lines(&mut self, path: &Path, tokens: &Tokens) -> Result<()> {
         for (index, line) in BufReader::new(open(path)?).lines().enumerate() {
             let place = || format!("{}:{}", path.display(), index + 1);
+            let line = line.context("the line can't be read: it must be text in UTF-8");
             let line = line.with_context(place)?;
             let line = match index {
                 0 => line.trim_start_matches(BYTE_ORDER_MARK),

@@ -57,9 +57,10 @@ pub fn adapter_files(base: &Path) -> Vec<&'static str> {
 /// Writes `decoder`, which has no adapters, and what belongs to the model in `base`.
 pub fn write_model(decoder: &Decoder, base: &Path, folder: &Path, dtype: DType) -> Result<()> {
     create(folder)?;
+    // First: if it fails, an earlier result in the folder stays whole.
+    weights::save(decoder, &folder.join(weights::WEIGHTS), dtype)?;
     copy(COPIED, base, folder)?;
-    set_dtype(&folder.join("config.json"), dtype)?;
-    weights::save(decoder, &folder.join(weights::WEIGHTS), dtype)
+    set_dtype(&folder.join("config.json"), dtype)
 }
 
 /// Sets the float type in a config, in which `transformers` loads the weights. A config with this type stays as it is.

@@ -126,7 +126,7 @@ impl Options {
         let adapters = self.adapters();
         adapters.check()?;
         ensure!(
-            adapters.rank <= config.hidden,
+            !has_adapters || adapters.rank <= config.hidden,
             "`--rank` is {}, and the model has {} hidden elements: use at most that many",
             adapters.rank,
             config.hidden

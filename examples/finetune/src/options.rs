@@ -116,7 +116,7 @@ pub struct Options {
     pub stop: Option<usize>,
 
     /// The highest learning rate; by default 1e-5, and 1e-4 for adapters.
-    #[arg(long)]
+    #[arg(long, allow_negative_numbers = true)]
     pub learning_rate: Option<f64>,
 
     /// The share of the steps in which the learning rate rises. Then it falls in a cosine to a tenth.
@@ -124,11 +124,11 @@ pub struct Options {
     pub warm_up: f64,
 
     /// Decoupled weight decay of AdamW.
-    #[arg(long, default_value_t = 0.01)]
+    #[arg(long, default_value_t = 0.01, allow_negative_numbers = true)]
     pub weight_decay: f32,
 
     /// The largest global norm of the gradients; 0 for any. Full training uses the norm of the step before, adapters their own.
-    #[arg(long, default_value_t = 1.0)]
+    #[arg(long, default_value_t = 1.0, allow_negative_numbers = true)]
     pub clip: f64,
 
     /// The share of the documents that is held out, to measure the loss on. The seed draws them.

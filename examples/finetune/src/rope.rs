@@ -6,9 +6,10 @@ use anyhow::{Context, Result, bail, ensure};
 use burn::prelude::*;
 use burn::tensor::{DType, TensorData};
 use serde::Deserialize;
+use serde_json::Value as Json;
 
 /// `rope_parameters` of `transformers` 5, `rope_scaling` of version 4.
-#[derive(Deserialize, Clone, Debug, Default)]
+#[derive(Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(deny_unknown_fields)]
 pub struct WrittenRope {
     pub rope_theta: Option<f64>,
@@ -26,6 +27,11 @@ pub struct WrittenRope {
     mscale: Option<f64>,
     mscale_all_dim: Option<f64>,
     truncate: Option<bool>,
+    /// A note of some files, which changes nothing.
+    finetuned: Option<bool>,
+    /// Fields of `longrope`, which is refused by its name.
+    short_factor: Option<Json>,
+    long_factor: Option<Json>,
     partial_rotary_factor: Option<f64>,
 }
 

@@ -124,17 +124,24 @@ pub fn check(folder: &Path, config: &DecoderConfig) -> Result<BTreeMap<String, E
     Ok(tensors)
 }
 
-/// Returns the float type of the weights in `folder`.
+/// Returns the float type of the weights in `folder`: the first that holds those of all tensors.
 pub fn dtype(folder: &Path) -> Result<DType> {
+    let mut found = None;
     for file in files(folder)? {
         let mut store = SafetensorsStore::from_file(&file);
         let tensors = store.get_all_tensors();
         let tensors = tensors.with_context(|| unreadable(&file))?;
-        if let Some(tensor) = tensors.values().find(|tensor| tensor.dtype.is_float()) {
-            return Ok(tensor.dtype);
+        for dtype in tensors.values().map(|tensor| tensor.dtype) {
+            found = match found {
+                _ if !dtype.is_float() => found,
+                Some(other) if other == dtype => found,
+                None => Some(dtype),
+                Some(other) if [other, dtype].contains(&DType::F64) => Some(DType::F64),
+                Some(_) => Some(DType::F32),
+            };
         }
     }
-    Ok(DType::F32)
+    Ok(found.unwrap_or(DType::F32))
 }
 
 /// Returns `decoder` with the weights in `folder`, in `dtype`; and quantizes what `quantized` adapts.

@@ -85,7 +85,7 @@ fn bad_data_is_refused_with_file_and_line() {
 
 #[test]
 fn bad_model_is_refused_by_field_or_file() {
-    let longrope = json!({"rope_type": "longrope", "factor": 2.0});
+    let longrope = json!({"rope_type": "longrope", "short_factor": [1.0]});
     let yarn = json!({"rope_type": "yarn", "factor": 2.0, "beta_fast": 0.0});
     let of_layers = json!({"full_attention": {"rope_type": "default", "rope_theta": 1e6}});
     for (field, value, words) in [

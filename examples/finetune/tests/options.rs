@@ -10,6 +10,7 @@ use clap::{CommandFactory, Parser};
 use serde_json::{Value, json};
 
 use command::{command, copy, reference, text};
+use finetune::config::DecoderConfig;
 use finetune::options::Options;
 
 /// Returns the error of the command with a model.
@@ -76,12 +77,13 @@ fn option_out_of_range_is_refused_by_name() {
         "--learning-rate nan",
         "--learning-rate inf",
         "--learning-rate=-1e-5",
+        "--learning-rate -1",
         "--learning-rate 0",
         "--weight-decay nan",
         "--weight-decay inf",
-        "--weight-decay=-0.1",
+        "--weight-decay -0.1",
         "--clip nan",
-        "--clip=-1",
+        "--clip -1",
         "--warm-up nan",
         "--warm-up 1",
         "--held-out nan",
@@ -143,6 +145,7 @@ fn config_out_of_range_is_refused_by_field() {
         ("head_dim", json!(1_u64 << 62)),
         ("rope_theta", json!(-1)),
         ("max_position_embeddings", json!(0)),
+        ("original_max_position_embeddings", json!(64)),
         ("partial_rotary_factor", json!(0.5)),
         ("rope_interleaved", json!(true)),
         ("logits_scaling", json!(8.0)),
@@ -156,6 +159,22 @@ fn config_out_of_range_is_refused_by_field() {
         let error = refused(&model, "");
         assert!(error.contains(field), "{field} {value}: {error}");
     }
+}
+
+#[test]
+fn empty_rope_scaling_leaves_rope_parameters() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = copy("llama", folder.path());
+    let rope = |field: &str, value: Value| {
+        edit(&model.join("config.json"), |config| {
+            config[field] = value.clone()
+        });
+        DecoderConfig::read(&model).unwrap().rope
+    };
+    let linear = json!({"rope_type": "linear", "factor": 4.0, "rope_theta": 300.0});
+    rope("rope_scaling", Value::Null);
+    let expected = rope("rope_parameters", linear);
+    assert_eq!(rope("rope_scaling", json!({})), expected);
 }
 
 #[test]

@@ -82,11 +82,42 @@ fn weight_that_is_not_finite_is_never_written() {
         error.contains("`model.layers.0.input_layernorm.weight`"),
         "{error}"
     );
-    let tensors = names(folder.path());
-    assert!(
-        tensors.iter().all(|name| !name.contains("safetensors")),
-        "{tensors:?}"
-    );
+    let files = names(folder.path());
+    assert!(files.is_empty(), "{files:?}");
+}
+
+#[test]
+fn weights_of_several_types_have_that_which_holds_all() {
+    let folder = tempfile::tempdir().unwrap();
+    for (types, expected) in [
+        (["BF16", "F32"], DType::F32),
+        (["F32", "BF16"], DType::F32),
+        (["BF16", "F16"], DType::F32),
+        (["F32", "F64"], DType::F64),
+        (["I64", "BF16"], DType::BF16),
+    ] {
+        let mut end = 0;
+        let entries = types.map(|name| {
+            let (start, bits) = (end, name.trim_start_matches(char::is_alphabetic));
+            let bits: usize = if name == "BF16" {
+                16
+            } else {
+                bits.parse().unwrap()
+            };
+            end += bits / 8;
+            serde_json::json!({"dtype": name, "shape": [1], "data_offsets": [start, end]})
+        });
+        let header = serde_json::json!({"a": entries[0], "b": entries[1]}).to_string();
+        let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+        bytes.extend(header.bytes());
+        bytes.resize(bytes.len() + end, 0);
+        fs::write(folder.path().join(weights::WEIGHTS), bytes).unwrap();
+        assert_eq!(
+            weights::dtype(folder.path()).unwrap(),
+            expected,
+            "{types:?}"
+        );
+    }
 }
 
 #[test]
