@@ -47,12 +47,16 @@ impl Template {
         environment.set_lstrip_blocks(true);
         environment.set_unknown_method_callback(unknown_method_callback);
         environment.set_formatter(|output, state, value| match value.kind() {
-            ValueKind::Number | ValueKind::Seq | ValueKind::Map => {
+            ValueKind::Number | ValueKind::Seq | ValueKind::Iterable | ValueKind::Map => {
                 Ok(output.write_str(&python_text::text(value))?)
             }
             _ => escape_formatter(output, state, value),
         });
         environment.add_filter("string", |value: Value| python_text::text(&value));
+        environment.add_filter("join", |all: Value, separator: Option<String>| {
+            let texts: Vec<_> = all.try_iter()?.map(|it| python_text::text(&it)).collect();
+            Ok::<_, Error>(texts.join(&separator.unwrap_or_default()))
+        });
         environment.add_filter("tojson", to_json);
         environment.add_test("iterable", is_iterable);
         environment.add_function("raise_exception", |text: String| -> Result<Value, Error> {
@@ -201,8 +205,8 @@ mod tests {
             ("{{ strftime_now('%%') }}", "%"),
             ("a\r\n{% if true %}\r\nb\rc{% endif %}", "a\nb\nc"),
             (
-                "{{ messages[0] }} {{ [1e-7, none] }} {{ ['a'] | string }}",
-                "{'role': 'user', 'content': ' <b>'} [1e-07, None] ['a']",
+                "{{ messages[0] }} {{ [1e-7] + [none] }} {{ ['a'] | string }} {{ [1e-7, 'b'] | join('+') }}",
+                "{'role': 'user', 'content': ' <b>'} [1e-07, None] ['a'] 1e-07+b",
             ),
             (
                 "{{ 'none' if tools is none and documents is none }}",

@@ -57,7 +57,7 @@ pub fn adapter_files(base: &Path) -> Vec<&'static str> {
 /// Writes `decoder`, which has no adapters, and what belongs to the model in `base`.
 pub fn write_model(decoder: &Decoder, base: &Path, folder: &Path, dtype: DType) -> Result<()> {
     create(folder)?;
-    // First: if it fails, an earlier result in the folder stays whole.
+    // First: if a weight can't be written, an earlier result in the folder stays whole.
     weights::save(decoder, &folder.join(weights::WEIGHTS), dtype)?;
     copy(COPIED, base, folder)?;
     set_dtype(&folder.join("config.json"), dtype)

@@ -62,7 +62,7 @@ pub struct Options {
     pub rank: Option<usize>,
 
     /// Numerator of the scale of the adapters, whose denominator is the rank; by default 16.
-    #[arg(long)]
+    #[arg(long, allow_negative_numbers = true)]
     pub alpha: Option<f64>,
 
     /// The linear layers that have adapters, with commas between them; by default `all-linear`, which are `q_proj`, `k_proj`, `v_proj`,
@@ -120,7 +120,7 @@ pub struct Options {
     pub learning_rate: Option<f64>,
 
     /// The share of the steps in which the learning rate rises. Then it falls in a cosine to a tenth.
-    #[arg(long, default_value_t = 0.03)]
+    #[arg(long, default_value_t = 0.03, allow_negative_numbers = true)]
     pub warm_up: f64,
 
     /// Decoupled weight decay of AdamW.
@@ -132,7 +132,7 @@ pub struct Options {
     pub clip: f64,
 
     /// The share of the documents that is held out, to measure the loss on. The seed draws them.
-    #[arg(long, default_value_t = 0.05)]
+    #[arg(long, default_value_t = 0.05, allow_negative_numbers = true)]
     pub held_out: f64,
 
     /// Data to measure the loss on, instead of documents that are held out.

@@ -10,7 +10,7 @@ use crate::python_json::float;
 /// Returns `str` of a value: a text as it is, and texts in lists and dicts in quotes.
 pub fn text(value: &Value) -> String {
     match value.kind() {
-        ValueKind::Number | ValueKind::Seq | ValueKind::Map => repr(value),
+        ValueKind::Number | ValueKind::Seq | ValueKind::Iterable | ValueKind::Map => repr(value),
         _ => value.to_string(),
     }
 }
@@ -22,7 +22,7 @@ fn repr(value: &Value) -> String {
             f64::try_from(value.clone()).map_or_else(|_| value.to_string(), float)
         }
         ValueKind::String => quoted(value.as_str().unwrap_or_default()),
-        ValueKind::Seq => {
+        ValueKind::Seq | ValueKind::Iterable => {
             let items: Vec<_> = items().map(|item| repr(&item)).collect();
             format!("[{}]", items.join(", "))
         }

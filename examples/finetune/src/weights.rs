@@ -124,14 +124,15 @@ pub fn check(folder: &Path, config: &DecoderConfig) -> Result<BTreeMap<String, E
     Ok(tensors)
 }
 
-/// Returns the float type of the weights in `folder`: the first that holds those of all tensors.
-pub fn dtype(folder: &Path) -> Result<DType> {
+/// Returns the smallest float type that holds every weight in `folder`. A model that is `tied` has no weights for a head.
+pub fn dtype(folder: &Path, tied: bool) -> Result<DType> {
     let mut found = None;
     for file in files(folder)? {
         let mut store = SafetensorsStore::from_file(&file);
         let tensors = store.get_all_tensors();
         let tensors = tensors.with_context(|| unreadable(&file))?;
-        for dtype in tensors.values().map(|tensor| tensor.dtype) {
+        let weights = tensors.iter().filter(|(name, _)| is_loaded(name, tied));
+        for dtype in weights.map(|(_, tensor)| tensor.dtype) {
             found = match found {
                 _ if !dtype.is_float() => found,
                 Some(other) if other == dtype => found,

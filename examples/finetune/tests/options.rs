@@ -86,8 +86,9 @@ fn option_out_of_range_is_refused_by_name() {
         "--clip -1",
         "--warm-up nan",
         "--warm-up 1",
+        "--warm-up -1",
         "--held-out nan",
-        "--held-out=-0.1",
+        "--held-out -0.1",
         "--batch 100000000000",
         "--batch 100000",
         "--epochs 100000000000",
@@ -96,6 +97,7 @@ fn option_out_of_range_is_refused_by_name() {
         "--keep-last 0",
         "--method=lora --alpha nan",
         "--method=lora --alpha 0",
+        "--method=lora --alpha -1",
         "--method=lora --rank 0",
         "--method=lora --rank 100000000000",
     ] {

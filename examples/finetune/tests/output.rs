@@ -107,13 +107,18 @@ fn weights_of_several_types_have_that_which_holds_all() {
             end += bits / 8;
             serde_json::json!({"dtype": name, "shape": [1], "data_offsets": [start, end]})
         });
-        let header = serde_json::json!({"a": entries[0], "b": entries[1]}).to_string();
+        let table = serde_json::json!({"dtype": "F32", "shape": [0], "data_offsets": [end, end]});
+        let header = serde_json::json!({
+            "a": entries[0], "b": entries[1],
+            "model.layers.0.self_attn.rotary_emb.inv_freq": table, "lm_head.weight": table
+        });
+        let header = header.to_string();
         let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
         bytes.extend(header.bytes());
         bytes.resize(bytes.len() + end, 0);
         fs::write(folder.path().join(weights::WEIGHTS), bytes).unwrap();
         assert_eq!(
-            weights::dtype(folder.path()).unwrap(),
+            weights::dtype(folder.path(), true).unwrap(),
             expected,
             "{types:?}"
         );
