@@ -30,7 +30,7 @@ use burn::backend::{
 use burn::tensor::{Device, Tensor};
 
 pub(crate) use clock::{Clock, Clocks, Position};
-pub(crate) use graph_gc::{GraphGc, collect_graph_if_due};
+pub(crate) use graph_gc::{GraphGc, collect_graph_if_due, operations};
 
 /// The receiver of the complete gradient of a tapped value.
 pub(crate) trait GradientSink: Send + Sync {

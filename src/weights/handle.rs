@@ -9,7 +9,7 @@ use burn::tensor::{Device, Tensor};
 
 use super::local_param::LocalParam;
 use super::placeholder::Identity;
-use crate::tap::node;
+use crate::tap::{node, operations};
 
 /// A reparameterization that redirects every read of a parameter to its local parameter. It has no parameters of its
 /// own, and does not move with the module.
@@ -19,8 +19,8 @@ pub(crate) struct Handle {
     placeholder: Identity,
     /// Autodiff node of the placeholder; `None` on untracked backends.
     node: Option<NodeId>,
-    /// The version of the value when the module was converted (`valid`, `no_grad`) in a pass.
-    converted_at: Option<usize>,
+    /// The number of operations when `valid` first converted the module, which removes autodiff from the placeholder.
+    valid_since: Option<u64>,
 }
 
 impl Handle {
@@ -32,32 +32,22 @@ impl Handle {
             local_param,
             placeholder: Identity::of(placeholder),
             node: node(placeholder),
-            converted_at: None,
+            valid_since: None,
         }
     }
 
-    /// Marks a converted module, which has to show the values of now.
-    fn converted(mut self) -> Self {
-        if self.local_param.session.pass.lock().is_some() {
-            self.converted_at = Some(self.local_param.master.version());
-        }
-        self
-    }
-
-    /// Returns the value without a gradient.
+    /// Returns the value without a gradient, for a module that was converted when there were this many operations.
     ///
     /// # Panics
     ///
-    /// Panics if the value has been updated since the module was converted.
-    fn read_untrained(&self) -> AnyTensor {
+    /// Panics if the value has been updated since then.
+    fn read_untrained(&self, converted_at: u64) -> AnyTensor {
         let master = &self.local_param.master;
-        if self
-            .converted_at
-            .is_some_and(|version| version != master.version())
-        {
+        if converted_at < master.version() {
             panic!(
-                "parameter `{}` was read from a model that was converted inside of a step (`valid()`, `no_grad()`) before the \
-                 parameter was updated, and has no values of its own: convert `FusedOptimizer::model()` between steps",
+                "parameter `{}` was read from a model that was converted (`valid()`, `no_grad()`) in a closure before the \
+                 parameter was updated, and has no values of its own: convert the model of the closure again after the \
+                 update, or `FusedOptimizer::model()` between steps, which keeps its values",
                 master.path
             );
         }
@@ -83,7 +73,11 @@ impl Module for Handle {
     }
 
     fn valid(&self) -> Self {
-        self.clone().converted()
+        let valid_since = Some(self.valid_since.unwrap_or_else(operations));
+        Self {
+            valid_since,
+            ..self.clone()
+        }
     }
 
     fn materialize(self) -> Self {
@@ -98,7 +92,7 @@ impl Module for Handle {
     }
 
     fn map<P: ModuleMapper>(self, _mapper: &mut P) -> Self {
-        self.converted()
+        self
     }
 }
 
@@ -147,12 +141,14 @@ impl Reparameterization for Handle {
                 local_param.master.path
             );
         }
-        let value = if !base.is_autodiff() {
-            self.read_untrained()
-        } else if !base.is_tracked() && node(&base) != self.node {
-            local_param.constant_of(self.read_untrained())
-        } else {
-            local_param.read()
+        let own = |node: &NodeId| Some(*node) == self.node;
+        let value = match node(&base) {
+            None => self.read_untrained(self.valid_since.unwrap_or(u64::MAX)),
+            // `no_grad` makes another node, and nodes are numbered as operations.
+            Some(made) if !base.is_tracked() && !own(&made) => {
+                local_param.constant_of(self.read_untrained(made.value))
+            }
+            Some(_) => local_param.read(),
         };
         value.of_rank()
     }

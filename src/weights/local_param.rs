@@ -64,11 +64,11 @@ impl State {
 pub(super) struct ComputeCopy {
     pub(super) value: AnyTensor,
     /// The version of the master's value.
-    pub(super) version: usize,
+    pub(super) version: u64,
 }
 
 impl ComputeCopy {
-    pub(super) fn of(value: AnyTensor, version: usize) -> Box<Self> {
+    pub(super) fn of(value: AnyTensor, version: u64) -> Box<Self> {
         Box::new(Self { value, version })
     }
 }

@@ -1,6 +1,6 @@
 //! The master copy of a parameter: stored and stepped once for all ranks.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use backburn_base::{AnyTensor, with_rank};
@@ -31,8 +31,8 @@ pub(crate) struct MasterParam {
     pub(super) dtype: DType,
     /// The session of the owner.
     pub(super) session: OnceLock<Arc<Session>>,
-    /// A counter that increases whenever the value may have changed.
-    pub(super) version: AtomicUsize,
+    /// The number of operations of autodiff in the process when the value may last have changed.
+    pub(super) version: AtomicU64,
     pub(super) state: Leveled<State>,
 }
 
@@ -105,7 +105,7 @@ impl MasterParam {
             shape,
             dtype,
             session: OnceLock::new(),
-            version: AtomicUsize::new(0),
+            version: AtomicU64::new(0),
             state: leveled(Level::MasterParam, state),
         }
     }
@@ -141,7 +141,7 @@ impl MasterParam {
     }
 
     /// Returns the version of the value.
-    pub(super) fn version(&self) -> usize {
+    pub(super) fn version(&self) -> u64 {
         self.version.load(Ordering::Acquire)
     }
 

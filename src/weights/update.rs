@@ -16,6 +16,7 @@ use crate::pass::StepEvent;
 use crate::pass::{FailedIn, Pass, Session};
 use crate::policy::GradientUse;
 use crate::shared_optimizer::Eviction;
+use crate::tap::operations;
 
 impl MasterParam {
     /// Accumulates the complete gradients of a parameter, one for each rank in the order of their sum, or passes their sum through
@@ -143,7 +144,7 @@ impl MasterParam {
         if stepped.result.is_ok() && !is_last_micro_batch {
             state.outcome = Some(Outcome::AddedToState);
         } else {
-            self.version.fetch_add(1, Ordering::AcqRel);
+            self.version.store(operations(), Ordering::Release);
             if stepped.result.is_ok() {
                 state.outcome = Some(Outcome::Updated { copied });
                 // This is last, because it can fail after the value was updated.

@@ -75,29 +75,54 @@ fn model_cloned_out_of_step_is_not_read(device: &Device) {
 
 /// It would show the values of later steps. In its own step it is read.
 fn model_converted_in_earlier_step_is_not_read(device: &Device) {
-    let convert: [fn(&Mlp) -> Mlp; 2] = [Module::valid, |model| model.clone().no_grad()];
-    for convert in convert {
+    type Convert = fn(&Mlp) -> Mlp;
+    let no_grad: Convert = |model| model.clone().no_grad();
+    for (convert, again) in [
+        (Mlp::valid as Convert, Mlp::clone as Convert),
+        (Mlp::valid, Mlp::valid),
+        (no_grad, Mlp::clone),
+    ] {
         let (mut fused, mut kept) = (fused(device), None);
-        let mut step = |again: bool| {
+        let mut step = || {
             fused.step(1e-2, |model| {
-                if !again {
-                    kept = Some(convert(model));
-                }
-                let kept = kept.clone().unwrap();
-                let x = x(device);
-                let teacher = kept.input.weight.val();
-                model.loss(x) + Tensor::from_inner(teacher.detach().inner()).mean() * 0.0
+                let teacher = again(kept.get_or_insert_with(|| convert(model)));
+                teacher.input.weight.val();
+                model.loss(x(device))
             })
         };
-        step(false).unwrap();
-        let message = panic_of(|| step(true).unwrap());
+        step().unwrap();
+        let message = panic_of(|| step().unwrap());
         assert_says(
             &message,
             "`input.weight` was read from a model that was converted",
         );
-        let kept = kept.unwrap();
-        let message = panic_of(|| kept.input.weight.val());
-        assert_says(&message, "convert `FusedOptimizer::model()` between steps");
+        let message = panic_of(|| kept.unwrap().input.weight.val());
+        assert_says(&message, "`FusedOptimizer::model()` between steps");
+    }
+}
+
+/// A clone of the model in the closure has no values of its own, and neither has what it is converted to.
+fn clone_converted_after_step_keeps_its_values_or_panics(device: &Device) {
+    for convert in [Mlp::valid, |model: &Mlp| model.clone().no_grad()] {
+        let (mut fused, mut cloned) = (fused(device), None);
+        let mut step = |cloned: &mut Option<Mlp>| {
+            let loss = |model: &Mlp| {
+                *cloned = Some(model.clone());
+                model.loss(x(device))
+            };
+            fused.step(1e-2, loss).unwrap();
+            fused.model()
+        };
+        let before = step(&mut cloned);
+        let kept = convert(&cloned.take().unwrap());
+        let read = || kept.input.weight.val().inner().into_data();
+        assert_eq!(read(), before.input.weight.val().inner().into_data());
+        step(&mut cloned);
+        let message = panic_of(read);
+        assert_says(
+            &message,
+            "`input.weight` was read from a model that was converted",
+        );
     }
 }
 
@@ -299,6 +324,7 @@ on_every_backend!(
     parameter_at_two_places_is_an_error,
     model_cloned_out_of_step_is_not_read,
     model_converted_in_earlier_step_is_not_read,
+    clone_converted_after_step_keeps_its_values_or_panics,
     clone_of_changed_model_is_not_read,
     loss_without_parameter_is_an_error,
     optimizer_that_refuses_parameter_changes_nothing,
