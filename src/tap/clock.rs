@@ -11,21 +11,25 @@ use super::{Delivery, GradientSink, PassedGradients, TapBackend, collect_graph};
 /// Depth between two ticks.
 const SPACING: usize = 8;
 
-/// Operations between two ticks. Fewer than the depth, so that the clock overtakes a graph whose inputs are deep.
+/// Operations between two ticks. Fewer than the depth, so that the clock overtakes a graph whose inputs are very deep.
 const OPERATIONS: u64 = 5;
 
-/// Maximum number of ticks between two reads of a graph. Other threads also count operations, so there may be many between two reads.
+/// Ticks before the first operation of a graph, in its first reads: its inputs may be as deep as this.
+const FIRST_TICKS: usize = 40;
+
+/// Maximum number of ticks between two reads of a graph: operations of other threads count, too, and levels cost time.
 const MOST_TICKS: usize = 8;
 
 /// Maximum number of ticks between two collections.
-const MOST_UNCOLLECTED: usize = 64;
+const MOST_UNCOLLECTED: usize = 512;
 
 /// Untracked tensors of increasing depth on the autodiff tape.
 ///
 /// Burn's backward pass runs the tape by depth, deepest first. The depth of a node is one more than
 /// the maximum of its inputs, tracked or not. Without a clock, the tap of a leaf would have depth 1 and fire
 /// last, with all gradients alive at the end. The second input of the tap of a read is the tick at the [`Position`] of the graph: then
-/// the tap is just below its consumer and fires right after it. The clock affects memory, not results.
+/// the tap is just below its consumer and fires right after it. The clock affects memory, and the order in which three and more gradients
+/// of a tensor are added if that is deeper than the clock.
 ///
 /// Untracked inputs are not graph parents: ticks add nothing to the traversal and are reused by
 /// later passes. Each backward pass of the process visits all ticks, and allocates a list for each level of depth, so a clock has no
@@ -86,7 +90,7 @@ impl Position {
     /// operations of the graph so far, at the latest after some more reads.
     fn advance(&mut self) -> usize {
         let ticks = (operations() - self.begun) / OPERATIONS;
-        let ticks = MOST_TICKS + usize::try_from(ticks).unwrap_or(usize::MAX / 2);
+        let ticks = FIRST_TICKS + usize::try_from(ticks).unwrap_or(usize::MAX / 2);
         self.tick = ticks.clamp(self.tick + 1, self.tick + MOST_TICKS);
         self.tick
     }
@@ -99,8 +103,8 @@ impl Clock {
         if self.ticks.len() <= index {
             let before = operations();
             self.extend_to(index);
-            // New ticks are not operations of the graph.
-            position.begun += operations() - before;
+            // New ticks are not operations of the graph, and neither is this count.
+            position.begun += operations() - before + 1;
         }
         self.ticks[index].clone()
     }
@@ -131,10 +135,10 @@ impl Clock {
         leaf_tick
     }
 
-    /// Collects unreachable nodes after every sixteenth of the `ticks`, at most 64. A collection visits all ticks, so one per tick
+    /// Collects unreachable nodes after every sixteenth of the `ticks`, from 8 to 512. A collection visits all ticks, so one per tick
     /// would take quadratic time.
     fn collect_after(&self, ticks: usize) {
-        let every = (ticks / 16).clamp(1, MOST_UNCOLLECTED);
+        let every = (ticks / 16).clamp(8, MOST_UNCOLLECTED);
         if ticks.is_multiple_of(every) {
             collect_graph(&self.device);
         }
