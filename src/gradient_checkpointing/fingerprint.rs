@@ -1,18 +1,18 @@
 use std::hash::{DefaultHasher, Hasher};
 
-use burn::tensor::{DType, TensorData};
+use burn::tensor::{DType, Slice, Tensor};
 
 use super::activations::{Activations, each};
 use crate::policy::ROUNDING;
 
-/// Maximum number of elements of an output that are compared as numbers.
+/// Number of elements of an output that are compared as numbers, at most.
 const SAMPLES: usize = 1024;
 
 /// The outputs of a block in short, to detect a recomputation that computes something else.
 #[derive(Debug)]
 pub(super) struct Fingerprint {
     outputs: Vec<OutputPrint>,
-    /// `true` if a sample of the elements is compared: a run that draws no random numbers changes all of them, or none.
+    /// `true` if only a sample of the elements is compared, up to rounding.
     is_sampled: bool,
 }
 
@@ -26,28 +26,27 @@ enum OutputPrint {
 }
 
 impl OutputPrint {
-    fn of(data: &TensorData, is_sampled: bool) -> Self {
-        let elements = data.num_elements();
+    fn of(tensor: &Tensor<1>, is_sampled: bool) -> Self {
+        let tensor = tensor.clone().inner();
+        let (elements, dtype) = (tensor.shape().num_elements(), tensor.dtype());
         if !is_sampled && elements != 1 {
             let mut hasher = DefaultHasher::new();
-            hasher.write(data.as_bytes());
+            hasher.write(tensor.into_data().as_bytes());
             return Self::Hash(hasher.finish());
         }
-        let (dtype, bytes) = (data.dtype(), data.as_bytes());
-        // Odd, so that the sample does not follow the columns of a matrix.
-        let step = elements.div_ceil(SAMPLES) | 1;
-        let sample = bytes.chunks_exact(dtype.size()).step_by(step);
-        let sample = sample.flatten().copied().collect::<Vec<_>>();
-        let shape = [sample.len() / dtype.size()];
-        let numbers = TensorData::from_bytes_vec(sample, shape, dtype)
-            .iter()
-            .collect();
         let rounding = match dtype {
-            DType::BF16 => 1.0 / 128.0,
-            DType::F16 => 1.0 / 1024.0,
+            DType::BF16 if is_sampled => 1.0 / 128.0,
+            DType::F16 if is_sampled => 1.0 / 1024.0,
             _ => ROUNDING,
         };
-        Self::Numbers(numbers, rounding)
+        let mut step = elements.div_ceil(SAMPLES).max(1);
+        // So that the sample reaches all columns of a matrix.
+        while elements > 1 && has_common_divisor(step, elements) {
+            step += 1;
+        }
+        let all = tensor.reshape([elements]);
+        let sample = all.slice(Slice::new(0, None, step as isize));
+        Self::Numbers(sample.into_data().iter().collect(), rounding)
     }
 
     fn equals(&self, other: &Self) -> bool {
@@ -56,7 +55,7 @@ impl OutputPrint {
                 let sizes = a.iter().map(|number| number.abs());
                 let largest = sizes.filter(|size| size.is_finite()).fold(0.0, f64::max);
                 let is_equal = |(a, b): (&f64, &f64)| {
-                    a.to_bits() == b.to_bits() || (a - b).abs() <= rounding * largest
+                    a == b || a.is_nan() && b.is_nan() || (a - b).abs() <= rounding * largest
                 };
                 a.len() == b.len() && a.iter().zip(b).all(is_equal)
             }
@@ -66,13 +65,19 @@ impl OutputPrint {
     }
 }
 
+fn has_common_divisor(mut a: usize, mut b: usize) -> bool {
+    while b > 0 {
+        (a, b) = (b, a % b);
+    }
+    a > 1
+}
+
 impl Fingerprint {
     /// Reads `output`. Waits for the device.
     pub(super) fn of<Y: Activations>(output: &Y, is_sampled: bool) -> Self {
         let mut outputs = Vec::new();
         each(output, |tensor| {
-            let data = tensor.clone().inner().into_data();
-            outputs.push(OutputPrint::of(&data, is_sampled));
+            outputs.push(OutputPrint::of(tensor, is_sampled));
         });
         Self {
             outputs,
@@ -90,7 +95,7 @@ impl Fingerprint {
 
 #[cfg(all(test, feature = "flex"))]
 mod tests {
-    use burn::tensor::{Device, Tensor};
+    use burn::tensor::Device;
 
     use super::*;
 
@@ -115,6 +120,19 @@ mod tests {
             for (is_sampled, differs) in [(false, differs), (true, differs_in_sample)] {
                 let print = Fingerprint::of(&a, is_sampled);
                 assert_eq!(print.differs_from(&b), differs, "{a}, {b}, {is_sampled}");
+            }
+        }
+    }
+
+    #[test]
+    fn sample_reaches_all_columns() {
+        for columns in [3, 5, 8, 64] {
+            let rows = Tensor::<2>::ones([2048, columns], &Device::flex());
+            let print = Fingerprint::of(&rows, true);
+            for column in 0..columns {
+                let place = [0..2048, column..column + 1];
+                let other = rows.clone().slice_fill(place, 2.0);
+                assert!(print.differs_from(&other), "{column} of {columns}");
             }
         }
     }

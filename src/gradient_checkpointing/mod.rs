@@ -137,7 +137,8 @@ use crate::weights::{
 /// and can't have the lock ends its step with [`FusedError::RandomNumbersLocked`](crate::FusedError::RandomNumbersLocked) before it
 /// runs. If a thread outside of the training draws during a run (a
 /// worker of a data loader, for example), or the recomputation computes another result, the step ends with
-/// [`FusedError::RandomNumbers`](crate::FusedError::RandomNumbers). CubeCL devices are not checked, because that would wait for the
+/// [`FusedError::RandomNumbers`](crate::FusedError::RandomNumbers). Of a block that uses no generator of Burn, up to 1,024 elements of
+/// each output are compared, up to rounding, and none on a remote device. CubeCL devices are not checked, because that would wait for the
 /// device. They also draw one seed for all steps, so seeding the device later affects only numbers that are drawn outside of blocks.
 ///
 /// # Gradients
