@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn loss_scale_grows_until_its_reciprocal_is_smallest() {
+    fn loss_scale_stops_at_smallest_normal_reciprocal() {
         let (scale, good_steps) = (1.0, 0);
         let mut loss_scale = LossScale { scale, good_steps };
         (0..200).for_each(|_| loss_scale = loss_scale.after(1, false));

@@ -53,8 +53,12 @@ pub(super) fn newest(training: &Path) -> Result<Option<usize>, CheckpointError> 
             FILES.len()
         );
         for file in files {
-            let cannot_write = |error| CheckpointError::cannot_write(file, error);
-            fs::rename(file, file.with_extension(INCOMPLETE)).map_err(cannot_write)?;
+            let cannot_rename = |error| {
+                let reason =
+                    format!("it is incomplete and can't be renamed ({error}), so delete it");
+                CheckpointError::cannot_write(file, reason)
+            };
+            fs::rename(file, file.with_extension(INCOMPLETE)).map_err(cannot_rename)?;
         }
     }
     Ok(newest)
