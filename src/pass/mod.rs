@@ -108,7 +108,7 @@ impl Pass {
         })
     }
 
-    /// Returns `true` if a gradient may still be applied.
+    /// Returns `true` if a gradient may still be applied. Fails the pass if the closure has not scaled its loss.
     pub(crate) fn admits(&self) -> bool {
         let unscaled = |scaled: &AtomicBool| !scaled.load(Ordering::Relaxed);
         if self.scaled.as_ref().is_some_and(unscaled) {

@@ -254,7 +254,7 @@ impl RankContext {
             })
     }
 
-    /// Transfers an offloaded value without autodiff to the compute device and type.
+    /// Transfers a stored value without autodiff to the compute device and type.
     pub(crate) fn to_compute(&self, path: &str, value: AnyTensor) -> Result<AnyTensor, FusedError> {
         let (device, dtype) = (self.compute_device(&value.device()), value.dtype());
         self.transfer(path, value, &device, self.compute_dtype(dtype))

@@ -1,4 +1,4 @@
-//! Offloaded frozen parameters, which are fetched when they are read.
+//! Offloaded frozen parameters, which are fetched when they are read, or for a run of a checkpointed block.
 
 use std::collections::HashMap;
 

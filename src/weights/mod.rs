@@ -12,7 +12,7 @@
 //! 2. The tap passes the gradient of each use to [`TapSink::receive`](tap_sink::TapSink). When none is pending,
 //!    `LocalParam` reports the sum to the master.
 //! 3. When all ranks have reported, they are summed, and `MasterParam::apply_gradients` calls hooks and steps the value.
-//! 4. At the end of the pass, `LocalParams::end` updates or drops the compute copies.
+//! 4. At the end of the pass, `LocalParams::end` commits or rolls back each master, and updates or drops the compute copies.
 
 mod applied;
 mod attach;

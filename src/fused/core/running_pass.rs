@@ -26,7 +26,7 @@ pub(in crate::fused) struct RunningPass<'a, M: Module> {
     pub(in crate::fused) group: Option<&'a Group>,
 }
 
-/// Runs the closures of a step in a pass. A step may have two passes.
+/// Runs the closures of a step in a pass. A step may have several passes.
 pub(super) type PassClosure<'a, M, R> =
     dyn FnMut(&RunningPass<'_, M>) -> Result<R, FusedError> + 'a;
 

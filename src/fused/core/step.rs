@@ -1,4 +1,4 @@
-//! Steps and micro-batches, each of one pass or two.
+//! Steps and micro-batches, each of one pass, or of two or three where all gradients must be known first.
 
 use std::sync::Arc;
 
@@ -18,7 +18,8 @@ use crate::pass::{ClosureKind, Failure, PassSettings, StepNumbers};
 use crate::policy::{GradientPipeline, GradientUse, Norm};
 
 impl<M: Module> Core<M> {
-    /// Runs a step of closures of this kind, or without a learning rate accumulates the gradients of a micro-batch.
+    /// Runs a step of closures of this kind, or without a learning rate accumulates the gradients of a micro-batch. A plain step has the
+    /// schedule `OnePass`.
     pub(in crate::fused) fn step<R>(
         &mut self,
         learning_rate: Option<ModuleLearningRate>,
@@ -177,8 +178,8 @@ impl<M: Module> Core<M> {
         Ok(output)
     }
 
-    /// Runs a pass: begin, forward and backward by `run`, finish, commit. `numbers` are its random numbers, if the step has two
-    /// passes. If it fails or only measures, the running statistics are restored.
+    /// Runs a pass: begin, forward and backward by `run`, finish, commit. `numbers` are the random numbers of a step of two
+    /// passes; other passes begin their own. If it fails or only measures, the running statistics are restored.
     pub(super) fn pass<R>(
         &mut self,
         pipeline: GradientPipeline,

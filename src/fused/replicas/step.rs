@@ -35,7 +35,7 @@ impl<M: Module + 'static> FusedReplicas<M> {
             return self.core.refuse(FusedError::RunsTwice);
         }
         let mut batches = Some(self.by_rank(batches)?);
-        let batches = || batches.take().expect("the plan is one pass");
+        let batches = || batches.take().expect("the step is one pass");
         self.pass_of_loss(Some(learning_rate.into()), batches, forward)
     }
 
@@ -72,7 +72,7 @@ impl<M: Module + 'static> FusedReplicas<M> {
         forward: impl Fn(&M, B) -> L + Send + Sync + 'static,
     ) -> Result<Vec<L>, FusedError> {
         let mut batches = Some(self.by_rank(batches)?);
-        let batches = || batches.take().expect("the plan is one pass");
+        let batches = || batches.take().expect("the step is one pass");
         self.pass_of_loss(None, batches, forward)
     }
 

@@ -112,7 +112,7 @@ type SinceSeed = Mutex<Option<RandomStream>>;
 /// The random numbers of one rank in a pass.
 #[derive(Debug, Default)]
 pub(crate) struct Drawing {
-    /// The lock of the generators, until no run has to repeat its numbers.
+    /// The lock of the generators, to the end of the forward pass, or of the pass if a block drew.
     lock: Mutex<Option<Arc<RngLock>>>,
     /// The numbers with which the forward pass begins; `None` if it continues those of the program.
     pub(super) stream: Option<RandomStream>,
