@@ -71,7 +71,8 @@ fn planner_follows_order() {
         planner.plan(Mlp::loss, budget).unwrap()
     };
     let whole = plan(&[], ENOUGH).device_bytes;
-    let budget = whole - 100_000;
+    // More than the estimate is above the peak, and less than a block saves.
+    let budget = whole - 400_000;
     let name = |plan: &Plan<AdamWConfig>| plan.candidates[plan.taken].name.clone();
     let least_cost = plan(Technique::LEAST_COST, budget);
     assert_eq!(name(&least_cost), "1 of 6 blocks recomputed");
