@@ -27,7 +27,7 @@ use crate::policy::GradientPipeline;
 use crate::random::{Seeds, StepSeeds, mix, seed_of_rank};
 use crate::replica::Membership;
 use crate::shared_optimizer::SharedOptimizer;
-use crate::tap::Clocks;
+use crate::tap::{Clocks, operations};
 use crate::threads::lock;
 
 pub(crate) use block_order::{BlockOrder, BlockPrefetch};
@@ -47,6 +47,8 @@ pub(crate) use stage::{ClosureKind, FailedIn, Failure, Stage};
 #[derive(Debug)]
 pub(crate) struct Pass {
     pub(crate) pipeline: GradientPipeline,
+    /// The number of operations of autodiff in the process when the pass began.
+    pub(crate) begun: u64,
     /// The autodiff graph that the closure records in.
     pub(crate) graph: Arc<Graph>,
     /// The stage of the pass.
@@ -263,6 +265,7 @@ impl Session {
         };
         let pass = Arc::new(Pass {
             pipeline,
+            begun: operations(),
             graph: Arc::default(),
             stage: Mutex::new(stage),
             closure,

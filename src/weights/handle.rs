@@ -40,14 +40,18 @@ impl Handle {
     ///
     /// # Panics
     ///
-    /// Panics if the value has been updated since then.
+    /// Panics if the value has been updated since then, unless the module was converted in the current pass.
     fn read_untrained(&self, converted_at: u64) -> AnyTensor {
-        let master = &self.local_param.master;
-        if converted_at < master.version() {
+        let LocalParam {
+            master, session, ..
+        } = &*self.local_param;
+        let begun = session.pass.lock().as_ref().map(|pass| pass.begun);
+        // Updates of the current pass may still be queued.
+        if begun.is_none_or(|begun| converted_at < begun) && converted_at < master.version() {
             panic!(
-                "parameter `{}` was read from a model that was converted (`valid()`, `no_grad()`) in a closure before the \
-                 parameter was updated, and has no values of its own: convert the model of the closure again after the \
-                 update, or `FusedOptimizer::model()` between steps, which keeps its values",
+                "parameter `{}` was read from a model that was converted (`valid()`, `no_grad()`) in an earlier step, before the \
+                 parameter was updated, and has no values of its own: convert the model of the closure in each step, or \
+                 `FusedOptimizer::model()` between steps, which keeps its values",
                 master.path
             );
         }
