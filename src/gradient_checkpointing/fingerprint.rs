@@ -5,7 +5,7 @@ use burn::tensor::{DType, Slice, Tensor};
 use super::activations::{Activations, each};
 use crate::policy::ROUNDING;
 
-/// Number of elements of an output that are compared as numbers, at most.
+/// Maximum number of elements of an output that are compared as numbers.
 const SAMPLES: usize = 1024;
 
 /// The outputs of a block in short, to detect a recomputation that computes something else.

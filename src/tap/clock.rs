@@ -14,7 +14,7 @@ const SPACING: usize = 8;
 /// Operations between two ticks. Fewer than the depth, so that the clock overtakes a graph whose inputs are very deep.
 const OPERATIONS: u64 = 5;
 
-/// Ticks before the first operation of a graph, in its first reads: its inputs may be as deep as this.
+/// Ticks that the first reads of a graph advance in addition to its operations, because its inputs may be deep.
 const FIRST_TICKS: usize = 40;
 
 /// Maximum number of ticks between two reads of a graph: operations of other threads count, too, and levels cost time.
@@ -28,8 +28,8 @@ const MOST_UNCOLLECTED: usize = 512;
 /// Burn's backward pass runs the tape by depth, deepest first. The depth of a node is one more than
 /// the maximum of its inputs, tracked or not. Without a clock, the tap of a leaf would have depth 1 and fire
 /// last, with all gradients alive at the end. The second input of the tap of a read is the tick at the [`Position`] of the graph: then
-/// the tap is just below its consumer and fires right after it. The clock affects memory, and the order in which three and more gradients
-/// of a tensor are added if that is deeper than the clock.
+/// the tap is just below its consumer and fires right after it. The clock affects memory. If a tensor is deeper than the clock, the clock
+/// also affects the order in which three or more gradients of the tensor are added.
 ///
 /// Untracked inputs are not graph parents: ticks add nothing to the traversal and are reused by
 /// later passes. Each backward pass of the process visits all ticks, and allocates a list for each level of depth, so a clock has no

@@ -71,7 +71,7 @@ fn planner_follows_order() {
         planner.plan(Mlp::loss, budget).unwrap()
     };
     let whole = plan(&[], ENOUGH).device_bytes;
-    // More than the estimate is above the peak, and less than a block saves.
+    // The estimate is less than this above the peak, and a block saves more.
     let budget = whole - 400_000;
     let name = |plan: &Plan<AdamWConfig>| plan.candidates[plan.taken].name.clone();
     let least_cost = plan(Technique::LEAST_COST, budget);

@@ -25,7 +25,7 @@ const COMPUTED: [(&str, &[&str]); 22] = [
     ("no_rope_layers", &["[]"]),
     ("num_experts", &["0"]),
     ("num_local_experts", &["0"]),
-    // Other than in the fields of rope, `transformers` prefers it to those.
+    // Outside of the rope fields, where `transformers` prefers it to the one inside.
     ("original_max_position_embeddings", &[]),
     ("parallel_attn", &["false"]),
     ("partial_rotary_factor", &["1.0", "1"]),

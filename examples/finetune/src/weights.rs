@@ -246,3 +246,45 @@ pub fn save(decoder: &Decoder, file: &Path, dtype: DType) -> Result<()> {
     let names = WeightNames::decoder().to_file();
     tensor_file::write(decoder, file, adapter, PathFilter::all(), names)
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn weights_of_several_types_have_that_which_holds_all() {
+        let folder = tempfile::tempdir().unwrap();
+        for (types, expected) in [
+            (["BF16", "F32"], DType::F32),
+            (["F32", "BF16"], DType::F32),
+            (["BF16", "F16"], DType::F32),
+            (["F32", "F64"], DType::F64),
+            (["I64", "BF16"], DType::BF16),
+        ] {
+            let mut end = 0;
+            let entries = types.map(|name| {
+                let (start, bits) = (end, name.trim_start_matches(char::is_alphabetic));
+                let bits: usize = if name == "BF16" {
+                    16
+                } else {
+                    bits.parse().unwrap()
+                };
+                end += bits / 8;
+                json!({"dtype": name, "shape": [1], "data_offsets": [start, end]})
+            });
+            let table = json!({"dtype": "F32", "shape": [0], "data_offsets": [end, end]});
+            let header = json!({
+                "a": entries[0], "b": entries[1],
+                "model.layers.0.self_attn.rotary_emb.inv_freq": table, "lm_head.weight": table
+            });
+            let header = header.to_string();
+            let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+            bytes.extend(header.bytes());
+            bytes.resize(bytes.len() + end, 0);
+            std::fs::write(folder.path().join(WEIGHTS), bytes).unwrap();
+            assert_eq!(dtype(folder.path(), true).unwrap(), expected, "{types:?}");
+        }
+    }
+}

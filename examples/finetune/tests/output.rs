@@ -87,45 +87,6 @@ fn weight_that_is_not_finite_is_never_written() {
 }
 
 #[test]
-fn weights_of_several_types_have_that_which_holds_all() {
-    let folder = tempfile::tempdir().unwrap();
-    for (types, expected) in [
-        (["BF16", "F32"], DType::F32),
-        (["F32", "BF16"], DType::F32),
-        (["BF16", "F16"], DType::F32),
-        (["F32", "F64"], DType::F64),
-        (["I64", "BF16"], DType::BF16),
-    ] {
-        let mut end = 0;
-        let entries = types.map(|name| {
-            let (start, bits) = (end, name.trim_start_matches(char::is_alphabetic));
-            let bits: usize = if name == "BF16" {
-                16
-            } else {
-                bits.parse().unwrap()
-            };
-            end += bits / 8;
-            serde_json::json!({"dtype": name, "shape": [1], "data_offsets": [start, end]})
-        });
-        let table = serde_json::json!({"dtype": "F32", "shape": [0], "data_offsets": [end, end]});
-        let header = serde_json::json!({
-            "a": entries[0], "b": entries[1],
-            "model.layers.0.self_attn.rotary_emb.inv_freq": table, "lm_head.weight": table
-        });
-        let header = header.to_string();
-        let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
-        bytes.extend(header.bytes());
-        bytes.resize(bytes.len() + end, 0);
-        fs::write(folder.path().join(weights::WEIGHTS), bytes).unwrap();
-        assert_eq!(
-            weights::dtype(folder.path(), true).unwrap(),
-            expected,
-            "{types:?}"
-        );
-    }
-}
-
-#[test]
 fn printed_loss_is_that_of_written_file() {
     let folder = tempfile::tempdir().unwrap();
     let data = text(folder.path());

@@ -1,4 +1,4 @@
-//! Gradients in f32 of which large parts cancel: they are as near to f64 as those of Burn's composition.
+//! Gradients in f32 with large parts that cancel. They are as near to f64 as those of Burn's composition.
 
 use backburn_base::AnyTensor;
 use backburn_nn::{AttentionOptions, attention, layer_norm};
