@@ -76,14 +76,21 @@ pub fn read(file: &Path) -> Result<BTreeMap<String, Entry>> {
 }
 
 impl Entry {
-    /// Returns `true` if the tensor has no infinity and no NaN.
-    pub fn is_finite(&self) -> Result<bool> {
-        let dtype = match self.dtype.as_str() {
+    /// Returns the type of the tensor, if it is a float type of Burn.
+    pub fn float_type(&self) -> Option<DType> {
+        Some(match self.dtype.as_str() {
             "F16" => DType::F16,
             "BF16" => DType::BF16,
             "F32" => DType::F32,
             "F64" => DType::F64,
-            _ => return Ok(true),
+            _ => return None,
+        })
+    }
+
+    /// Returns `true` if the tensor has no infinity and no NaN.
+    pub fn is_finite(&self) -> Result<bool> {
+        let Some(dtype) = self.float_type() else {
+            return Ok(true);
         };
         let mut file = self.open()?;
         let mut left = self.bytes as usize;

@@ -48,9 +48,7 @@ fn fine_tune(options: &Options, stop: &AtomicBool, bytes: &PeakAlloc) -> Result<
     let config = DecoderConfig::read(&options.model)?;
     options.check(&config)?;
     let tensors = weights::check(&options.model, &config)?;
-    let dtype = options
-        .dtype
-        .dtype(weights::dtype(&options.model, config.tied)?);
+    let dtype = options.dtype.dtype(weights::dtype(&tensors, config.tied));
     ensure!(
         dtype != DType::F64 || options.writes_adapters(),
         "the weights of the base are in f64, which this program does not write: choose `--dtype f32`"

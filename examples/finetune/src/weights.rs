@@ -124,25 +124,16 @@ pub fn check(folder: &Path, config: &DecoderConfig) -> Result<BTreeMap<String, E
     Ok(tensors)
 }
 
-/// Returns the smallest float type that holds every weight in `folder`. A model that is `tied` has no weights for a head.
-pub fn dtype(folder: &Path, tied: bool) -> Result<DType> {
-    let mut found = None;
-    for file in files(folder)? {
-        let mut store = SafetensorsStore::from_file(&file);
-        let tensors = store.get_all_tensors();
-        let tensors = tensors.with_context(|| unreadable(&file))?;
-        let weights = tensors.iter().filter(|(name, _)| is_loaded(name, tied));
-        for dtype in weights.map(|(_, tensor)| tensor.dtype) {
-            found = match found {
-                _ if !dtype.is_float() => found,
-                Some(other) if other == dtype => found,
-                None => Some(dtype),
-                Some(other) if [other, dtype].contains(&DType::F64) => Some(DType::F64),
-                Some(_) => Some(DType::F32),
-            };
-        }
-    }
-    Ok(found.unwrap_or(DType::F32))
+/// Returns the smallest float type that holds every weight among `tensors`. A model that is `tied` has no weights for a head.
+pub fn dtype(tensors: &BTreeMap<String, Entry>, tied: bool) -> DType {
+    let weights = tensors.iter().filter(|(name, _)| is_loaded(name, tied));
+    let types = weights.filter_map(|(_, tensor)| tensor.float_type());
+    let both = |a: DType, b: DType| match [a, b] {
+        _ if a == b => a,
+        [DType::F64, _] | [_, DType::F64] => DType::F64,
+        _ => DType::F32,
+    };
+    types.reduce(both).unwrap_or(DType::F32)
 }
 
 /// Returns `decoder` with the weights in `folder`, in `dtype`; and quantizes what `quantized` adapts.
@@ -283,8 +274,10 @@ mod tests {
             let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
             bytes.extend(header.bytes());
             bytes.resize(bytes.len() + end, 0);
-            std::fs::write(folder.path().join(WEIGHTS), bytes).unwrap();
-            assert_eq!(dtype(folder.path(), true).unwrap(), expected, "{types:?}");
+            let file = folder.path().join(WEIGHTS);
+            std::fs::write(&file, bytes).unwrap();
+            let tensors = header::read(&file).unwrap();
+            assert_eq!(dtype(&tensors, true), expected, "{types:?}");
         }
     }
 }
