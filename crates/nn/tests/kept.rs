@@ -7,7 +7,7 @@ use backburn_nn::{
     linear_cross_entropy, rms_norm, rotary, swiglu,
 };
 use burn::nn::{EmbeddingConfig, LayerNormConfig, LinearConfig, RmsNormConfig, SwiGluConfig};
-use burn::tensor::{Device, Int, Tensor};
+use burn::tensor::{DType, Device, Int, Tensor};
 use peak_alloc::PeakAlloc;
 
 #[global_allocator]
@@ -87,6 +87,23 @@ fn operations_keep_the_bytes_of_the_table() {
     assert_kept("linear_cross_entropy", 3 * all, || losses(&head));
     let frozen = Tensor::from_inner(head.clone().inner());
     assert_kept("linear_cross_entropy, frozen head", all, || losses(&frozen));
+    let many = Tensor::<2>::zeros([256 * ROWS, DIM], (&frozen.device(), DType::BF16));
+    let copy = 4 * 256 * ROWS * DIM;
+    let before = BYTES.current_usage();
+    BYTES.reset_peak_usage();
+    let options = LinearCrossEntropyOptions {
+        chunk_size: 1,
+        ..options
+    };
+    drop(linear_cross_entropy(
+        hidden.clone(),
+        many,
+        targets.clone(),
+        None,
+        &options,
+    ));
+    let peak = BYTES.peak_usage() - before;
+    assert!(peak < copy, "{peak} bytes: the head is copied in f32");
 
     let table = EmbeddingConfig::new(16 * ROWS, DIM).init(&device);
     let tokens = Tensor::<2, Int>::zeros([1, ROWS], &device);

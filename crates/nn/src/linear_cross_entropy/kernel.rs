@@ -1,7 +1,9 @@
 //! Head and loss on `flex`. The logits of a chunk are overwritten by their gradient.
 
+use std::ops::Range;
+
 use backburn_base::{AnyTensor, of_data};
-use burn::tensor::{Tensor, TensorData};
+use burn::tensor::{DType, Tensor, TensorData};
 use rayon::prelude::*;
 
 use super::Problem;
@@ -11,8 +13,11 @@ use crate::product::Effect::{Add, Set};
 use crate::product::{Matrix, ON_POOL, multiply};
 use crate::simd::{exp, max, sum_of, tanh, vectorized};
 
+/// Elements of a part of a head in a half type.
+const TILE: usize = 1024 * 1024;
+
 impl Problem {
-    /// Returns `true` if the kernel computes with these tensors. It reads a head in a half type as a copy in f32, for all chunks.
+    /// Returns `true` if the kernel computes with these tensors.
     pub(super) fn has_kernel(&self, inputs: &[AnyTensor; 2]) -> bool {
         have_kernel(inputs) && self.classes > 0 && self.d_model > 0
     }
@@ -42,16 +47,29 @@ impl Problem {
             .collect()
     }
 
+    /// Returns the head in f32, with the classes of each part: all of it, or in parts if it has a half type, so that there is no copy
+    /// of twice its bytes.
+    fn tiles(&self, weight: &AnyTensor) -> impl Iterator<Item = (Range<usize>, Elements)> {
+        let size = match weight.dtype() {
+            DType::F32 => self.classes,
+            _ => (TILE / self.d_model).max(1),
+        };
+        let weight: Tensor<2> = weight.clone().of_rank();
+        (0..self.classes).step_by(size).map(move |start| {
+            let tile = start..self.classes.min(start + size);
+            let part = weight.clone().slice(tile.clone());
+            (tile, Elements::strided(&part.into()))
+        })
+    }
+
     pub(super) fn kernel(&self, [hidden, weight]: [AnyTensor; 2], needed: [bool; 2]) -> Computed {
         let (tokens, classes, d_model) = (self.tokens, self.classes, self.d_model);
         let counted = self.counted();
         let states = Elements::rows(&hidden);
         let [of_token, _] = states.strides();
-        let head = Elements::strided(&weight);
-        let [of_class, of_column] = head.strides();
-        let head = Matrix::with_strides(head.get(), [classes, d_model], [of_class, of_column]);
         // The gradient has the layout of the weight.
-        let is_transposed = of_column != 1 && of_class == 1;
+        let is_transposed = weight.dtype() == DType::F32
+            && matches!(Elements::strided(&weight).strides(), [1, column] if column != 1);
         let size = self.options.chunk_size.min(counted.len());
         let (mut logits, mut chunk) = (vec![0.0; size * classes], vec![0.0; size * d_model]);
         let mut of_hidden = vec![0.0; if needed[0] { tokens * d_model } else { 0 }];
@@ -67,14 +85,17 @@ impl Problem {
                 state.copy_from_slice(&states.get()[token * of_token..][..d_model]);
             }
             let states = Matrix::new(&*chunk, count, d_model);
-            let to = Matrix::new(&mut *logits, count, classes);
-            multiply(to, states, head.transposed(), Set(1.0), ON_POOL);
+            for (tile, head) in self.tiles(&weight) {
+                let (shape, head) = ([count, tile.len()], head.matrix([tile.len(), d_model]));
+                let to = Matrix::with_strides(&mut logits[tile.start..], shape, [classes, 1]);
+                multiply(to, states, head.transposed(), Set(1.0), ON_POOL);
+            }
             let rows = logits.par_chunks_mut(classes).zip(counted);
             let losses = rows.map(|(logits, (_, row))| self.row(logits, *row, needed));
             let losses: Vec<f32> = losses.collect();
             loss += losses.into_iter().map(f64::from).sum::<f64>();
-            let logits = Matrix::new(&*logits, count, classes);
             if needed[1] {
+                let logits = Matrix::new(&*logits, count, classes);
                 let to = match is_transposed {
                     true => Matrix::new(&mut *of_weight, d_model, classes).transposed(),
                     false => Matrix::new(&mut *of_weight, classes, d_model),
@@ -82,8 +103,13 @@ impl Problem {
                 multiply(to, logits.transposed(), states, Add, ON_POOL);
             }
             if needed[0] {
-                let to = Matrix::new(&mut *chunk, count, d_model);
-                multiply(to, logits, head, Set(1.0), ON_POOL);
+                for (tile, head) in self.tiles(&weight) {
+                    let (shape, head) = ([count, tile.len()], head.matrix([tile.len(), d_model]));
+                    let logits = Matrix::with_strides(&logits[tile.start..], shape, [classes, 1]);
+                    let to = Matrix::new(&mut *chunk, count, d_model);
+                    let effect = if tile.start == 0 { Set(1.0) } else { Add };
+                    multiply(to, logits, head, effect, ON_POOL);
+                }
                 for (state, (token, _)) in chunk.chunks(d_model).zip(counted) {
                     of_hidden[token * d_model..][..d_model].copy_from_slice(state);
                 }

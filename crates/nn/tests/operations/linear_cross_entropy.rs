@@ -3,7 +3,7 @@
 use backburn_base::AnyTensor;
 use backburn_nn::{LinearCrossEntropyOptions, linear_cross_entropy};
 use burn::tensor::activation::log_softmax;
-use burn::tensor::{DType, Device, FloatDType, Int, IntDType, Tensor, TensorData};
+use burn::tensor::{DType, Device, FloatDType, Int, IntDType, Tensor, TensorData, Tolerance};
 
 use crate::case::{Case, assert_case, assert_same_places};
 
@@ -157,6 +157,50 @@ fn linear_cross_entropy_equals_composition() {
     ] {
         problem.checked(assert_case);
         problem.weighted_and_transposed().checked(assert_case);
+    }
+}
+
+/// A head in a half type is computed in parts, here in two.
+#[test]
+fn linear_cross_entropy_with_half_head_equals_that_in_f32() {
+    let problem = Problem::new([5, 1200, 1000], 3);
+    let device = Device::flex().autodiff();
+    let numbers = |rows: i64| {
+        let all = Tensor::<1, Int>::arange(0..rows * 1000, &device.clone().inner());
+        (all.float() * 0.7).sin().reshape([rows, 1000])
+    };
+    let hidden = numbers(5);
+    for dtype in [FloatDType::BF16, FloatDType::F16] {
+        for is_transposed in [false, true] {
+            let weight = (numbers(1200) * 0.1).cast(dtype);
+            let run = |weight: Tensor<2>| {
+                let [hidden, weight] =
+                    [hidden.clone(), weight].map(|it| it.autodiff().require_grad());
+                let head = match is_transposed {
+                    true => weight.clone().transpose(),
+                    false => weight.clone(),
+                };
+                let targets = problem.targets();
+                let loss =
+                    linear_cross_entropy(hidden.clone(), head, targets, None, &problem.options);
+                let gradients = loss.backward();
+                let gradients = [hidden, weight].map(|it| it.grad(&gradients).unwrap());
+                (loss.into_data(), gradients)
+            };
+            let weight = match is_transposed {
+                true => weight.transpose(),
+                false => weight,
+            };
+            let (found, [of_hidden, of_weight]) = run(weight.clone());
+            let (expected, [hidden_in_f32, weight_in_f32]) = run(weight.cast(FloatDType::F32));
+            found.assert_eq(&expected, true);
+            let tolerance = Tolerance::<f32>::rel_abs(1e-5, 1e-6);
+            of_hidden
+                .into_data()
+                .assert_approx_eq(&hidden_in_f32.into_data(), tolerance);
+            let weight_in_f32 = weight_in_f32.cast(dtype).into_data();
+            of_weight.into_data().assert_eq(&weight_in_f32, true);
+        }
     }
 }
 
