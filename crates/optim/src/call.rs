@@ -7,7 +7,8 @@
 //!
 //! # Invariants
 //!
-//! A call is per thread, and a step runs on the thread of its call. An optimizer drops `parameter` before it writes in place. After
+//! A call is per thread, and a step runs on the thread of its call. While it waits for other threads it has no call, because a thread
+//! of a rayon pool then runs other work, such as the steps of another training. An optimizer drops `parameter` before it writes in place. After
 //! that, only the formula of a user can panic.
 
 use std::cell::RefCell;
@@ -58,7 +59,8 @@ impl Call {
     }
 }
 
-/// Runs the `step` of another optimizer without a caller, because its reports would concern other tensors.
+/// Runs `step` without a caller: another optimizer, whose reports would concern other tensors, or work on all threads. While that waits,
+/// this thread may run another training.
 pub(super) fn without_caller<R>(step: impl FnOnce() -> R) -> R {
     let call = CALL.take();
     let ended = catch(step);

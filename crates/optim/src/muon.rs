@@ -235,19 +235,21 @@ impl Optimizer for Muon {
         // The direction of the momentum. The reports to the caller concern the weight, which is not written yet. So a
         // tensor of the same shape replaces the parameter here.
         let any = gradient.clone();
-        let momentum = || self.momentum.step(1.0, any, gradient, Some(state));
-        let (direction, state) = call::without_caller(momentum);
-        // The memory layout determines the last bits of a product.
-        let matrix = AnyTensor::from(direction).of_rank::<2>();
-        let orthogonalized = match matrix.dtype() {
-            // The squares of the elements exceed the range of f16.
-            DType::F16 => {
-                let wide = self.config.orthogonalized(matrix.cast(FloatDType::F32));
-                wide.cast(FloatDType::F16)
-            }
-            _ => self.config.orthogonalized(matrix),
+        let momentum = || {
+            let (direction, state) = self.momentum.step(1.0, any, gradient, Some(state));
+            // The memory layout determines the last bits of a product.
+            let matrix = AnyTensor::from(direction).of_rank::<2>();
+            let orthogonalized = match matrix.dtype() {
+                // The squares of the elements exceed the range of f16.
+                DType::F16 => {
+                    let wide = self.config.orthogonalized(matrix.cast(FloatDType::F32));
+                    wide.cast(FloatDType::F16)
+                }
+                _ => self.config.orthogonalized(matrix),
+            };
+            (AnyTensor::from(orthogonalized).of_rank(), state)
         };
-        let direction = AnyTensor::from(orthogonalized).of_rank();
+        let (direction, state) = call::without_caller(momentum);
         let penalty = self.config.weight_decay.as_ref();
         let shape = [parameter.shape()[0], parameter.shape()[1]];
         let rule = Rule::built_in::<0>(Decayed {

@@ -77,7 +77,8 @@ pub(super) fn update<const D: usize>(
     if !has_single_pass {
         let states = states.into_iter().map(StateTensor::full);
         let floats = once(weight.value).chain(states).collect();
-        let mut floats = operations::update(&update, gradient, floats).into_iter();
+        let updated = || operations::update(&update, gradient, floats);
+        let mut floats = call::without_caller(updated).into_iter();
         let value = floats.next().expect("a weight is there");
         let weight = Weight { value, ..weight };
         return (weight, floats.map(StateTensor::Full).collect());
@@ -88,7 +89,7 @@ pub(super) fn update<const D: usize>(
     }
     // The step writes in place. Its caller then has the updated parameter.
     call::with(|call| call.parameter = None);
-    let (weight, states) = single_pass(update, weight, gradient, states);
+    let (weight, states) = call::without_caller(|| single_pass(update, weight, gradient, states));
     call::with(|call| {
         call.parameter = Some(weight.value.clone().into());
         call.has_written = true;
