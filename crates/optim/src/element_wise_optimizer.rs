@@ -121,6 +121,11 @@ impl<R: ElementWise> Optimizer for ElementWiseOptimizer<R> {
                 None
             }
         };
+        // A format needs the number of steps for its random bits.
+        let time = step.time as usize;
+        if R::TIME.is_none() {
+            step.time = 1;
+        }
         let rule = self.optimizer.rule(step);
         let (taken, count) = (rule.states, R::STATES.len());
         assert!(
@@ -143,7 +148,6 @@ impl<R: ElementWise> Optimizer for ElementWiseOptimizer<R> {
         });
         let before = before.collect();
         let weight = formats.weight(parameter, state.residual.take());
-        let time = step.time as usize;
         let (weight, after) = kernel::update(rule, weight, gradient, before, time);
         let counts = R::TIME.is_some() || !formats.is_plain;
         state.time = if counts { time } else { 0 };

@@ -1,12 +1,12 @@
 //! An optimizer from outside of the crate, by its public items, in a stock loop.
 
 use backburn_optim::{
-    ElementState, ElementWise, ElementWiseOptimizer, Number, Rule, Step, UpdateRule,
+    ElementState, ElementWise, ElementWiseOptimizer, Number, Rule, Step, UpdateRule, WeightFormat,
 };
 use burn::module::Param;
 use burn::nn::{Linear, LinearConfig};
-use burn::optim::{GradientsParams, ModuleOptimizer};
-use burn::tensor::{Device, Distribution, Tensor};
+use burn::optim::{GradientsParams, ModuleOptimizer, Optimizer};
+use burn::tensor::{DType, Device, Distribution, Tensor};
 
 const MOMENTUM: f64 = 0.9;
 const LEARNING_RATE: f64 = 0.01;
@@ -41,6 +41,51 @@ impl ElementWise for HeavyBall {
 
 fn values(weight: &Param<Tensor<2>>) -> Vec<f32> {
     weight.val().into_data().iter::<f32>().collect()
+}
+
+/// Adds the time of each step to the parameter.
+#[derive(Clone, Debug)]
+struct Clock(f64);
+
+impl UpdateRule<0> for Clock {
+    #[inline(always)]
+    fn update<N: Number>(&self, parameter: N, _gradient: N, []: [N; 0]) -> (N, [N; 0]) {
+        (parameter + N::of(self.0), [])
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Uncounted;
+
+impl ElementWise for Uncounted {
+    const STATES: &'static [ElementState] = &[];
+    const TIME: Option<&'static str> = None;
+
+    fn rule(&self, step: Step) -> Rule {
+        Rule::new(Clock(step.time.into()))
+    }
+}
+
+/// A format counts steps for its random bits.
+#[test]
+fn rule_without_time_has_first_time_in_every_format() {
+    let device = Device::flex();
+    for (dtype, format) in [
+        (DType::F32, WeightFormat::Plain),
+        (DType::BF16, WeightFormat::Plain),
+        (DType::BF16, WeightFormat::Split24),
+    ] {
+        let optimizer = ElementWiseOptimizer::new(Uncounted).with_weight_format(format);
+        let mut value = Tensor::<1>::zeros([5000], (&device, dtype));
+        let mut state = None;
+        for _ in 0..3 {
+            let gradient = value.ones_like();
+            (value, state) = optimizer.step(0.1, value, gradient, state);
+        }
+        let (least, most) = (value.clone().min(), value.max());
+        let all = [least, most].map(|it| it.into_scalar::<f64>());
+        assert_eq!(all, [3.0, 3.0], "{dtype:?}, {format:?}");
+    }
 }
 
 #[test]

@@ -1,6 +1,8 @@
 //! A rule in tensor operations, for backends without a kernel: the operations of Burn's own optimizers, in their order.
 
-use burn::tensor::Tensor;
+use std::ops::{Add, Div, Mul, Sub};
+
+use burn::tensor::{DType, Tensor};
 
 use super::super::rule::{Operation, Traced};
 use super::Update;
@@ -43,10 +45,14 @@ pub(super) fn update<const D: usize>(
         };
         macro_rules! binary {
             ($a:expr, $b:expr, $operation:ident, $with_number:ident) => {
-                Value::Tensor(match (take($a, $a == $b), take($b, false)) {
-                    (Value::Tensor(a), Value::Number(b)) => a.$with_number(b),
-                    (a, b) => tensor(a).$operation(tensor(b)),
-                })
+                match (take($a, $a == $b), take($b, false)) {
+                    (Value::Number(a), Value::Number(b)) => Value::Number(match options.1 {
+                        DType::F64 => a.$operation(b),
+                        _ => (a as f32).$operation(b as f32).into(),
+                    }),
+                    (Value::Tensor(a), Value::Number(b)) => Value::Tensor(a.$with_number(b)),
+                    (a, b) => Value::Tensor(tensor(a).$operation(tensor(b))),
+                }
             };
         }
         let value = match *operation {
