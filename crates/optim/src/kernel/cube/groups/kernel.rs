@@ -85,9 +85,9 @@ pub(super) fn update_groups<F: Float, G: Float, N: Size>(
         }
         let after = program::run::<f32, Const<BLOCK>>(&before, numbers, program.clone());
         let bits = Block::<u32>::reinterpret(*after.index(0usize)) | Block::new(broken);
-        values[own] = Block::<f32>::reinterpret(bits);
-        // The padding of the last group has no scale of its own.
+        // The padding of the last group has no scale of its own, and counts as zero in the checksum.
         let is_there = are_there(block, elements);
+        values[own] = select_many(is_there, Block::<f32>::reinterpret(bits), Block::zero());
         #[unroll]
         for state in 0..states.len() {
             let value = *after.index(comptime!(1 + state));
