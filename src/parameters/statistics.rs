@@ -9,8 +9,8 @@
 use std::collections::{HashMap, HashSet};
 
 use backburn_base::{AnyTensor, list, values};
-use burn::module::{Flag, Module, ModuleVisitor, Param, ParamId};
-use burn::tensor::Tensor;
+use burn::module::{Flag, Module, ModuleMapper, ModuleVisitor, Param, ParamId};
+use burn::tensor::{GradientCheckpointingStrategy, Tensor};
 
 use super::map::map_params;
 use crate::quantized::weight_of_values;
@@ -85,14 +85,30 @@ pub(crate) fn with_own_statistics<M: Module>(module: M) -> M {
         return module;
     }
     // Burn creates new statistics only when a module leaves autodiff. Everything else is then restored.
-    let own = module.valid().train();
+    let own = module.valid();
     let before = list(&module).into_iter().map(|parameter| parameter.param);
     let before: HashMap<_, _> = before.map(|param| (param.id(), param.value())).collect();
+    let mut strategies = before
+        .values()
+        .filter_map(|it| it.gradient_checkpointing_strategy());
+    let own = match strategies.all(|it| it == GradientCheckpointingStrategy::default()) {
+        true => own.train(),
+        // `train` would give constants the default strategy, and Burn refuses to mix two. Without autodiff they fit any.
+        false => own.map(&mut TrainFlags),
+    };
     map_params(
         own,
         |param| before.contains_key(&param.id()),
         |id, _own| before[&id].clone(),
     )
+}
+
+struct TrainFlags;
+
+impl ModuleMapper for TrainFlags {
+    fn map_flag(&mut self, flag: Param<Flag>) -> Param<Flag> {
+        flag.train()
+    }
 }
 
 /// The values of running statistics.

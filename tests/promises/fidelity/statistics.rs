@@ -167,7 +167,44 @@ fn norm_frozen_in_training_matches_stock(device: &Device) {
     }
 }
 
+#[derive(Module, Debug)]
+struct Centered {
+    norm: BatchNorm,
+    mean: Tensor<2>,
+    shift: Param<Tensor<1, Int>>,
+}
+
+/// Burn gives a constant that was without autodiff another strategy of gradient checkpointing, and refuses to mix two.
+fn norm_beside_constant_under_gradient_checkpointing_matches_stock(device: &Device) {
+    let device = &device.clone().gradient_checkpointing();
+    let init = || Centered {
+        norm: BatchNormConfig::new(4).init(device),
+        mean: Tensor::full([1, 4], 0.5, device),
+        shift: Param::initialized(ParamId::new(), Tensor::arange(0..4, device)),
+    };
+    let loss = |model: &Centered, x: Tensor<2>| {
+        let x = x - model.mean.clone() + model.shift.val().float().unsqueeze();
+        model.norm.forward(x).powi_scalar(3).mean()
+    };
+    let xs = xs(device);
+    let mut stock = init();
+    let mut fused = FusedOptimizer::new(copy(&stock, init), AdamWConfig::new().init()).unwrap();
+    let mut optimizer = AdamWConfig::new().init();
+    for x in &xs {
+        let gradients = loss(&stock, x.clone()).backward();
+        let gradients = GradientsParams::from_grads(gradients, &stock);
+        stock = optimizer.step(RATE, stock, gradients);
+        fused.step(RATE, |model| loss(model, x.clone())).unwrap();
+        fused = fused.with_config(FusedConfig::new()).unwrap();
+        fused.change_model(|model| model).unwrap();
+        assert_equal_weights(&stock, &fused.model());
+    }
+    // In stock Burn, too.
+    drop(loss(&fused.model(), xs[0].clone()).backward());
+}
+
 on_every_cpu_backend!(
+    norm_beside_constant_under_gradient_checkpointing_matches_stock,
     norm_frozen_in_training_matches_stock,
     failed_pass_and_dry_run_restore_statistics,
     model_taken_before_more_steps_is_unchanged,
