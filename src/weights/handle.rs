@@ -145,13 +145,13 @@ impl Reparameterization for Handle {
                 local_param.master.path
             );
         }
-        let own = |node: &NodeId| Some(*node) == self.node;
         let value = match node(&base) {
             None => self.read_untrained(self.valid_since.unwrap_or(u64::MAX)),
             // `no_grad` makes another node, and nodes are numbered as operations.
-            Some(made) if !base.is_tracked() && !own(&made) => {
+            Some(made) if !base.is_tracked() => {
                 local_param.constant_of(self.read_untrained(made.value))
             }
+            // For example moved to its own device.
             Some(_) => local_param.read(),
         };
         value.of_rank()

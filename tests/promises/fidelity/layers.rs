@@ -160,7 +160,21 @@ fn transformer_encoder_matches_stock(device: &Device) {
     );
 }
 
+/// As code does that follows its batch.
+fn layer_moved_to_its_own_device_matches_stock(device: &Device) {
+    let x = random([4, 3], device);
+    assert_fused_equals_stock(
+        || linears(2, 3, device),
+        |model, _| {
+            let first = model[0].clone().to_device(&x.device());
+            square_mean(model[1].forward(first.forward(x.clone())))
+        },
+        |_| true,
+    );
+}
+
 on_every_backend!(
+    layer_moved_to_its_own_device_matches_stock,
     recurrent_weights_match_stock_within_rounding,
     experts_match_stock_but_for_order_of_sums,
     batch_norm_statistics_match_stock,
