@@ -202,6 +202,10 @@ where
         };
         observers.emit(StepEvent::BlockForward { index });
     }
+    if let Some(engine) = scope.pass.blocks.engine() {
+        // Frozen weights are stored on the host, but computed with on the device.
+        devices = vec![engine.device.clone()];
+    }
     let random = scope.begin_random(type_name::<B>(), devices);
     let random = random.unwrap_or_else(|error| {
         // The step returns the error, also if this thread is joined.

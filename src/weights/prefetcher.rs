@@ -73,8 +73,8 @@ impl BlockPrefetch for Prefetcher {
         };
         // A device with queued work still holds the weights of earlier blocks.
         engine.sync();
-        let mut fetched = self.fetched.lock();
-        let [of_last, mut of_this] = std::mem::take(&mut *fetched);
+        // Not locked below: on a thread of a pool another block may begin while this one waits.
+        let [of_last, mut of_this] = std::mem::take(&mut *self.fetched.lock());
         if run == 0 {
             of_this = self.fetch_for(run, engine);
         }
@@ -83,6 +83,9 @@ impl BlockPrefetch for Prefetcher {
         // The previous run is over, so an unread copy that was fetched for it only takes memory.
         let unused = of_last.iter().filter(|id| !of_this.contains(id));
         unused.for_each(|id| self.local_params.get(*id).drop_fetched());
-        *fetched = [of_this, self.fetch_for(run + 1, engine)];
+        let of_next = self.fetch_for(run + 1, engine);
+        let mut fetched = self.fetched.lock();
+        fetched[0].extend(of_this);
+        fetched[1].extend(of_next);
     }
 }

@@ -74,12 +74,13 @@ pub trait Trainer {
 
 impl<M: Module> Core<M> {
     /// Creates a training of `model` on `device`, by default where it is. `optimizer` is registered for the extra
-    /// state of the policies.
+    /// state of the policies. `begins_offload` is `false` if the same is offloaded already.
     pub(super) fn on_one_device(
         mut model: M,
         optimizer: ModuleOptimizer,
         policies: Policies,
         device: Option<&Device>,
+        begins_offload: bool,
     ) -> Result<Self, FusedError> {
         let config = &policies.config;
         let devices = model.devices();
@@ -87,6 +88,14 @@ impl<M: Module> Core<M> {
         let compute_device = match device {
             Some(device) if device.is_autodiff() => device.clone(),
             Some(device) => device.clone().with_autodiff_context_from(&of_model),
+            None if config.offload.is_some() && devices.len() > 1 && begins_offload => {
+                return Err(FusedError::Offload {
+                    reason: format!(
+                        "the model is on {} devices: pass the one that computes to `FusedOptimizer::with_config_on`",
+                        devices.len()
+                    ),
+                });
+            }
             None => of_model,
         };
         let context = RankContext::new(config.placement_policy(), &compute_device)?;
@@ -101,7 +110,7 @@ impl<M: Module> Core<M> {
             // Moving a statistic loses its pending update.
             merge_pending(&model);
         }
-        if is_offloaded {
+        if is_offloaded && begins_offload {
             let offloaded_bytes = Inventory::take(&model, &context)?.offloaded_bytes;
             let made = host_allocation(&model, &session.optimizer.lock().fresh(), config);
             check_offload_fits(offloaded_bytes.saturating_add(made))?;
@@ -118,12 +127,13 @@ impl<M: Module> Core<M> {
     }
 
     /// Creates a training of replicas of `model`, one on each device. `optimizer` is registered for the extra state of
-    /// the policies.
+    /// the policies. `begins_offload` is `false` if the same is offloaded already.
     pub(super) fn on_devices(
         model: M,
         optimizer: ModuleOptimizer,
         policies: Policies,
         devices: &[Device],
+        begins_offload: bool,
     ) -> Result<Self, FusedError> {
         let config = &policies.config;
         merge_pending(&model);
@@ -131,7 +141,7 @@ impl<M: Module> Core<M> {
             optimizer,
             config.offloaded_state_elements(),
         ));
-        let ranks = Ranks::on_devices(model, devices, &session, config)?;
+        let ranks = Ranks::on_devices(model, devices, &session, config, begins_offload)?;
         Ok(Self::of(ranks, policies))
     }
 
@@ -162,6 +172,7 @@ impl<M: Module> Core<M> {
             config.check_on_one_device()?;
         }
         let device = device.or(ranks.attached().context.device()).cloned();
+        let begins_offload = self.policies.config.offload != config.offload;
         let given_devices = ranks.given_devices.clone();
         // Values move from owner to owner, so that no device has to hold all weights.
         let model = ranks.export(AttachedModule::export_in_place);
@@ -173,8 +184,11 @@ impl<M: Module> Core<M> {
         // Afterwards the model is the only owner of its values.
         drop(self.ranks);
         let core = match given_devices {
-            None => Self::on_one_device(model, optimizer, policies, device.as_ref()),
-            Some(devices) => Self::on_devices(model, optimizer, policies, &devices),
+            None => {
+                let device = device.as_ref();
+                Self::on_one_device(model, optimizer, policies, device, begins_offload)
+            }
+            Some(devices) => Self::on_devices(model, optimizer, policies, &devices, begins_offload),
         }?;
         let mut optimizer = core.ranks.session().optimizer.lock();
         optimizer.restore_removed(removed);

@@ -59,12 +59,14 @@ impl<M: Module> Ranks<M> {
         Ok(Self::of(vec![attached], None))
     }
 
-    /// Creates replicas of `model` on `devices`, which share it as `config` says. The optimizer is that of `session`.
+    /// Creates replicas of `model` on `devices`, which share it as `config` says. The optimizer is that of `session`. `begins_offload`
+    /// is `false` if the same is offloaded already.
     pub(in crate::fused) fn on_devices(
         model: M,
         devices: &[Device],
         session: &Session,
         config: &FusedConfig,
+        begins_offload: bool,
     ) -> Result<Self, FusedError> {
         // Burn refuses to compute with tensors of two gradient checkpointing strategies.
         let of_model = model.devices().into_iter().next();
@@ -79,7 +81,7 @@ impl<M: Module> Ranks<M> {
             Some(_) => RankContext::new(policy.clone(), &devices[0])?,
         };
         let inventory = Inventory::take(&model, &first)?;
-        if policy.offload.is_some() {
+        if policy.offload.is_some() && begins_offload {
             let made = host_allocation(&model, &session.optimizer.lock().fresh(), config);
             check_offload_fits(inventory.offloaded_bytes.saturating_add(made))?;
         }
@@ -123,7 +125,11 @@ impl<M: Module> Ranks<M> {
             .map(|member| member.group.clone());
         let devices = match &group {
             Some(group) => group.devices().to_vec(),
-            None => attached_modules[0].module.devices(),
+            // Frozen weights are stored on the host, but computed with on the device.
+            None => match &attached_modules[0].context.engine {
+                Some(engine) => vec![engine.device.clone()],
+                None => attached_modules[0].module.devices(),
+            },
         };
         Self {
             statistics: running_statistics(&attached_modules[0].skeleton),
@@ -148,7 +154,7 @@ impl<M: Module> Ranks<M> {
                 let session = Arc::new(self.session().of_other_model());
                 Self::on_one_device(model, &session, self.attached().context.clone())
             }
-            Some(devices) => Self::on_devices(model, devices, self.session(), config),
+            Some(devices) => Self::on_devices(model, devices, self.session(), config, false),
         }
     }
 

@@ -166,7 +166,7 @@ impl<M: Module> FusedOptimizer<M> {
         policies: Policies,
         device: Option<&Device>,
     ) -> Result<Self, FusedError> {
-        let core = Core::on_one_device(model, optimizer, policies, device)?;
+        let core = Core::on_one_device(model, optimizer, policies, device, true)?;
         let fused = Self { core };
         log::info!("{fused}");
         #[cfg(feature = "cubecl")]

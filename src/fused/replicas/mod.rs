@@ -141,7 +141,7 @@ impl<M: Module + 'static> FusedReplicas<M> {
             let reason = "the list of devices is empty: pass one device for each rank".to_string();
             return Err(FusedError::Replicas { reason });
         }
-        let core = Core::on_devices(model, optimizer, policies, &devices)?;
+        let core = Core::on_devices(model, optimizer, policies, &devices, true)?;
         let threads = RankThreads::new(devices.len())?;
         let fused = Self { core, threads };
         log::info!("{fused}");

@@ -20,6 +20,26 @@ fn offload_from_host_is_refused() {
     assert_says(&refused(fused, config, &device), "the host itself");
 }
 
+#[test]
+fn offload_of_model_on_two_devices_names_the_way_out() {
+    let [flex, ndarray] = &cpus();
+    let linear = |device| LinearConfig::new(4, 4).init(device);
+    let fused = FusedOptimizer::new(
+        vec![linear(ndarray), linear(flex)],
+        AdamConfig::new().init(),
+    );
+    let config = FusedConfig::offload(offload_from(ndarray, Offload::Updates));
+    let error = fused.unwrap().with_config(config.clone()).unwrap_err();
+    assert_says(&error, "on 2 devices");
+    assert_says(&error, "`FusedOptimizer::with_config_on`");
+    let model = vec![linear(ndarray), linear(flex)];
+    let fused = FusedOptimizer::new(model, AdamConfig::new().init()).unwrap();
+    let mut fused = fused.with_config_on(config, ndarray).unwrap();
+    let x = Tensor::<2>::ones([2, 4], ndarray);
+    let loss = |model: &Vec<Linear>| model[1].forward(model[0].forward(x)).mean();
+    fused.step(RATE, loss).unwrap();
+}
+
 /// A frozen weight that is a view of one element, but would be allocated in full on the host.
 #[test]
 fn offload_beyond_host_memory_is_refused_with_bytes() {
