@@ -23,7 +23,7 @@ impl LocalParam {
         let master = &self.master;
         let ranks = self.membership.as_ref();
         if gradient.is_none() && ranks.is_some() {
-            if !pass.admits() {
+            if pass.has_failed() {
                 return Ok(());
             }
             self.state.lock().gradient = GradientState::Done { received: false };

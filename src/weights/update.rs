@@ -70,7 +70,7 @@ impl MasterParam {
     /// Returns the accumulated sum, for a parameter without a gradient in this pass. If earlier micro-batches are in the
     /// optimizer state, steps the parameter with a gradient of zeros instead.
     fn take_accumulated(&self, pass: &Arc<Pass>) -> Option<AnyTensor> {
-        if pass.pipeline.gradient_use == GradientUse::Accumulate || !pass.admits() {
+        if pass.pipeline.gradient_use == GradientUse::Accumulate || pass.has_failed() {
             return None;
         }
         let mut state = self.state.lock();

@@ -75,6 +75,7 @@ impl<M: Module> Core<M> {
             }
             self.drop_accumulated();
             self.adapt(pipeline, None, Some(norm.value), true);
+            self.reports.last.clipping = None;
             return Ok(None);
         }
         let coefficient = self.policies.coefficient(norm.value);

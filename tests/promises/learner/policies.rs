@@ -2,6 +2,7 @@
 
 use burn::lr_scheduler::constant::ConstantLr;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
+use burn::train::TrainOutput;
 
 use super::*;
 use crate::policies::{norm, scale};
@@ -107,6 +108,61 @@ impl TrainStep for Unreached {
 }
 
 impl_inference_step!(Unreached, Points, inner);
+
+/// A model that leaves out every second batch.
+#[derive(Module, Debug)]
+struct LeavesOut {
+    inner: Regression,
+}
+
+impl TrainStep for LeavesOut {
+    type Input = Points;
+    type Output = RegressionOutput;
+
+    fn step(&self, batch: Points) -> TrainOutput<RegressionOutput> {
+        let sum: f32 = batch.x.clone().sum().into_scalar();
+        let output = self.inner.output(batch);
+        let grads = match (sum * 1e3) as i64 % 2 {
+            0 => scale_loss(output.loss.clone()).backward(),
+            _ => {
+                return TrainOutput {
+                    grads: GradientsParams::new(),
+                    item: output,
+                };
+            }
+        };
+        TrainOutput::new(self, grads, output)
+    }
+}
+
+impl_inference_step!(LeavesOut, Points, inner);
+
+#[test]
+fn scaling_allows_a_batch_that_is_left_out() {
+    let initial = Regression::init();
+    let trained = |scaling| {
+        let run = Run {
+            config: FusedConfig::new().with_loss_scaling(scaling),
+            ..Run::new(2)
+        };
+        let inner = copy(&initial, Regression::init);
+        let learner = run.learner(LeavesOut { inner });
+        let result = run.training(folder().path()).launch_fused(learner);
+        assert!(
+            result.error.is_none(),
+            "{:?}",
+            result.error.map(|it| it.to_string())
+        );
+        assert_changed(&initial, &result.model.inner, |_| true);
+        result.model
+    };
+    for overflow in [Overflow::SkipStep, Overflow::SkipParameter] {
+        let scaling = LossScalingConfig::new()
+            .with_overflow(overflow)
+            .with_growth_interval(None);
+        assert_equal_weights(&trained(None), &trained(Some(scaling)));
+    }
+}
 
 /// With a skipped step there are two passes, which measure nothing in such a batch.
 #[test]

@@ -104,6 +104,7 @@ fn skipped_step_drops_group_and_changes_nothing(device: &Device) {
         .unwrap();
     assert!(fused.last_step().overflowed);
     assert_eq!(fused.last_step().updated, 0);
+    assert_eq!(fused.last_step().clipping, None);
     assert_equal_weights(&accumulated, &fused.model());
     assert_nothing_accumulated(&mut fused);
     assert_changed(&before, &fused.model(), |path| path.contains("running"));
