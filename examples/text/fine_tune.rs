@@ -180,7 +180,7 @@ fn tune(
     let size = config.vocabulary;
     let batch = options.batch();
     let held_out = HeldOut::measure(
-        &trainer.valid(),
+        &trainer.valid(&device),
         &text,
         size,
         batch,

@@ -130,7 +130,7 @@ fn main() -> Result<()> {
         println!("saved in {}", folder.display());
     }
 
-    let model = trainer.valid();
+    let model = trainer.valid(&device);
     let size = config.vocabulary;
     let batch = training.plan.map_or(schedule.batch, |plan| plan.batch);
     // At most the number of trained pieces, because a large model is slow.

@@ -102,12 +102,13 @@ impl Trainer {
         }
     }
 
-    /// Returns the model for inference; with an average of the weights, if there is one.
-    pub fn valid(&self) -> LanguageModel {
+    /// Returns the model for inference on `device`; with an average of the weights, if there is one.
+    pub fn valid(&self, device: &Device) -> LanguageModel {
         match self {
             Self::Stock { model, .. } => model.as_ref().expect(BETWEEN_STEPS).valid(),
             Self::Fused { fused, .. } if fused.config().averaging.is_some() => {
-                fused.averaged().valid()
+                // With offload the average is on the host.
+                fused.averaged().valid().to_device(&device.clone().inner())
             }
             Self::Fused { fused, .. } => fused.valid(),
         }
