@@ -21,8 +21,8 @@ use crate::gradient_checkpointing;
 /// recomputed in the backward pass. The head is updated once. In stock training and in validation the chunks are plain
 /// calls.
 ///
-/// The value equals that of Burn's [`CrossEntropyLoss`](burn::nn::loss::CrossEntropyLoss) over all logits cast to f32, with the same
-/// order of sums. Gradients differ in the order of the sums over the chunks, in f32 by a relative error of about 1e-7.
+/// The value equals that of Burn's [`CrossEntropyLoss`](burn::nn::loss::CrossEntropyLoss) over all logits cast to f32, with label
+/// smoothing up to rounding. Gradients differ in the order of the sums over the chunks, in f32 by a relative error of about 1e-7.
 /// [`LossReduction`] selects the mean, the sum, or one loss per token.
 ///
 /// The head computes logits in the type of the model; the loss is computed in f32 (in f64 if the model is in f64). In a model in bf16

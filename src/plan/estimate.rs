@@ -39,8 +39,8 @@ pub struct MemoryEstimate {
     /// larger parameters are read in blocks of one size. Parameters that are read outside of blocks add to it.
     pub device: usize,
     /// The most bytes that are in transfer to or from the host at once, in addition to `device`: two gradients of the largest
-    /// parameter, or one gradient and three states. With [`Offload::Weights`](crate::Offload::Weights), plus the weights of
-    /// two blocks.
+    /// parameter, or one gradient and three states. With [`Offload::Weights`](crate::Offload::Weights), add the weights of two blocks to
+    /// this and to [`fused`](Self::fused).
     pub transfer: usize,
     /// Bytes in host memory, if parts of the training are [offloaded](FusedConfig::offload).
     pub host: usize,

@@ -38,7 +38,8 @@ pub trait LaunchFused<M: LearnerModel> {
     ///
     /// # Errors
     ///
-    /// [`CheckpointError::Unreadable`] if the folder of the checkpoints can't be read, or an incomplete file can't be renamed.
+    /// [`CheckpointError::Unreadable`] if the folder of the checkpoints can't be read, [`CheckpointError::Write`] if an incomplete file
+    /// can't be renamed.
     fn resume_from_newest(self, folder: impl AsRef<Path>) -> Result<Self, CheckpointError>
     where
         Self: Sized;
