@@ -211,7 +211,7 @@ where
         };
         let outputs_differ = |first: Fingerprint| first.differs_from(&output);
         let outputs_differ = first.fingerprint.is_some_and(outputs_differ);
-        let first_reads = block_reads.reads();
+        let first_reads = &block_reads.reads;
         let differing_read = first_reads.first_beyond(&reads).map(|path| (path, false));
         let differing_read =
             differing_read.or_else(|| Some((reads.first_beyond(first_reads)?, true)));
@@ -243,7 +243,7 @@ where
 
 /// Returns the name of a block for messages: its type, and the path of the parameters that it read.
 pub(super) fn block_name<B>(block_reads: &BlockReads) -> String {
-    let module = block_reads.reads().common_module();
+    let module = block_reads.reads.common_module();
     match module.is_empty() {
         true => format!("`{}`", type_name::<B>()),
         false => format!("`{module}` (`{}`)", type_name::<B>()),

@@ -289,10 +289,8 @@ where
             let output = forward(&block, input);
             (output, random.end())
         };
-        scope
-            .pass
-            .blocks
-            .first_run(|| with_panic_context(run, context))
+        let _running = scope.pass.blocks.running_blocks.clone();
+        with_panic_context(run, context)
     };
     if let Some(device) = &on {
         scope.pass.blocks.collect_graph(device);
@@ -314,7 +312,7 @@ where
     let Some(device) = specs.device.clone() else {
         return output;
     };
-    if block_reads.reads().is_empty() && tracked.is_empty() {
+    if block_reads.reads.is_empty() && tracked.is_empty() {
         // No gradient is needed.
         return output;
     }

@@ -34,7 +34,7 @@ pub(super) struct CheckpointNode {
     name: String,
     recompute: Mutex<Option<Recompute>>,
     /// Gradients of the outputs.
-    output_gradients: Mutex<Vec<Option<DispatchTensor>>>,
+    pub(super) output_gradients: Mutex<Vec<Option<DispatchTensor>>>,
     /// Gradients of the block's tracked tensors; empty if the pass has failed.
     input_gradients: Mutex<Vec<Option<DispatchTensor>>>,
 }
@@ -85,11 +85,6 @@ impl CheckpointNode {
                 recompute(output_gradients, signal.clone())
             });
         }
-    }
-
-    /// Stores the gradient of an output.
-    pub(super) fn set_output_gradient(&self, index: usize, gradient: DispatchTensor) {
-        self.output_gradients.lock()[index] = Some(gradient);
     }
 }
 

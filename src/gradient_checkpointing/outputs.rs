@@ -84,7 +84,7 @@ struct OutputSink {
 
 impl GradientSink for OutputSink {
     fn receive(&self, gradient: DispatchTensor) -> PassedGradients {
-        self.node.set_output_gradient(self.index, gradient);
+        self.node.output_gradients.lock()[self.index] = Some(gradient);
         PassedGradients {
             anchor: self.signal.lock().take().map(Tensor::into_dispatch),
             ..PassedGradients::default()

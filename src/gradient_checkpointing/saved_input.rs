@@ -33,7 +33,7 @@ impl<X: Activations> SavedInput<X> {
         let (mut is_on_host, mut offloaded) = (Vec::new(), Vec::new());
         let input = input.map_floats(&mut |tensor| {
             let device = tensor.device();
-            let is_offloadable = store.is_offloadable(&device);
+            let is_offloadable = store.transfers.has_own_memory(&device);
             is_on_host.push(is_offloadable);
             if !is_offloadable {
                 return tensor;

@@ -39,7 +39,7 @@ impl TransferWorkers {
     }
 
     /// Returns `true` if tensors on `device`, without autodiff, take no host memory.
-    pub(super) fn has_own_memory(&self, device: &Device) -> bool {
+    pub(crate) fn has_own_memory(&self, device: &Device) -> bool {
         is_cubecl(device) || self.separate_device.as_ref() == Some(device)
     }
 

@@ -25,7 +25,7 @@ pub(crate) struct Blocks {
     /// The number of outermost blocks so far.
     pub(super) called: AtomicUsize,
     /// Each block in its first run holds a clone.
-    pub(super) running_blocks: Arc<()>,
+    pub(crate) running_blocks: Arc<()>,
     /// Collects graph nodes of first runs.
     pub(super) graph_gc: OnceLock<GraphGc>,
     pub(crate) observations: Arc<Observations>,
@@ -67,7 +67,7 @@ impl Blocks {
 
     /// Records the end of the first run of an outermost block.
     pub(crate) fn leave_first_run(&self, block: usize, block_reads: &BlockReads) {
-        let reads = block_reads.reads().ids();
+        let reads = block_reads.reads.ids();
         if let Some(prefetcher) = &self.prefetcher {
             prefetcher.end_first_run(&reads);
         }
@@ -77,12 +77,6 @@ impl Blocks {
     /// Returns the offload engine of the weights of blocks, if any are offloaded.
     pub(crate) fn engine(&self) -> Option<&OffloadEngine> {
         self.prefetcher.as_deref()?.engine()
-    }
-
-    /// Runs `run` as the first run of a block.
-    pub(crate) fn first_run<R>(&self, run: impl FnOnce() -> R) -> R {
-        let _running = self.running_blocks.clone();
-        run()
     }
 
     /// Collects the graph nodes of first runs, if there are enough of them.

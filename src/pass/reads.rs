@@ -29,7 +29,7 @@ pub(crate) struct Graph {
 /// recomputed.
 #[derive(Debug, Default)]
 pub(crate) struct BlockReads {
-    reads: Reads,
+    pub(crate) reads: Reads,
     pending: Mutex<Vec<PendingCount>>,
 }
 
@@ -39,10 +39,6 @@ impl BlockReads {
         if self.reads.add(id, path) {
             self.pending.lock().push(pending_count.clone());
         }
-    }
-
-    pub(crate) fn reads(&self) -> &Reads {
-        &self.reads
     }
 
     /// Resolves the pending gradients of the block after its recomputation, which leaves those of its taps.

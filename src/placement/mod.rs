@@ -64,7 +64,11 @@ pub(crate) enum Residency {
 
 impl RankContext {
     /// Creates the context of one rank. Only the offload engine, if anything is offloaded, needs the `device`.
-    pub(crate) fn new(policy: PlacementPolicy, device: &Device) -> Result<Self, FusedError> {
+    pub(crate) fn new(
+        policy: PlacementPolicy,
+        device: &Device,
+        membership: Option<Membership>,
+    ) -> Result<Self, FusedError> {
         let max = policy.max_bytes_in_flight;
         let offload = policy.offload.clone();
         let engine = offload.map(|offload| OffloadEngine::new(offload, max, device));
@@ -78,6 +82,7 @@ impl RankContext {
             engine,
             transfers,
             policy,
+            membership,
             ..Self::default()
         })
     }
@@ -94,19 +99,11 @@ impl RankContext {
         }
     }
 
-    /// Returns the context of a rank of a group.
-    pub(crate) fn with_membership(self, membership: Membership) -> Self {
-        Self {
-            membership: Some(membership),
-            ..self
-        }
-    }
-
-    /// Returns the rank and its group, if there are other ranks.
+    /// Returns the rank and its group, if there are other ranks: a single rank never waits.
     pub(crate) fn membership_of_several(&self) -> Option<&Membership> {
         self.membership
             .as_ref()
-            .filter(|member| member.group.has_several())
+            .filter(|member| member.group.ranks() > 1)
     }
 
     /// Returns the rank that owns a parameter.
@@ -119,13 +116,6 @@ impl RankContext {
     pub(crate) fn owns(&self, id: ParamId) -> bool {
         let rank = self.membership.as_ref().map_or(0, |member| member.rank);
         self.owner(id) == rank
-    }
-
-    /// Returns the peak bytes that this rank has held in the last pass, in addition to its stored weights.
-    pub(crate) fn peak_bytes(&self) -> usize {
-        self.membership
-            .as_ref()
-            .map_or(0, |member| member.group.memory_tracker.peak(member.rank))
     }
 
     /// Returns `true` if this rank may keep a parameter between two passes.
@@ -240,7 +230,7 @@ impl RankContext {
         let travels = tensor.device() != *device;
         let ranks = self.membership.as_ref().filter(|_| travels);
         // Simultaneous transfers in both directions can block each other on some backends.
-        let _one = ranks.map(|member| member.group.one_transfer());
+        let _one = ranks.map(|member| member.group.transfer.lock());
         let transfer = transferred(tensor.0, device, dtype);
         if ranks.is_some() {
             // Another thread may compute with the result.

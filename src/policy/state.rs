@@ -54,12 +54,6 @@ impl PolicyState {
         self.0.lock()
     }
 
-    /// Restores `loaded`, which may share this state.
-    pub(crate) fn restore(&self, loaded: &Self) {
-        let loaded = *loaded.0.lock();
-        *self.0.lock() = loaded;
-    }
-
     /// Returns to the state before the first step.
     pub(crate) fn reset(&self) {
         *self.0.lock() = AdaptiveState::default();

@@ -3,7 +3,7 @@ use std::sync::Arc;
 
 use burn::module::ParamId;
 use burn::tensor::Device;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use super::flow::Flow;
 use super::memory_tracker::MemoryTracker;
@@ -19,7 +19,8 @@ pub(crate) struct Group {
     owners: HashMap<ParamId, usize>,
     /// Flow control between the ranks.
     pub(crate) flow: Flow,
-    wire: Mutex<()>,
+    /// Locked during a transfer between devices of the group.
+    pub(crate) transfer: Mutex<()>,
     /// Bytes that each rank holds in addition to its stored weights.
     pub(crate) memory_tracker: MemoryTracker,
 }
@@ -48,7 +49,7 @@ impl Group {
         Self {
             flow: Flow::new(devices.len(), limit.gradients(), bytes),
             owners: ownership.assign(parameters, devices.len()),
-            wire: Mutex::default(),
+            transfer: Mutex::default(),
             memory_tracker: MemoryTracker::new(devices.len()),
             devices: devices.into_iter().map(Device::inner).collect(),
             sharding,
@@ -57,11 +58,6 @@ impl Group {
 
     pub(crate) fn ranks(&self) -> usize {
         self.devices.len()
-    }
-
-    /// Returns `true` if there are several ranks: a single rank never waits.
-    pub(crate) fn has_several(&self) -> bool {
-        self.ranks() > 1
     }
 
     /// Returns the rank that owns a parameter.
@@ -87,11 +83,6 @@ impl Group {
     pub(crate) fn begin(&self, has_batch: &[bool]) {
         self.flow.begin(has_batch);
         self.memory_tracker.begin();
-    }
-
-    /// Locks transfers between the devices of the group until the guard is dropped.
-    pub(crate) fn one_transfer(&self) -> MutexGuard<'_, ()> {
-        self.wire.lock()
     }
 
     /// Orders the gradients of a parameter as Burn sums them: the first one from the owner on, then the others by rank

@@ -73,7 +73,9 @@ pub(crate) trait ExtraState: RecordState + Clone {
 
 impl ExtraState for PolicyState {
     fn restore(&self, loaded: &Self) {
-        PolicyState::restore(self, loaded);
+        // `loaded` may share this state.
+        let loaded = *loaded.lock();
+        *self.lock() = loaded;
     }
 
     fn group() -> ParamGroup {

@@ -147,10 +147,10 @@ impl Reparameterizer for HandleAttacher<'_> {
         _path: &str,
         param: Param<Tensor<D>>,
     ) -> (Param<Tensor<D>>, Option<Handle>) {
-        if !self.0.has_released(param.id) {
+        let found = self.0.find(param.id);
+        let Some(local_param) = found.filter(|it| !it.is_retained).cloned() else {
             return (param, None);
-        }
-        let local_param = self.0.get(param.id).clone();
+        };
         let handle = Handle::new(local_param.clone(), &param.base());
         // A saved clone writes the values. A loaded clone would have none.
         let (_, _, saved) = param.clone().consume();

@@ -58,7 +58,8 @@ impl LocalParam {
             Residency::OnDemand => lifetime == CopyLifetime::BlockRun,
         };
         if keeps_copy {
-            state.copy = Some(ComputeCopy::of(value.clone(), version));
+            let value = value.clone();
+            state.copy = Some(Box::new(ComputeCopy { value, version }));
         }
         value
     }
@@ -67,10 +68,7 @@ impl LocalParam {
     /// the new one has arrived. If a prefetch fails, the read that needs the copy reports the error.
     pub(super) fn fetch_copy(&self) -> Result<(), FusedError> {
         let mut state = self.state.lock();
-        if self.residency() == Residency::Aliased
-            || self.has_copy(&state)
-            || self.master.find().is_none()
-        {
+        if self.has_copy(&state) || self.master.find().is_none() {
             return Ok(());
         }
         if self.master.storage.location.is_host {
@@ -78,7 +76,7 @@ impl LocalParam {
         }
         let version = self.master.version();
         let value = self.fetch_value()?;
-        state.copy = Some(ComputeCopy::of(value, version));
+        state.copy = Some(Box::new(ComputeCopy { value, version }));
         Ok(())
     }
 

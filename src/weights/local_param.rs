@@ -67,12 +67,6 @@ pub(super) struct ComputeCopy {
     pub(super) version: u64,
 }
 
-impl ComputeCopy {
-    pub(super) fn of(value: AnyTensor, version: u64) -> Box<Self> {
-        Box::new(Self { value, version })
-    }
-}
-
 impl LocalParam {
     /// Creates the parameter of a rank that computes on `device`.
     pub(super) fn new(

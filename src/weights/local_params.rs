@@ -57,12 +57,6 @@ impl LocalParams {
         self.indices.contains_key(&id)
     }
 
-    /// Returns `true` if the parameter is trained and is not retained.
-    pub(super) fn has_released(&self, id: ParamId) -> bool {
-        self.find(id)
-            .is_some_and(|local_param| !local_param.is_retained)
-    }
-
     /// Returns the parameters that are fetched whenever they are read.
     pub(super) fn fetched_on_read(&self) -> impl Iterator<Item = ParamId> {
         let fetched = self

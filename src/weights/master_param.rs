@@ -10,7 +10,7 @@ use burn::module::ParamId;
 use burn::optim::ModuleOptimizer;
 use burn::tensor::{DType, Device, GradientCheckpointingStrategy, Shape, Tensor};
 
-use super::gradient_state::{Accumulated, HeldGradient, Outcome, ParameterReport, RankGradients};
+use super::gradient_state::{Accumulated, Outcome, ParameterReport, RankGradients};
 use super::placeholder::unreadable;
 use crate::offload::OffloadEngine;
 use crate::pass::Session;
@@ -74,7 +74,7 @@ pub(super) struct State {
     pub(super) average: Option<Average>,
     /// The outcome of the gradient in this pass.
     pub(super) outcome: Option<Outcome>,
-    rank_gradients: RankGradients,
+    pub(super) rank_gradients: RankGradients,
 }
 
 impl MasterParam {
@@ -143,19 +143,6 @@ impl MasterParam {
     /// Returns the version of the value.
     pub(super) fn version(&self) -> u64 {
         self.version.load(Ordering::Acquire)
-    }
-
-    /// Adds the gradient of one rank, or its absence. When all ranks have reported, returns the gradients in the order
-    /// of their sum.
-    pub(super) fn add_rank_gradient(
-        &self,
-        context: &RankContext,
-        gradient: Option<HeldGradient>,
-    ) -> Option<Vec<HeldGradient>> {
-        let member = context.membership.as_ref()?;
-        let mut state = self.state.lock();
-        let all = state.rank_gradients.set(member, gradient)?;
-        Some(member.group.in_order(self.id, all))
     }
 
     /// Commits the pass or rolls it back, on all ranks. Only the first call returns a report.

@@ -42,7 +42,9 @@ impl LocalParam {
         };
         let held = gradient.zip(hold);
         let held = held.map(|(gradient, hold)| HeldGradient { gradient, hold });
-        if let Some(gradients) = master.add_rank_gradient(&self.context, held) {
+        let all = master.state.lock().rank_gradients.set(member, held);
+        if let Some(all) = all {
+            let gradients = member.group.in_order(master.id, all);
             apply_rank_gradients(master, &member.group, gradients);
         }
         Ok(())

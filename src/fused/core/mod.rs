@@ -98,7 +98,7 @@ impl<M: Module> Core<M> {
             }
             None => of_model,
         };
-        let context = RankContext::new(config.placement_policy(), &compute_device)?;
+        let context = RankContext::new(config.placement_policy(), &compute_device, None)?;
         let session = Arc::new(Session::new(SharedOptimizer::new(
             optimizer,
             config.offloaded_state_elements(),

@@ -127,11 +127,8 @@ impl RankPass {
                     .map_err(|reason| FusedError::LossNotComputed { reason })?;
             }
             if let Some(losses) = &self.pass.pipeline.losses {
-                let rank = self
-                    .context
-                    .membership
-                    .as_ref()
-                    .map_or(0, |member| member.rank);
+                let member = self.pass.membership.as_ref();
+                let rank = member.map_or(0, |member| member.rank);
                 losses.compare(rank, root.clone().inner())?;
             }
             self.pass.end_forward_numbers();

@@ -78,7 +78,7 @@ impl<M: Module> Ranks<M> {
         let policy = config.placement_policy();
         let first = match &policy.offload {
             None => RankContext::on(&devices[0], policy.compute_dtype),
-            Some(_) => RankContext::new(policy.clone(), &devices[0])?,
+            Some(_) => RankContext::new(policy.clone(), &devices[0], None)?,
         };
         let inventory = Inventory::take(&model, &first)?;
         if policy.offload.is_some() && begins_offload {
@@ -104,8 +104,9 @@ impl<M: Module> Ranks<M> {
                 _ => with_own_statistics(model.clone()),
             };
             let group = group.clone();
-            let context = RankContext::new(policy.clone(), &devices[rank])?;
-            let context = Arc::new(context.with_membership(Membership { group, rank }));
+            let member = Membership { group, rank };
+            let context = RankContext::new(policy.clone(), &devices[rank], Some(member))?;
+            let context = Arc::new(context);
             let session = Arc::new(session.of_replica(context.membership_of_several().cloned()));
             let attached =
                 AttachedModule::new(replica, &session, context, attached_modules.last())?;

@@ -25,7 +25,7 @@ const OPTION: &str = "GradientCheckpointingConfig::offload_inputs";
 /// The offloaded activations of a pass.
 #[derive(Debug)]
 pub(crate) struct ActivationOffload {
-    transfers: Arc<TransferWorkers>,
+    pub(crate) transfers: Arc<TransferWorkers>,
     /// `true` if transfers run on the calling thread. A memory recording attributes bytes to one thread at a time.
     is_synchronous: bool,
     /// The tensors in the order in which they were saved.
@@ -59,11 +59,6 @@ impl ActivationOffload {
             is_synchronous,
             order: Mutex::default(),
         }
-    }
-
-    /// Returns `true` if offloading frees memory of `device`.
-    pub(crate) fn is_offloadable(&self, device: &Device) -> bool {
-        self.transfers.has_own_memory(device)
     }
 
     /// Starts to offload `tensors`.
