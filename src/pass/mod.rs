@@ -54,8 +54,8 @@ pub(crate) struct Pass {
     /// The stage of the pass.
     pub(crate) stage: Mutex<Stage>,
     pub(crate) closure: ClosureKind,
-    /// `true` after the closure has scaled its loss; `None` if it need not.
-    scaled: Option<AtomicBool>,
+    /// `true` after the closure has scaled its loss, or if it need not.
+    scaled: AtomicBool,
     /// Each running hook holds a clone.
     running_hooks: Arc<()>,
     /// The random numbers.
@@ -112,8 +112,7 @@ impl Pass {
 
     /// Returns `true` if a gradient may still be applied. Fails the pass if the closure has not scaled its loss.
     pub(crate) fn admits(&self) -> bool {
-        let unscaled = |scaled: &AtomicBool| !scaled.load(Ordering::Relaxed);
-        if self.scaled.as_ref().is_some_and(unscaled) {
+        if !self.scaled.load(Ordering::Relaxed) {
             self.fail(FailedIn::Backward, FusedError::LossNotScaled);
         }
         !matches!(*self.stage.lock(), Stage::Failed(_))
@@ -162,8 +161,9 @@ impl Pass {
 
     /// Takes the loss scale, and marks the loss as scaled.
     pub(crate) fn take_scale(&self) -> Option<f64> {
-        self.scaled.as_ref()?.store(true, Ordering::Relaxed);
-        self.pipeline.scale
+        self.scaled.store(true, Ordering::Relaxed);
+        let scale = self.pipeline.scale;
+        scale.filter(|_| self.closure == ClosureKind::Backward)
     }
 }
 
@@ -269,7 +269,7 @@ impl Session {
             graph: Arc::default(),
             stage: Mutex::new(stage),
             closure,
-            scaled: scales.then(AtomicBool::default),
+            scaled: AtomicBool::new(!scales),
             running_hooks: Arc::default(),
             drawing: Drawing::new(numbers),
             membership: self.membership.clone(),
