@@ -9,7 +9,7 @@ use super::config::GradientCheckpointingConfig;
 use super::drawing::Observations;
 use super::reads::BlockReads;
 use crate::offload::{ActivationOffload, OffloadEngine};
-use crate::random::{self, Seeds, StepSeeds, mix};
+use crate::random::{Seeds, StepSeeds};
 use crate::tap::GraphGc;
 
 /// The checkpointed blocks of a pass.
@@ -116,11 +116,5 @@ impl Blocks {
                 known.push(device.clone());
             }
         }
-    }
-
-    /// Seeds the generators, so that later numbers do not depend on which blocks were recomputed.
-    pub(super) fn end(&self, seeds: &Seeds) {
-        let drawn_on = std::mem::take(&mut *self.drawn_on.lock());
-        random::seed(&drawn_on, mix(seeds.first, u64::MAX));
     }
 }

@@ -283,7 +283,10 @@ impl Session {
 
     /// Ends the pass of a rank, which is [over](Stage::Over). A pass that `commits` adds to the observations.
     pub(crate) fn end(&self, pass: &Pass, commits: bool) {
-        pass.end_numbers(commits);
+        pass.release_generators();
+        if commits && let Some(unlocked) = pass.drawing.unlocked.get() {
+            pass.record_observations(*unlocked);
+        }
         *self.pass.lock() = None;
         if let Some(offloaded) = &mut self.optimizer.lock().offloaded {
             offloaded.between_passes();

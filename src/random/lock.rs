@@ -26,30 +26,22 @@ pub(crate) static GENERATORS: LazyLock<Arc<Mutex<()>>> = LazyLock::new(Arc::defa
 /// Increases while the holder of a lock makes progress.
 pub(crate) static PROGRESS: AtomicUsize = AtomicUsize::new(0);
 
-/// The steps that have begun without the lock, and those of them that have ended.
-static UNLOCKED: Mutex<[usize; 2]> = Mutex::new([0; 2]);
+/// The number of steps that have begun without the lock. Each holds a clone until it ends, and may draw between two numbers of any
+/// other run.
+static UNLOCKED: LazyLock<Arc<AtomicUsize>> = LazyLock::new(Arc::default);
 
-/// A step without the lock. It may draw between two numbers of any other run.
-#[derive(Debug)]
-pub(crate) struct UnlockedStep(());
-
-impl UnlockedStep {
-    pub(crate) fn begin() -> Self {
-        UNLOCKED.lock()[0] += 1;
-        Self(())
-    }
-
-    /// Returns the number of steps without the lock so far, or `None` while there is one.
-    pub(crate) fn count() -> Option<usize> {
-        let [begun, ended] = *UNLOCKED.lock();
-        (begun == ended).then_some(ended)
-    }
+/// Begins a step without the lock, which ends when the result is dropped.
+pub(crate) fn begin_unlocked() -> Arc<AtomicUsize> {
+    let step = UNLOCKED.clone();
+    step.fetch_add(1, Ordering::SeqCst);
+    step
 }
 
-impl Drop for UnlockedStep {
-    fn drop(&mut self) {
-        UNLOCKED.lock()[1] += 1;
-    }
+/// Returns the number of steps without the lock so far, or `None` while there is one.
+pub(crate) fn unlocked_steps() -> Option<usize> {
+    // Read first: a step that begins now changes the number for the next call.
+    let begun = UNLOCKED.load(Ordering::SeqCst);
+    (Arc::strong_count(&UNLOCKED) == 1).then_some(begun)
 }
 
 /// A guard of a lock of the generators. It may be released on another thread.

@@ -15,7 +15,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use backburn_base::{is_cubecl, read_with_timeout};
 use burn::tensor::{DType, Device, Distribution, Tensor};
 
-pub(crate) use lock::{GENERATORS, PROGRESS, RngLock, UnlockedStep, locked_error};
+pub(crate) use lock::{
+    GENERATORS, PROGRESS, RngLock, begin_unlocked, locked_error, unlocked_steps,
+};
 
 /// A sequence of seeds derived from a first one.
 #[derive(Debug)]
@@ -78,14 +80,6 @@ impl RandomStream {
         let devices = distinct(devices);
         let seed = seed(&devices.first().cloned().unwrap_or_default());
         Self { devices, seed }
-    }
-
-    /// Returns the stream of one of several ranks, on its device.
-    pub(crate) fn for_rank(&self, rank: usize, device: &Device) -> Self {
-        Self {
-            devices: vec![device.clone()],
-            seed: seed_of_rank(self.seed, rank),
-        }
     }
 
     /// Seeds the devices with numbers outside of this stream.

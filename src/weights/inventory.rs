@@ -13,7 +13,7 @@ use crate::offload::OffloadEngine;
 use crate::pass::lock_generators;
 use crate::placement::RankContext;
 use crate::quantized::{is_placeholder, weight_of_values};
-use crate::random::UnlockedStep;
+use crate::random::begin_unlocked;
 use crate::replica::Size;
 use crate::shared_optimizer::SharedOptimizer;
 use crate::tap;
@@ -49,7 +49,7 @@ impl Inventory {
         device::check_all_there(&devices)?;
         // Lazy parameters draw their initial values below.
         let lock = is_lazy(module).then(|| lock_generators(&devices, true));
-        let _unlocked = matches!(lock, Some(None)).then(UnlockedStep::begin);
+        let _unlocked = matches!(lock, Some(None)).then(begin_unlocked);
         let parameters = list(module);
         if let Some(fused) = parameters
             .iter()

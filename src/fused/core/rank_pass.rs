@@ -34,7 +34,9 @@ impl RankPass {
         work: impl FnOnce() -> Result<(R, GradientsParams), FusedError>,
     ) -> Result<R, FusedError> {
         let wait = self.context.transfers.as_ref().map(|all| TransferWait(all));
-        self.pass.begin_forward_numbers()?;
+        if let Some(stream) = &self.pass.drawing.stream {
+            self.pass.begin_forward_numbers(stream.clone())?;
+        }
         let _scope = Scope::enter_step(&self.pass);
         let (output, gradients) = work()?;
         if !gradients.is_empty()

@@ -5,8 +5,7 @@ use std::sync::Arc;
 use burn::tensor::Device;
 use parking_lot::Mutex;
 
-use super::SinceSeed;
-use super::observations::{BLOCKS, Draws, REST};
+use super::{BLOCKS, Draws, REST, SinceSeed};
 use crate::error::FusedError;
 use crate::pass::{Scope, Stage};
 use crate::random::{GENERATORS, RandomStream, RngLock, Run, locked_error, system_seed};
@@ -65,11 +64,8 @@ impl Scope {
         });
         match &kind {
             BlockNumbers::Repeated(own) => {
-                let (place, since_seed) = self.outer_numbers();
-                let drawn = since_seed.lock().take();
-                if let Some(drawn) = drawn {
-                    pass.observe(place, &drawn);
-                }
+                let (place, outer) = self.outer_numbers();
+                pass.observe(place, outer);
                 pass.blocks.draw_on(&numbers.devices);
                 pass.drawing.start(own, numbers.clone());
             }
@@ -145,10 +141,7 @@ impl RandomRun {
             return (self.numbers, self.kind);
         };
         let pass = &self.scope.pass;
-        let drawn = own.lock().take();
-        if let Some(drawn) = drawn {
-            pass.observe(BLOCKS, &drawn);
-        }
+        pass.observe(BLOCKS, own);
         let mut next = self.numbers.clone();
         next.advance(Run::Block);
         let (_, outer) = self.scope.outer_numbers();

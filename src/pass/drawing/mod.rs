@@ -8,9 +8,9 @@
 //! - A run without the lock neither seeds the generators nor draws a seed. Its result is compared with that of its repetition.
 
 mod block;
-mod observations;
 
-use std::sync::atomic::Ordering;
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use backburn_base::{caught::catch_message, is_cubecl};
@@ -20,14 +20,50 @@ use parking_lot::Mutex;
 use super::{Pass, Scope, Session};
 use crate::error::FusedError;
 use crate::random::{
-    GENERATORS, PROGRESS, RandomStream, RngLock, Run, UnlockedStep, locked_error, system_seed,
+    GENERATORS, PROGRESS, RandomStream, RngLock, Run, begin_unlocked, locked_error, mix, seed,
+    seed_of_rank, system_seed, unlocked_steps,
 };
 use crate::threads::lock::is_in_pool;
 
 pub(crate) use block::{BlockNumbers, RandomRun};
-pub(super) use observations::Observations;
 
-use observations::{BLOCKS, Draws, REST};
+/// Observed draws of random numbers by some code.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+enum Draws {
+    #[default]
+    Unknown,
+    Nothing,
+    Numbers,
+}
+
+/// Facts about a model that were observed in earlier passes, on all ranks.
+#[derive(Debug, Default)]
+pub(crate) struct Observations {
+    reported: Mutex<HashSet<String>>,
+    /// Draws of [`BLOCKS`], and of the [`REST`] of the closure.
+    draws: Mutex<[Draws; 2]>,
+    /// The lock that lets one rank, or one block, draw at a time.
+    turns: Arc<Mutex<()>>,
+    /// `true` after a step has waited for the lock without end. The model waits again only if it is known to draw.
+    has_timed_out: AtomicBool,
+}
+
+/// Index of the draws of blocks.
+const BLOCKS: usize = 0;
+/// Index of the draws of the closure outside of blocks. They are observed only if the forward pass begins with a seed.
+const REST: usize = 1;
+
+impl Observations {
+    /// Returns `true` if this message is new.
+    pub(crate) fn is_new(&self, reported: String) -> bool {
+        self.reported.lock().insert(reported)
+    }
+
+    /// Records that a run has drawn random numbers that it must repeat.
+    pub(crate) fn record_draws(&self) {
+        self.draws.lock()[BLOCKS] = Draws::Numbers;
+    }
+}
 
 /// The random numbers of a step, the same in all of its passes.
 #[derive(Clone, Debug, Default)]
@@ -39,7 +75,7 @@ pub(crate) struct StepNumbers {
     /// `true` if the step has two passes, which draw the same numbers.
     pub(crate) repeats: bool,
     /// The record of a step without the lock that may draw, until it ends.
-    pub(crate) unlocked: Option<Arc<UnlockedStep>>,
+    pub(crate) unlocked: Option<Arc<AtomicUsize>>,
 }
 
 impl Session {
@@ -92,7 +128,7 @@ impl Session {
             lock,
             stream,
             repeats,
-            unlocked: is_unlocked.then(|| Arc::new(UnlockedStep::begin())),
+            unlocked: is_unlocked.then(begin_unlocked),
         })
     }
 }
@@ -115,7 +151,7 @@ pub(crate) struct Drawing {
     /// The lock of the generators, to the end of the forward pass, or of the pass if a block drew.
     lock: Mutex<Option<Arc<RngLock>>>,
     /// The numbers with which the forward pass begins; `None` if it continues those of the program.
-    pub(super) stream: Option<RandomStream>,
+    pub(crate) stream: Option<RandomStream>,
     /// `true` if the step has two passes, which draw the same numbers.
     pub(crate) repeats: bool,
     /// The numbers outside of blocks, in the forward pass.
@@ -127,7 +163,7 @@ pub(crate) struct Drawing {
     /// Draws of blocks and of the rest that this pass has observed.
     found: Mutex<[Draws; 2]>,
     /// The number of steps without the lock when the pass began to observe, `Some(None)` if one was running. Empty without a seed.
-    unlocked: OnceLock<Option<usize>>,
+    pub(super) unlocked: OnceLock<Option<usize>>,
 }
 
 impl Drawing {
@@ -150,7 +186,7 @@ impl Drawing {
 
     /// Seeds the generators with the start of `numbers`, for a run whose draws are observed.
     fn start(&self, since_seed: &SinceSeed, numbers: RandomStream) {
-        self.unlocked.get_or_init(UnlockedStep::count);
+        self.unlocked.get_or_init(unlocked_steps);
         numbers.start();
         *since_seed.lock() = Some(numbers);
     }
@@ -162,23 +198,23 @@ impl Drawing {
 }
 
 impl Pass {
-    /// Begins the random numbers of the forward pass, on this rank.
+    /// Begins the forward pass with the numbers of `stream`, on this rank.
     ///
     /// # Errors
     ///
     /// If the model is known to draw, and another rank keeps its turn and makes no progress.
-    pub(crate) fn begin_forward_numbers(&self) -> Result<(), FusedError> {
+    pub(crate) fn begin_forward_numbers(&self, mut stream: RandomStream) -> Result<(), FusedError> {
         let drawing = &self.drawing;
-        let stream = drawing.stream.clone();
-        let Some(mut stream) = stream.filter(|_| drawing.lock.lock().is_some()) else {
+        if drawing.lock.lock().is_none() {
             return Ok(());
-        };
+        }
         if let Some(member) = &self.membership {
-            stream = stream.for_rank(member.rank, member.device());
-            let Observations { turns, .. } = &*self.blocks.observations;
-            let turn = RngLock::take(turns, &stream.devices, self.blocks.observations.may_draw());
-            match turn {
-                None if self.blocks.observations.draws() => {
+            stream.devices = vec![member.device().clone()];
+            stream.seed = seed_of_rank(stream.seed, member.rank);
+            let Observations { draws, turns, .. } = &*self.blocks.observations;
+            let may_draw = *draws.lock() != [Draws::Nothing; 2];
+            match RngLock::take(turns, &stream.devices, may_draw) {
+                None if draws.lock().contains(&Draws::Numbers) => {
                     return Err(locked_error(format!("rank {}", member.rank)));
                 }
                 None => return Ok(()),
@@ -193,9 +229,7 @@ impl Pass {
     /// Ends the random numbers of the forward pass, before other ranks are waited for.
     pub(crate) fn end_forward_numbers(&self) {
         let drawing = &self.drawing;
-        let numbers = drawing.rest.lock().take();
-        if let Some(mut numbers) = numbers {
-            self.observe(REST, &numbers);
+        if let Some(mut numbers) = self.observe(REST, &drawing.rest) {
             numbers.advance(Run::OutsideOfBlocks);
         }
         match self.membership {
@@ -205,9 +239,10 @@ impl Pass {
         }
     }
 
-    /// Observes whether a run drew `numbers` since their seed. After the first pass, a CubeCL device is assumed to draw as before,
-    /// because to observe it would wait for it.
-    fn observe(&self, place: usize, numbers: &RandomStream) {
+    /// Ends the draws since the seed of `since_seed`, if it is known: observes whether there were any, and returns the stream. After
+    /// the first pass, a CubeCL device is assumed to draw as before, because to observe it would wait for it.
+    fn observe(&self, place: usize, since_seed: &SinceSeed) -> Option<RandomStream> {
+        let numbers = since_seed.lock().take()?;
         let known = self.blocks.observations.draws.lock()[place];
         let is_assumed = known != Draws::Unknown && numbers.devices.iter().any(is_cubecl);
         let mut found = self.drawing.found.lock();
@@ -222,10 +257,11 @@ impl Pass {
                 found[place] = Draws::Numbers;
             }
         }
+        Some(numbers)
     }
 
     /// Releases the lock of the generators. Later numbers don't depend on how many this pass drew.
-    fn release_generators(&self) {
+    pub(super) fn release_generators(&self) {
         let lock = self.drawing.lock.lock().take();
         if lock.is_none() {
             return;
@@ -234,27 +270,23 @@ impl Pass {
             stream.end();
         }
         if let Some(seeds) = self.blocks.own_seeds.get() {
-            self.blocks.end(seeds);
+            // Later numbers don't depend on which blocks were recomputed.
+            let drawn_on = std::mem::take(&mut *self.blocks.drawn_on.lock());
+            seed(&drawn_on, mix(seeds.first, u64::MAX));
         }
     }
 
-    /// Ends the random numbers of a pass. A pass that `commits` adds to what is known of the model.
-    pub(super) fn end_numbers(&self, commits: bool) {
-        self.release_generators();
-        let Some(unlocked) = self.drawing.unlocked.get() else {
-            return;
-        };
+    /// Adds what this pass has observed to what is known of the model. `unlocked` is the number of steps without the lock when it
+    /// began to observe.
+    pub(super) fn record_observations(&self, unlocked: Option<usize>) {
         let found = *self.drawing.found.lock();
-        let is_disturbed = unlocked.is_none() || *unlocked != UnlockedStep::count();
+        let is_disturbed = unlocked.is_none() || unlocked != unlocked_steps();
         let mut known = self.blocks.observations.draws.lock();
         for (known, found) in known.iter_mut().zip(found) {
-            *known = match (*known, found) {
-                _ if !commits => *known,
-                // Another training may have drawn the numbers.
-                (_, Draws::Numbers) if is_disturbed => *known,
-                (Draws::Numbers, _) | (_, Draws::Unknown) => *known,
-                (_, found) => found,
-            };
+            // Another training may have drawn the numbers.
+            if found != Draws::Numbers || !is_disturbed {
+                *known = found.max(*known);
+            }
         }
     }
 }
