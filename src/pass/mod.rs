@@ -150,7 +150,7 @@ impl Pass {
     pub(crate) fn call_hooks<R>(self: &Arc<Self>, path: &str, call: impl FnOnce() -> R) -> R {
         lock::check_none_held("a hook is called");
         let _running = self.running_hooks.clone();
-        let _scope = Scope::outside_of_blocks(self, ReadMode::Hook(Some(path.into()))).enter();
+        let _scope = Scope::enter_pass(self, ReadMode::Hook(Some(path.into())));
         call()
     }
 

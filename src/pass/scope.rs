@@ -65,10 +65,18 @@ impl Scope {
         }
     }
 
-    /// Enters the closure of a step on this thread, until the guard is dropped.
+    /// Enters a pass outside of blocks on this thread, until the guard is dropped.
     #[must_use]
-    pub(crate) fn enter_step(pass: &Arc<Pass>) -> ScopeGuard {
-        Self::outside_of_blocks(pass, ReadMode::Recorded(pass.graph.clone())).enter()
+    pub(crate) fn enter_pass(pass: &Arc<Pass>, mode: ReadMode) -> ScopeGuard {
+        let scope = Self {
+            pass: pass.clone(),
+            mode,
+            block: None,
+            recomputed_reads: None,
+        };
+        ScopeGuard {
+            before: CURRENT.replace(Some(scope)),
+        }
     }
 
     /// Returns the scope of a block whose operations are not recorded, and the reads of it and its nested blocks.
@@ -109,16 +117,6 @@ impl Scope {
             mode,
             block: Some(BlockScope { seeds, numbers }),
             recomputed_reads: self.recomputed_reads.clone(),
-        }
-    }
-
-    /// Returns a scope outside of blocks.
-    pub(super) fn outside_of_blocks(pass: &Arc<Pass>, mode: ReadMode) -> Self {
-        Self {
-            pass: pass.clone(),
-            mode,
-            block: None,
-            recomputed_reads: None,
         }
     }
 

@@ -12,7 +12,7 @@ use crate::fused::loss::{Loss, on_backward};
 use crate::fused::parameter_list::nothing_trained;
 use crate::offload::TransferWorkers;
 use crate::pass::StepEvent;
-use crate::pass::{FailedIn, Pass, Scope};
+use crate::pass::{FailedIn, Pass, ReadMode, Scope};
 use crate::placement::RankContext;
 use crate::replica::Membership;
 use crate::weights::LocalParams;
@@ -37,7 +37,7 @@ impl RankPass {
         if let Some(stream) = &self.pass.drawing.stream {
             self.pass.begin_forward_numbers(stream.clone())?;
         }
-        let _scope = Scope::enter_step(&self.pass);
+        let _scope = Scope::enter_pass(&self.pass, ReadMode::Recorded(self.pass.graph.clone()));
         let (output, gradients) = work()?;
         if !gradients.is_empty()
             && let Some(path) = self.local_params.edited_in(&gradients)
@@ -60,7 +60,7 @@ impl RankPass {
         self.pass.take_scale();
         let reported = catch(|| {
             let _wait = self.context.transfers.as_ref().map(|all| TransferWait(all));
-            let _scope = Scope::enter_step(&self.pass);
+            let _scope = Scope::enter_pass(&self.pass, ReadMode::Recorded(self.pass.graph.clone()));
             self.local_params.report_remaining(&self.pass);
             Ok(())
         });

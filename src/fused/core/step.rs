@@ -189,10 +189,11 @@ impl<M: Module> Core<M> {
     ) -> Result<R, FusedError> {
         self.reports.last = StepReport::default();
         let (gradient_use, ranks) = (pipeline.gradient_use, &self.ranks);
+        let session = &ranks.attached_modules[0].session;
         let numbers = match (numbers, closure) {
             (Some(numbers), _) => numbers,
             (None, ClosureKind::Nothing) => StepNumbers::default(),
-            (None, _) => ranks.session().begin_numbers(&ranks.devices, false)?,
+            (None, _) => session.begin_numbers(&ranks.devices, false)?,
         };
         // The step counts as one without the lock until this function ends.
         let _unlocked = numbers.unlocked.clone();
