@@ -5,8 +5,7 @@ use burn::backend::{Dispatch, DispatchTensor};
 use burn::tensor::{Device, GradientCheckpointingStrategy, Tensor};
 use parking_lot::Mutex;
 
-use super::graph_gc::operations;
-use super::{Delivery, GradientSink, PassedGradients, TapBackend, collect_graph};
+use super::{Delivery, GradientSink, PassedGradients, TapBackend, collect_graph, operations};
 
 /// Depth between two ticks.
 const SPACING: usize = 8;
