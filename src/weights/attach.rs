@@ -2,7 +2,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use backburn_base::AnyTensor;
-use burn::module::{Module, ModuleMapper, Param, ParamId, Reparameterizer};
+use burn::module::{ModuleMapper, Param, ParamId, Reparameterizer};
 use burn::tensor::{Device, GradientCheckpointingStrategy, Tensor};
 
 use super::entry::{Entry, Role};
@@ -16,8 +16,9 @@ use super::placeholder::placeholder;
 use crate::pass::Session;
 use crate::placement::RankContext;
 
-/// Attaches handles to the trainable parameters of a module.
-pub(super) struct Attach<'a> {
+/// A mapper that moves the value of every released parameter to its master, and leaves a placeholder. A retained parameter
+/// stays a leaf of the module and shares its value with its master. All other parameters are unchanged.
+pub(super) struct ValueExtractor<'a> {
     pub(super) inventory: &'a Inventory,
     pub(super) session: &'a Arc<Session>,
     pub(super) context: &'a Arc<RankContext>,
@@ -25,34 +26,12 @@ pub(super) struct Attach<'a> {
     pub(super) replica_of: Option<&'a LocalParams>,
     /// Adapters of offloaded bases, each with the path of its base.
     pub(super) adapters: &'a HashMap<ParamId, Arc<str>>,
-}
-
-impl Attach<'_> {
-    /// Moves the value of every released parameter to its master. A retained parameter stays a leaf of the module and
-    /// shares its value with its master. All other parameters are unchanged. Returns the skeleton, whose placeholders
-    /// have no handles, and the parameters of the rank.
-    pub(super) fn attach<M: Module>(&self, module: M) -> (M, LocalParams) {
-        let mut emptying = ValueExtractor {
-            attach: self,
-            reads: self.inventory.count(Role::Released).0,
-            local_params: LocalParams::default(),
-            storages: Vec::new(),
-            devices: Vec::new(),
-        };
-        let skeleton = module.map(&mut emptying);
-        (skeleton, emptying.local_params)
-    }
-}
-
-/// A mapper that moves trainable values out of a module.
-struct ValueExtractor<'a> {
-    attach: &'a Attach<'a>,
     /// Number of released parameters: a graph reads each at most once, so a deeper node is deeper than all taps.
-    reads: usize,
-    local_params: LocalParams,
+    pub(super) reads: usize,
+    pub(super) local_params: LocalParams,
     /// Storages of masters and compute devices, one of each shared by all parameters.
-    storages: Vec<Arc<MasterStorage>>,
-    devices: Vec<Arc<Device>>,
+    pub(super) storages: Vec<Arc<MasterStorage>>,
+    pub(super) devices: Vec<Arc<Device>>,
 }
 
 impl ValueExtractor<'_> {
@@ -64,8 +43,7 @@ impl ValueExtractor<'_> {
         value: AnyTensor,
         strategy: GradientCheckpointingStrategy,
     ) -> LocalParam {
-        let attach = self.attach;
-        let (context, device) = (attach.context, value.device());
+        let (context, device) = (self.context, value.device());
         let is_retained = entry.role == Role::Retained;
         let compute_device = context.compute_device(&device);
         let compute_device = one_of(
@@ -73,7 +51,7 @@ impl ValueExtractor<'_> {
             |it| **it == compute_device,
             || compute_device.clone(),
         );
-        let master = match attach.replica_of {
+        let master = match self.replica_of {
             Some(replica_of) => replica_of.get(id).master.clone(),
             None => {
                 let location = match is_retained {
@@ -88,10 +66,10 @@ impl ValueExtractor<'_> {
                 ))
             }
         };
-        let session = attach.session.clone();
+        let session = self.session.clone();
         let mut local_param = LocalParam::new(master, session, context.clone(), compute_device);
         local_param.is_retained = is_retained;
-        local_param.offloaded_base = attach.adapters.get(&id).cloned();
+        local_param.offloaded_base = self.adapters.get(&id).cloned();
         local_param
     }
 }
@@ -112,8 +90,7 @@ fn one_of<T>(
 
 impl ModuleMapper for ValueExtractor<'_> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let inventory = self.attach.inventory;
-        let entry = inventory.get(param.id);
+        let entry = self.inventory.get(param.id);
         let Some(entry) = entry.filter(|entry| entry.role != Role::Frozen) else {
             return param;
         };

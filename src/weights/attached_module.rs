@@ -3,7 +3,7 @@ use std::sync::Arc;
 
 use burn::module::{Module, ParamId};
 
-use super::attach::{Attach, HandleAttacher};
+use super::attach::{HandleAttacher, ValueExtractor};
 use super::entry::Role;
 use super::export::{ExportLocation, Value};
 use super::fetch_on_read::FetchOnRead;
@@ -74,14 +74,19 @@ impl<M: Module> AttachedModule<M> {
         };
         let adapted = frozen.iter().filter(|(_, has_adapter)| **has_adapter);
         let mut adapters = inventory.adapters(adapted.map(|(id, _)| *id));
-        let attach = Attach {
+        let mut extractor = ValueExtractor {
             inventory: &inventory,
             session,
             context: &context,
             replica_of: replica_of.map(|other| &*other.local_params),
             adapters: &adapters,
+            reads: inventory.count(Role::Released).0,
+            local_params: LocalParams::default(),
+            storages: Vec::new(),
+            devices: Vec::new(),
         };
-        let (skeleton, local_params) = attach.attach(module);
+        let skeleton = module.map(&mut extractor);
+        let local_params = extractor.local_params;
         let handles = HandleAttacher(&local_params);
         let module = skeleton.clone().apply_reparameterization(handles);
         let skeleton = without_retained(skeleton, &local_params);
