@@ -14,7 +14,7 @@ use super::saved_input::SavedInput;
 use crate::error::FusedError;
 use crate::parameters::Statistics;
 use crate::pass::StepEvent;
-use crate::pass::{BlockNumbers, BlockReads, FailedIn, Scope};
+use crate::pass::{BlockReads, FailedIn, NumberSource, Scope};
 use crate::random::{RandomStream, Run};
 use crate::tap::collect_graph;
 use crate::weights::{OwnLeaf, own_leaf, with_frozen, with_own_leaves};
@@ -68,8 +68,8 @@ impl InputKind {
 pub(super) struct FirstRun {
     outputs: OutputSpecs,
     /// The random numbers of the run, whose seed is that of its nested blocks.
-    numbers: RandomStream,
-    kind: BlockNumbers,
+    stream: RandomStream,
+    source: NumberSource,
     /// The outputs in short, if they can be read at once.
     fingerprint: Option<Fingerprint>,
     /// The running statistics of the block before it.
@@ -81,17 +81,17 @@ impl FirstRun {
     pub(super) fn of<Y: Activations>(
         output: &Y,
         outputs: OutputSpecs,
-        (numbers, kind): (RandomStream, BlockNumbers),
+        (stream, source): (RandomStream, NumberSource),
         statistics: Statistics,
     ) -> Self {
-        let draws = !matches!(kind, BlockNumbers::Nothing);
+        let draws = !matches!(source, NumberSource::Nothing);
         let is_slow = |device: &Device| is_cubecl(device) || (is_remote(device) && !draws);
         let is_compared = !outputs.device.as_ref().is_some_and(is_slow);
         Self {
             fingerprint: is_compared.then(|| Fingerprint::of(output, !draws)),
             outputs,
-            numbers,
-            kind,
+            stream,
+            source,
             statistics,
         }
     }
@@ -138,7 +138,7 @@ where
         let Recomputation { output, leaves } = match recorded {
             Ok(recorded) => recorded,
             Err(error) => {
-                pass.fail(FailedIn::Backward, error);
+                pass.fail(FailedIn::Closure, error);
                 return Vec::new();
             }
         };
@@ -164,9 +164,9 @@ where
             ..
         } = self;
         let (block, forward) = (call.block, call.forward);
-        let repeats = matches!(first.kind, BlockNumbers::Repeated(_));
-        let draws = !matches!(first.kind, BlockNumbers::Nothing);
-        let random = repeats.then(|| first.numbers.clone());
+        let repeats = matches!(first.source, NumberSource::Repeated(_));
+        let draws = !matches!(first.source, NumberSource::Nothing);
+        let random = repeats.then(|| first.stream.clone());
         let device = first.outputs.device.clone();
         let turn = random
             .as_ref()
@@ -189,7 +189,7 @@ where
         });
         leaves.extend(leaves_of_block);
 
-        let (inside, reads) = scope.recompute(first.numbers.seed, first.kind);
+        let (inside, reads) = scope.recompute(first.stream.seed, first.source);
         let run = || {
             random.iter().for_each(RandomStream::start);
             let output = forward(&recorded, input);

@@ -209,7 +209,7 @@ where
     let random = scope.begin_random(type_name::<B>(), devices);
     let random = random.unwrap_or_else(|error| {
         // The step returns the error, also if this thread is joined.
-        scope.pass.fail(FailedIn::Backward, error.clone());
+        scope.pass.fail(FailedIn::Closure, error.clone());
         resume_unwind(Box::new(error))
     });
     match mode {
@@ -270,7 +270,7 @@ where
     let (inside, block_reads) = scope.unrecorded(&random);
     // Both runs start with these running statistics.
     let statistics = StatisticsGuard::new(&block).commit();
-    let on = random.numbers.devices.first().cloned();
+    let on = random.stream.devices.first().cloned();
     let (output, numbers) = {
         let _entered = inside.enter();
         let mut kinds = kinds.iter();

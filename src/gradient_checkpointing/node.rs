@@ -81,7 +81,7 @@ impl CheckpointNode {
         let recompute = self.recompute.lock().take();
         if let Some(recompute) = recompute {
             let output_gradients = std::mem::take(&mut *self.output_gradients.lock());
-            *self.input_gradients.lock() = self.pass.guarded(FailedIn::Backward, || {
+            *self.input_gradients.lock() = self.pass.guarded(FailedIn::Closure, || {
                 recompute(output_gradients, signal.clone())
             });
         }

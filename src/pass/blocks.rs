@@ -30,9 +30,9 @@ pub(crate) struct Blocks {
     pub(super) graph_gc: OnceLock<GraphGc>,
     pub(crate) observations: Arc<Observations>,
     /// The source of this step's seed.
-    pub(crate) seeds: Arc<StepSeeds>,
+    pub(super) step_seeds: Arc<StepSeeds>,
     /// The seeds of the blocks.
-    pub(super) own_seeds: OnceLock<Seeds>,
+    pub(super) block_seeds: OnceLock<Seeds>,
     /// The devices on which blocks draw random numbers.
     pub(super) drawn_on: Mutex<Vec<Device>>,
 }
@@ -104,8 +104,8 @@ impl Blocks {
 
     /// Returns the seed of the next outermost block, which computes on `device`.
     pub(super) fn next_seed(&self, device: &Device) -> u64 {
-        let first = || Seeds::from(self.seeds.next(device));
-        self.own_seeds.get_or_init(first).next()
+        let first = || Seeds::from(self.step_seeds.next(device));
+        self.block_seeds.get_or_init(first).next()
     }
 
     /// Records that a block draws on these devices.

@@ -34,8 +34,8 @@ pub(crate) use block_order::{BlockOrder, BlockPrefetch};
 pub(crate) use blocks::{BlockMode, Blocks};
 pub use config::GradientCheckpointingConfig;
 pub use context::{StepContext, scale_loss};
-pub(crate) use drawing::{BlockNumbers, RandomRun, StepNumbers, lock_generators};
 use drawing::{Drawing, Observations};
+pub(crate) use drawing::{NumberSource, RandomRun, StepNumbers, lock_generators};
 pub(crate) use observer::{MemoryObserver, Observers};
 pub use observer::{StepEvent, StepObserver};
 pub(crate) use reads::{BlockReads, Graph, PendingCount, PendingGradient, Reads};
@@ -95,14 +95,14 @@ impl Pass {
     /// the end, so that Burn drops the graph. If the closure runs the backward pass itself, the panic resumes
     /// immediately.
     pub(crate) fn guarded<R: Default>(&self, part: FailedIn, work: impl FnOnce() -> R) -> R {
-        let in_backward = part == FailedIn::Backward;
-        if in_backward && self.closure == ClosureKind::Backward {
+        let in_closure = part == FailedIn::Closure;
+        if in_closure && self.closure == ClosureKind::Backward {
             return work();
         }
         catch(work).unwrap_or_else(|panic| {
             let by = |failed: &Failed| matches!(failed.by, Some(Failure::Deadlock(_)));
             let is_deadlock = matches!(&*self.stage.lock(), Stage::Failed(failed) if by(failed));
-            if in_backward && is_deadlock {
+            if in_closure && is_deadlock {
                 panic.resume();
             }
             self.fail(part, panic);
@@ -113,7 +113,7 @@ impl Pass {
     /// Returns `true` if a gradient may still be applied. Fails the pass if the closure has not scaled its loss.
     pub(crate) fn admits(&self) -> bool {
         if !self.scaled.load(Ordering::Relaxed) {
-            self.fail(FailedIn::Backward, FusedError::LossNotScaled);
+            self.fail(FailedIn::Closure, FusedError::LossNotScaled);
         }
         !matches!(*self.stage.lock(), Stage::Failed(_))
     }
@@ -259,8 +259,8 @@ impl Session {
             running_blocks: Arc::default(),
             graph_gc: OnceLock::new(),
             observations: self.observations.clone(),
-            seeds: self.seeds.clone(),
-            own_seeds: seed.map_or_else(OnceLock::new, |seed| Seeds::from(seed).into()),
+            step_seeds: self.seeds.clone(),
+            block_seeds: seed.map_or_else(OnceLock::new, |seed| Seeds::from(seed).into()),
             drawn_on: Mutex::default(),
         };
         let pass = Arc::new(Pass {
@@ -284,8 +284,8 @@ impl Session {
     /// Ends the pass of a rank, which is [over](Stage::Over). A pass that `commits` adds to the observations.
     pub(crate) fn end(&self, pass: &Pass, commits: bool) {
         pass.release_generators();
-        if commits && let Some(unlocked) = pass.drawing.unlocked.get() {
-            pass.record_observations(*unlocked);
+        if commits && let Some(since) = pass.drawing.observed_since.get() {
+            pass.record_observations(*since);
         }
         *self.pass.lock() = None;
         if let Some(offloaded) = &mut self.optimizer.lock().offloaded {

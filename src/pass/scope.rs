@@ -3,7 +3,7 @@ use std::sync::Arc;
 
 use burn::tensor::Device;
 
-use super::{BlockNumbers, BlockReads, Graph, Pass, RandomRun, Reads};
+use super::{BlockReads, Graph, NumberSource, Pass, RandomRun, Reads};
 use crate::random::Seeds;
 
 /// The position of a thread in a pass: in the step itself, in a run of a block, or in a hook.
@@ -22,7 +22,7 @@ pub(crate) struct Scope {
 struct BlockScope {
     /// Seeds of the nested blocks, the same in both runs.
     seeds: Arc<Seeds>,
-    numbers: BlockNumbers,
+    source: NumberSource,
 }
 
 /// The mode in which a parameter is read.
@@ -88,8 +88,8 @@ impl Scope {
         (
             self.block(
                 ReadMode::Unrecorded(block_reads.clone()),
-                random.numbers.seed,
-                random.kind.clone(),
+                random.stream.seed,
+                random.source.clone(),
             ),
             block_reads,
         )
@@ -97,25 +97,25 @@ impl Scope {
 
     /// Returns the scope of a block whose operations are recorded in the current graph.
     pub(crate) fn recorded(&self, random: &RandomRun) -> Self {
-        self.block(self.mode.clone(), random.numbers.seed, random.kind.clone())
+        self.block(self.mode.clone(), random.stream.seed, random.source.clone())
     }
 
     /// Returns the scope of a recomputation, with its own graph, and its reads.
-    pub(crate) fn recompute(&self, seed: u64, numbers: BlockNumbers) -> (Self, Arc<Reads>) {
+    pub(crate) fn recompute(&self, seed: u64, source: NumberSource) -> (Self, Arc<Reads>) {
         let reads = Arc::<Reads>::default();
         let scope = Self {
             recomputed_reads: Some(reads.clone()),
-            ..self.block(ReadMode::Recorded(Arc::default()), seed, numbers)
+            ..self.block(ReadMode::Recorded(Arc::default()), seed, source)
         };
         (scope, reads)
     }
 
-    fn block(&self, mode: ReadMode, seed: u64, numbers: BlockNumbers) -> Self {
+    fn block(&self, mode: ReadMode, seed: u64, source: NumberSource) -> Self {
         let seeds = Arc::new(Seeds::from(seed));
         Self {
             pass: self.pass.clone(),
             mode,
-            block: Some(BlockScope { seeds, numbers }),
+            block: Some(BlockScope { seeds, source }),
             recomputed_reads: self.recomputed_reads.clone(),
         }
     }
@@ -133,9 +133,9 @@ impl Scope {
         self.block.is_some()
     }
 
-    /// Returns how the current block draws.
-    pub(super) fn block_numbers(&self) -> Option<&BlockNumbers> {
-        self.block.as_ref().map(|block| &block.numbers)
+    /// Returns the source of the random numbers of the current block.
+    pub(super) fn number_source(&self) -> Option<&NumberSource> {
+        self.block.as_ref().map(|block| &block.source)
     }
 
     /// Returns `true` if operations are recorded.

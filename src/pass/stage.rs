@@ -42,7 +42,7 @@ pub(crate) struct Failed {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FailedIn {
     /// The closure, or the backward pass on its thread.
-    Backward,
+    Closure,
     /// An update after the backward pass or on another thread, or a policy that stops an update.
     Update,
 }

@@ -33,7 +33,7 @@ pub(crate) struct MasterParam {
     pub(super) session: OnceLock<Arc<Session>>,
     /// The number of operations of autodiff in the process when the value may last have changed.
     pub(super) version: AtomicU64,
-    pub(super) state: Leveled<State>,
+    pub(super) state: Leveled<MasterState>,
 }
 
 /// The storage shared by all masters at one location.
@@ -65,7 +65,7 @@ impl MasterStorage {
 }
 
 #[derive(Debug)]
-pub(super) struct State {
+pub(super) struct MasterState {
     /// The value, without autodiff. An update takes it out and puts it back.
     pub(super) value: Option<AnyTensor>,
     /// The gradients that earlier passes have accumulated.
@@ -90,7 +90,7 @@ impl MasterParam {
         let (shape, dtype) = (value.shape(), value.dtype());
         let value = context.transfer(&path, value, &storage.location.device, dtype);
         let value = value.unwrap_or_else(|error| panic!("{error}"));
-        let state = State {
+        let state = MasterState {
             value: Some(value),
             accumulated: Accumulated::Nothing,
             average: None,

@@ -96,7 +96,7 @@ impl LocalParam {
             let reason = "it waits in its backward pass for a rank that waits for it: both compute with the same tracked \
                  tensor, so Burn joins their autodiff graphs and locks both. Detach the tensors that the closure \
                  captures, and give each rank its own tensor";
-            pass.fail(FailedIn::Backward, Failure::Deadlock(reason.to_string()));
+            pass.fail(FailedIn::Closure, Failure::Deadlock(reason.to_string()));
             panic!("{reason}");
         }
     }

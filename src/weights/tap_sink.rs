@@ -38,7 +38,7 @@ impl GradientSink for TapSink {
     fn receive(&self, gradient: DispatchTensor) -> PassedGradients {
         let path = &self.local_param.master.path;
         if matches!(*self.pass.stage.lock(), pass::Stage::Forward) {
-            return self.pass.guarded(FailedIn::Backward, || {
+            return self.pass.guarded(FailedIn::Closure, || {
                 panic!(
                     "backward was called inside the forward closure of a fused step: return the loss instead. Parameter \
                      `{path}` and all others are unchanged"
@@ -58,7 +58,7 @@ impl GradientSink for TapSink {
         self.pass.drawing.report_progress();
         let gradient = Tensor::<1>::from_dispatch(gradient);
         self.pending_gradient.lock().take();
-        self.pass.guarded(FailedIn::Backward, || {
+        self.pass.guarded(FailedIn::Closure, || {
             if let Some(observers) = &self.pass.observers {
                 observers.emit(StepEvent::Tensor(Category::Gradient, &gradient));
             }

@@ -77,8 +77,8 @@ impl RankPass {
     ) -> Option<R> {
         match done {
             Ok(Ok(output)) => return (!self.pass.has_failed()).then_some(output),
-            Ok(Err(error)) => self.pass.fail(FailedIn::Backward, error),
-            Err(panic) => self.pass.fail(FailedIn::Backward, panic),
+            Ok(Err(error)) => self.pass.fail(FailedIn::Closure, error),
+            Err(panic) => self.pass.fail(FailedIn::Closure, panic),
         }
         None
     }

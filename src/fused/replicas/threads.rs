@@ -53,18 +53,18 @@ impl RankThreads {
 
         let (sender, computed) = channel();
         let (mut idle, mut at_work) = (Vec::new(), Vec::new());
-        for (rank, (part, batch)) in ranks.iter().zip(batches).enumerate() {
+        for (rank, (rank_pass, batch)) in ranks.iter().zip(batches).enumerate() {
             let Some(batch) = batch else {
-                idle.push(part);
+                idle.push(rank_pass);
                 continue;
             };
-            at_work.push((rank, part.clone()));
-            let (part, model) = (part.clone(), attached_modules[rank].module.clone());
+            at_work.push((rank, rank_pass.clone()));
+            let (rank_pass, model) = (rank_pass.clone(), attached_modules[rank].module.clone());
             let (work, sender) = (work.clone(), sender.clone());
             self.0[rank].submit(0, usize::MAX, move || {
-                let output = run_rank(&part, || work(&model, &part, batch));
+                let output = run_rank(&rank_pass, || work(&model, &rank_pass, batch));
                 // All handles to the training are dropped before the caller continues.
-                drop((model, work, part));
+                drop((model, work, rank_pass));
                 let _ = sender.send((rank, output));
             });
         }
@@ -77,15 +77,15 @@ impl RankThreads {
         }
         for (_, silent) in at_work {
             let reason = "dropping what its closure has left panicked".to_string();
-            silent.pass.fail(FailedIn::Backward, Caught::saying(reason));
+            silent.pass.fail(FailedIn::Closure, Caught::saying(reason));
         }
         Ok(outputs.into_iter().flatten().collect())
     }
 }
 
 /// Runs the part of a rank on its thread; `None` if it has failed.
-fn run_rank<R>(part: &RankPass, work: impl FnOnce() -> Result<R, FusedError>) -> Option<R> {
-    let Membership { group, rank } = part.membership();
+fn run_rank<R>(rank_pass: &RankPass, work: impl FnOnce() -> Result<R, FusedError>) -> Option<R> {
+    let Membership { group, rank } = rank_pass.membership();
     let guard = group.flow.enter(*rank);
     let done = catch(|| {
         let output = work()?;
@@ -94,8 +94,8 @@ fn run_rank<R>(part: &RankPass, work: impl FnOnce() -> Result<R, FusedError>) ->
         check_connected(std::slice::from_ref(group.device(*rank)))?;
         Ok(output)
     });
-    part.pass.drawing.end_turn();
-    let output = part.fail_pass_on_error(done)?;
+    rank_pass.pass.drawing.end_turn();
+    let output = rank_pass.fail_pass_on_error(done)?;
     guard.succeed();
     Some(output)
 }

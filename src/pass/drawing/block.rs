@@ -12,7 +12,7 @@ use crate::random::{GENERATORS, RandomStream, RngLock, Run, locked_error, system
 
 /// The source of the random numbers of a block.
 #[derive(Clone, Debug)]
-pub(crate) enum BlockNumbers {
+pub(crate) enum NumberSource {
     /// The block draws from its own stream.
     Repeated(Arc<SinceSeed>),
     /// The block draws nothing in both of its runs.
@@ -24,8 +24,8 @@ pub(crate) enum BlockNumbers {
 /// The first run of a block, with its own random numbers.
 pub(crate) struct RandomRun {
     scope: Scope,
-    pub(crate) numbers: RandomStream,
-    pub(crate) kind: BlockNumbers,
+    pub(crate) stream: RandomStream,
+    pub(crate) source: NumberSource,
     /// The lock of the generators, and the turn. A nested block uses the locks of the outer block.
     _locks: Option<(Arc<RngLock>, RngLock)>,
 }
@@ -43,44 +43,44 @@ impl Scope {
     ) -> Result<RandomRun, FusedError> {
         let pass = &self.pass;
         let known = pass.blocks.observations.draws.lock()[BLOCKS];
-        let outer = self.block_numbers();
+        let outer = self.number_source();
         let locks = match outer {
             None => self.lock_block(&devices, known != Draws::Nothing),
             Some(_) => None,
         };
-        let kind = match (outer, &locks) {
+        let source = match (outer, &locks) {
             (None, None) if known == Draws::Numbers => {
                 return Err(locked_error(format!("the block `{name}`")));
             }
-            (None, None) => BlockNumbers::Shared,
-            (None, Some(_)) | (Some(BlockNumbers::Repeated(_)), _) => {
-                BlockNumbers::Repeated(Arc::default())
+            (None, None) => NumberSource::Shared,
+            (None, Some(_)) | (Some(NumberSource::Repeated(_)), _) => {
+                NumberSource::Repeated(Arc::default())
             }
             (Some(outer), _) => outer.clone(),
         };
-        let numbers = RandomStream::new(devices, |device| match (&kind, outer) {
-            (BlockNumbers::Shared, None) => system_seed(),
+        let stream = RandomStream::new(devices, |device| match (&source, outer) {
+            (NumberSource::Shared, None) => system_seed(),
             _ => self.next_seed(device),
         });
-        match &kind {
-            BlockNumbers::Repeated(own) => {
+        match &source {
+            NumberSource::Repeated(own) => {
                 let (place, outer) = self.outer_numbers();
-                pass.observe(place, outer);
-                pass.blocks.draw_on(&numbers.devices);
-                pass.drawing.start(own, numbers.clone());
+                pass.observe_draws(place, outer);
+                pass.blocks.draw_on(&stream.devices);
+                pass.drawing.start(own, stream.clone());
             }
-            BlockNumbers::Shared => {
+            NumberSource::Shared => {
                 let found = &mut pass.drawing.found.lock()[BLOCKS];
                 if *found == Draws::Nothing {
                     *found = Draws::Unknown;
                 }
             }
-            BlockNumbers::Nothing => {}
+            NumberSource::Nothing => {}
         }
         Ok(RandomRun {
             scope: self.clone(),
-            numbers,
-            kind,
+            stream,
+            source,
             _locks: locks,
         })
     }
@@ -111,7 +111,7 @@ impl Scope {
         }
     }
 
-    /// Takes the turn for the recomputation of the block with this name, which draws `numbers` again.
+    /// Takes the turn for the recomputation of the block with this name, which draws from `stream` again.
     ///
     /// # Errors
     ///
@@ -119,37 +119,37 @@ impl Scope {
     pub(crate) fn repeat_random(
         &self,
         name: &str,
-        numbers: &RandomStream,
+        stream: &RandomStream,
     ) -> Result<RngLock, FusedError> {
-        let turn = RngLock::take(self.turns(), &numbers.devices, true);
+        let turn = RngLock::take(self.turns(), &stream.devices, true);
         turn.ok_or_else(|| locked_error(format!("the block {name}")))
     }
 
     /// Returns the numbers of the run outside of a block in this scope.
     fn outer_numbers(&self) -> (usize, &SinceSeed) {
-        match self.block_numbers() {
-            Some(BlockNumbers::Repeated(outer)) => (BLOCKS, outer),
+        match self.number_source() {
+            Some(NumberSource::Repeated(outer)) => (BLOCKS, outer),
             _ => (REST, &self.pass.drawing.rest),
         }
     }
 }
 
 impl RandomRun {
-    /// Ends the run. Returns its numbers, and how it draws.
-    pub(crate) fn end(self) -> (RandomStream, BlockNumbers) {
-        let BlockNumbers::Repeated(own) = &self.kind else {
-            return (self.numbers, self.kind);
+    /// Ends the run. Returns its stream, and the source of its numbers.
+    pub(crate) fn end(self) -> (RandomStream, NumberSource) {
+        let NumberSource::Repeated(own) = &self.source else {
+            return (self.stream, self.source);
         };
         let pass = &self.scope.pass;
-        pass.observe(BLOCKS, own);
-        let mut next = self.numbers.clone();
+        pass.observe_draws(BLOCKS, own);
+        let mut next = self.stream.clone();
         next.advance(Run::Block);
         let (_, outer) = self.scope.outer_numbers();
         *outer.lock() = Some(next);
-        let kind = match pass.drawing.found.lock()[BLOCKS] {
-            Draws::Numbers => self.kind,
-            _ => BlockNumbers::Nothing,
+        let source = match pass.drawing.found.lock()[BLOCKS] {
+            Draws::Numbers => self.source,
+            _ => NumberSource::Nothing,
         };
-        (self.numbers, kind)
+        (self.stream, source)
     }
 }

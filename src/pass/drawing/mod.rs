@@ -25,7 +25,7 @@ use crate::random::{
 };
 use crate::threads::lock::is_in_pool;
 
-pub(crate) use block::{BlockNumbers, RandomRun};
+pub(crate) use block::{NumberSource, RandomRun};
 
 /// Observed draws of random numbers by some code.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -163,7 +163,7 @@ pub(crate) struct Drawing {
     /// Draws of blocks and of the rest that this pass has observed.
     found: Mutex<[Draws; 2]>,
     /// The number of steps without the lock when the pass began to observe, `Some(None)` if one was running. Empty without a seed.
-    pub(super) unlocked: OnceLock<Option<usize>>,
+    pub(super) observed_since: OnceLock<Option<usize>>,
 }
 
 impl Drawing {
@@ -184,11 +184,11 @@ impl Drawing {
         }
     }
 
-    /// Seeds the generators with the start of `numbers`, for a run whose draws are observed.
-    fn start(&self, since_seed: &SinceSeed, numbers: RandomStream) {
-        self.unlocked.get_or_init(unlocked_steps);
-        numbers.start();
-        *since_seed.lock() = Some(numbers);
+    /// Seeds the generators with the start of `stream`, for a run whose draws are observed.
+    fn start(&self, since_seed: &SinceSeed, stream: RandomStream) {
+        self.observed_since.get_or_init(unlocked_steps);
+        stream.start();
+        *since_seed.lock() = Some(stream);
     }
 
     /// Ends the turn of a rank, before other ranks are waited for.
@@ -229,8 +229,8 @@ impl Pass {
     /// Ends the random numbers of the forward pass, before other ranks are waited for.
     pub(crate) fn end_forward_numbers(&self) {
         let drawing = &self.drawing;
-        if let Some(mut numbers) = self.observe(REST, &drawing.rest) {
-            numbers.advance(Run::OutsideOfBlocks);
+        if let Some(mut stream) = self.observe_draws(REST, &drawing.rest) {
+            stream.advance(Run::OutsideOfBlocks);
         }
         match self.membership {
             Some(_) => drawing.end_turn(),
@@ -241,23 +241,23 @@ impl Pass {
 
     /// Ends the draws since the seed of `since_seed`, if it is known: observes whether there were any, and returns the stream. After
     /// the first pass, a CubeCL device is assumed to draw as before, because to observe it would wait for it.
-    fn observe(&self, place: usize, since_seed: &SinceSeed) -> Option<RandomStream> {
-        let numbers = since_seed.lock().take()?;
+    fn observe_draws(&self, place: usize, since_seed: &SinceSeed) -> Option<RandomStream> {
+        let stream = since_seed.lock().take()?;
         let known = self.blocks.observations.draws.lock()[place];
-        let is_assumed = known != Draws::Unknown && numbers.devices.iter().any(is_cubecl);
+        let is_assumed = known != Draws::Unknown && stream.devices.iter().any(is_cubecl);
         let mut found = self.drawing.found.lock();
         // The numbers before the first seed of the forward pass are unknown, so a check would tell nothing.
         let is_unknown = place == REST && found[REST] == Draws::Unknown;
         if found[place] != Draws::Numbers && !is_unknown {
             let has_drawn = match is_assumed {
                 true => known == Draws::Numbers,
-                false => numbers.was_drawn(),
+                false => stream.was_drawn(),
             };
             if has_drawn {
                 found[place] = Draws::Numbers;
             }
         }
-        Some(numbers)
+        Some(stream)
     }
 
     /// Releases the lock of the generators. Later numbers don't depend on how many this pass drew.
@@ -269,18 +269,18 @@ impl Pass {
         if let (Some(stream), Some(_)) = (&self.drawing.stream, &self.membership) {
             stream.end();
         }
-        if let Some(seeds) = self.blocks.own_seeds.get() {
+        if let Some(seeds) = self.blocks.block_seeds.get() {
             // Later numbers don't depend on which blocks were recomputed.
             let drawn_on = std::mem::take(&mut *self.blocks.drawn_on.lock());
             seed(&drawn_on, mix(seeds.first, u64::MAX));
         }
     }
 
-    /// Adds what this pass has observed to what is known of the model. `unlocked` is the number of steps without the lock when it
+    /// Adds what this pass has observed to what is known of the model. `since` is the number of steps without the lock when it
     /// began to observe.
-    pub(super) fn record_observations(&self, unlocked: Option<usize>) {
+    pub(super) fn record_observations(&self, since: Option<usize>) {
         let found = *self.drawing.found.lock();
-        let is_disturbed = unlocked.is_none() || unlocked != unlocked_steps();
+        let is_disturbed = since.is_none() || since != unlocked_steps();
         let mut known = self.blocks.observations.draws.lock();
         for (known, found) in known.iter_mut().zip(found) {
             // Another training may have drawn the numbers.
