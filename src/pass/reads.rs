@@ -8,8 +8,8 @@ use parking_lot::Mutex;
 
 use crate::tap::Position;
 
-/// The number of gradients that a parameter still expects: each tap holds a clone, and each block that is not recomputed yet. If
-/// one is left, no gradient is pending.
+/// The pending gradients of a parameter: each tap and each block before its recomputation holds a clone. A strong count of one means
+/// that none is pending.
 pub(crate) type PendingCount = Arc<()>;
 
 /// The pending gradient of one tap. It is taken when the gradient has arrived, or will never arrive.

@@ -29,7 +29,7 @@ pub(crate) use policy::{PlacementPolicy, StorageTier};
 /// The context of one rank: its placement policy, device, group and worker threads.
 #[derive(Debug, Default)]
 pub(crate) struct RankContext {
-    /// The compute device, if it is not the model's device and neither `engine` nor `membership` determines it.
+    /// The device to which the model will be moved. Only [`on`](Self::on) sets it.
     device: Option<Device>,
     policy: PlacementPolicy,
     /// The offload engine, if anything is offloaded.

@@ -17,7 +17,8 @@ use parking_lot::{ArcMutexGuard, Mutex, RawMutex};
 use crate::error::FusedError;
 use crate::threads::lock::{self, is_in_pool};
 
-/// The time within which a holder must read a parameter or receive a gradient, otherwise it may be waiting for this thread.
+/// The time without progress after which a holder may be waiting for this thread. It makes progress when it reads a parameter or
+/// receives a gradient.
 const TIMEOUT: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 10 });
 
 /// The lock of Burn's generators.

@@ -56,7 +56,7 @@ impl StepSeeds {
     }
 }
 
-/// The run that drew numbers from a stream before other numbers follow. The values are part of the seeds.
+/// The kind of run after which a stream continues with other numbers. Its value is part of the next seed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Run {
     /// The forward pass of a block.

@@ -237,8 +237,8 @@ impl SharedOptimizer {
     /// Steps `value` with `gradient`; neither has autodiff. Before the last micro-batch, the gradient is added to
     /// the optimizer state, if the optimizer supports that.
     ///
-    /// The step is in place if the optimizer supports that and the only other owner of `value` is the handle in the
-    /// call, which is then dropped. An optimizer that panics drops its state.
+    /// The step writes in place if the optimizer supports that and nothing else holds `value`; the handle in the call is dropped
+    /// before. An optimizer that panics loses the state of the parameter.
     pub(crate) fn step(
         &mut self,
         path: &str,

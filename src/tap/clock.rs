@@ -26,9 +26,9 @@ const MOST_UNCOLLECTED: usize = 512;
 ///
 /// Burn's backward pass runs the tape by depth, deepest first. The depth of a node is one more than
 /// the maximum of its inputs, tracked or not. Without a clock, the tap of a leaf would have depth 1 and fire
-/// last, with all gradients alive at the end. The second input of the tap of a read is the tick at the [`Position`] of the graph: then
-/// the tap is just below its consumer and fires right after it. The clock affects memory. If a tensor is deeper than the clock, the clock
-/// also affects the order in which three or more gradients of the tensor are added.
+/// last, with all gradients alive at the end. The second input of the tap of a read is the tick at the [`Position`] of the graph, so the
+/// tap fires right after its consumer. Ticks affect memory. They affect results only where three or more gradients of a tensor deeper
+/// than the clock are added: the order changes.
 ///
 /// Untracked inputs are not graph parents: ticks add nothing to the traversal and are reused by
 /// later passes. Each backward pass of the process visits all ticks, and allocates a list for each level of depth, so a clock has no

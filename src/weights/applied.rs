@@ -4,7 +4,7 @@
 //!
 //! Burn collects gradients with a visitor, which looks up the node of each parameter. The handle of a parameter shows the
 //! visitor a leaf with the id of the parameter, and the tap registers an [`AppliedGradient`] for that leaf. It takes no
-//! memory and can't be read. A step that returns another tensor, or none, has edited the gradient.
+//! memory and can't be read. A step has edited the gradient if the collected gradients have another tensor for the parameter, or none.
 
 use std::any::Any;
 use std::fmt::{Debug, Formatter};

@@ -88,7 +88,7 @@ impl Module for Handle {
         self
     }
 
-    /// Shows the applied gradient's leaf after the backward pass of a step that runs its own.
+    /// Shows the leaf of the stand-in for the applied gradient, which exists after a backward pass in the closure.
     fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
         if let Some(applied) = self.local_param.registered() {
             applied.visit(visitor);

@@ -199,7 +199,7 @@ impl<M: Module> Core<M> {
         self.with_graph_collected(self.ranks.export(|it| it.export(Value::Current)))
     }
 
-    /// Returns `made`, which lifted the values of parameters, after the graph nodes of earlier lifts are collected.
+    /// Collects the graph nodes of lifted parameters if there are many, and returns `made`.
     pub(in crate::fused) fn with_graph_collected<R>(&self, made: R) -> R {
         // Autodiff has one collector for all devices, and the host computes synchronously.
         collect_graph_if_due(&host(&self.ranks.device()));

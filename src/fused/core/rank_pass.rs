@@ -26,7 +26,7 @@ pub(in crate::fused) struct RankPass {
     pub(in crate::fused) pass: Arc<Pass>,
     pub(super) local_params: Arc<LocalParams>,
     pub(super) context: Arc<RankContext>,
-    /// `true` if a device reports that it has not computed a tensor.
+    /// `true` if a device reports a failed kernel late.
     pub(super) reports_errors_late: bool,
 }
 

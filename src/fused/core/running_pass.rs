@@ -16,9 +16,9 @@ use crate::policy::GradientUse;
 use crate::replica::Group;
 use crate::weights::{AttachedModule, MasterParam, ParameterReport};
 
-/// A pass in flight. Weights and optimizer states are final as soon as their gradient is applied, also if the pass
-/// fails later. Accumulated sums end together on all ranks: a commit keeps them, and a drop rolls them back, except for
-/// sums that were overwritten, which are lost. [`Core::pass`](super::Core::pass) ends the running statistics.
+/// A pass in flight. An applied gradient stays applied, also if the pass fails later. Accumulated sums end together on all ranks: a
+/// commit keeps them, and a drop rolls them back. A sum that was overwritten is then lost. [`Core::pass`](super::Core::pass) ends
+/// the running statistics.
 pub(in crate::fused) struct RunningPass<'a, M: Module> {
     pub(in crate::fused) attached_modules: &'a mut [AttachedModule<M>],
     /// The part of each rank; empty after the end.

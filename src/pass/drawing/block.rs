@@ -92,8 +92,8 @@ impl Scope {
         let lock = {
             let mut lock = drawing.lock.lock();
             let may_observe = !waits && !matches!(*self.pass.stage.lock(), Stage::Over);
-            // Blocks that have drawn nothing are observed where that costs no wait: they may begin to draw. Not in a step of two
-            // passes without the lock: the second could not repeat what the first observes.
+            // A model that drew nothing may begin to draw, so its blocks take the lock if it is free. In a step of two passes, only
+            // one of the passes might get it.
             if lock.is_none() && may_observe && !drawing.repeats {
                 *lock = RngLock::take(&GENERATORS, devices, false).map(Arc::new);
             }

@@ -44,7 +44,7 @@ pub(crate) struct Observations {
     draws: Mutex<[Draws; 2]>,
     /// The lock that lets one rank, or one block, draw at a time.
     turns: Arc<Mutex<()>>,
-    /// `true` after a step has waited for the lock without end. The model waits again only if it is known to draw.
+    /// `true` after the holder of the lock made no progress for a timeout. From then on the model waits only if it is known to draw.
     has_timed_out: AtomicBool,
 }
 
@@ -81,9 +81,9 @@ pub(crate) struct StepNumbers {
 impl Session {
     /// Begins the random numbers of a step on `devices`, in one pass, or in two if it `repeats`.
     ///
-    /// A plain step continues the numbers of the program, and can't be observed. If another training holds the lock, the order of
-    /// these numbers is arbitrary anyway, so the step begins with a seed. A comparison with that seed shows if the model draws. A
-    /// model that draws nothing therefore waits once.
+    /// A plain step continues the numbers of the program, so its draws can't be observed. A step that has waited for the lock begins
+    /// with a seed: the order of its numbers is arbitrary anyway. Then its draws are observed, so a model that draws nothing waits
+    /// once.
     ///
     /// # Errors
     ///
@@ -162,7 +162,7 @@ pub(crate) struct Drawing {
     block_turns: Arc<Mutex<()>>,
     /// Draws of blocks and of the rest that this pass has observed.
     found: Mutex<[Draws; 2]>,
-    /// The number of steps without the lock when the pass began to observe, `Some(None)` if one was running. Empty without a seed.
+    /// The result of [`unlocked_steps`] at the first seed of the pass. Empty if the pass seeds nothing.
     pub(super) observed_since: OnceLock<Option<usize>>,
 }
 
