@@ -5,6 +5,7 @@ mod common;
 mod disturbed;
 mod fidelity;
 mod mixtures;
+mod offload;
 mod pools;
 mod side_by_side;
 

@@ -1,8 +1,5 @@
 //! Offloaded weights are not on the device, and are fetched when they are read.
 
-use rayon::ThreadPoolBuilder;
-use rayon::prelude::*;
-
 use super::*;
 
 /// Orders of the calls of blocks.
@@ -104,37 +101,6 @@ fn blocks_in_any_order_train_as_without_offload(device: &Device) {
             });
         });
     }
-}
-
-/// A thread of a pool that waits for a fetch runs another block.
-#[test]
-fn blocks_on_threads_of_a_pool_train_as_without_offload() {
-    in_time(|| {
-        let device = &flex();
-        let stack = Stack::init(3, 16, device);
-        let xs = randoms(3, [8, 16], device);
-        let pool = ThreadPoolBuilder::new().num_threads(1).build().unwrap();
-        let trained = |offload: Option<OffloadConfig>| {
-            let config = FusedConfig::new().with_offload(offload);
-            let fused = FusedOptimizer::new(stack.clone(), AdamConfig::new().init()).unwrap();
-            let mut fused = fused.with_config_on(config, device).unwrap();
-            for x in &xs {
-                let loss = |stack: &Stack| {
-                    let context = StepContext::current().unwrap();
-                    let block = |layer: &Linear| {
-                        let run = |layer: &Linear, x| layer.forward(x);
-                        context.enter(|| gradient_checkpointing(layer, x.clone(), run))
-                    };
-                    let outputs = stack.layers.par_iter().map(block).collect();
-                    Tensor::cat(outputs, 0).powi_scalar(2).mean()
-                };
-                pool.install(|| fused.step(RATE, loss)).unwrap();
-            }
-            fused.model()
-        };
-        let offload = offload_from_flex(Offload::Weights(OffloadedBlocks::All));
-        assert_equal_weights(&trained(None), &trained(Some(offload)));
-    });
 }
 
 on_every_backend!(blocks_in_any_order_train_as_without_offload);

@@ -56,49 +56,6 @@ fn adapters_and_shared_frozen_weights_train_as_without_offload(device: &Device) 
     }
 }
 
-#[derive(Module, Debug)]
-struct Dropped {
-    linear: Linear,
-    dropout: Dropout,
-}
-
-/// Frozen weights are on the host, but the numbers of a block are those of the device that computes.
-#[test]
-fn dropout_after_offloaded_frozen_weight_draws_as_without_offload() {
-    let [_, device] = &cpus();
-    let block = || Dropped {
-        linear: LinearConfig::new(8, 8).init(device),
-        dropout: DropoutConfig::new(0.5).init(),
-    };
-    let initial: Vec<Dropped> = (0..3).map(|_| block()).collect();
-    let initial = initial.freeze_group(ParamGroup::from_predicate("weight"));
-    drop(initial.valid()); // Draws the weights.
-    let x = Tensor::<2>::ones([4, 8], device);
-    for clipping in [None, Some(GlobalNormClippingConfig::Exact(0.1))] {
-        let trained = |offload: Option<OffloadConfig>| {
-            device.seed(7);
-            Device::flex().seed(offload.is_some().into());
-            let config = FusedConfig::new()
-                .with_offload(offload)
-                .with_clipping(clipping);
-            let fused = FusedOptimizer::new(initial.clone(), AdamConfig::new().init()).unwrap();
-            let mut fused = fused.with_config_on(config, device).unwrap();
-            for _ in 0..3 {
-                let loss = |model: &Vec<Dropped>| {
-                    let run = |block: &Dropped, x| block.dropout.forward(block.linear.forward(x));
-                    let blocks = model.iter();
-                    let x = blocks.fold(x.clone(), |x, it| gradient_checkpointing(it, x, run));
-                    x.powi_scalar(2).mean()
-                };
-                fused.step_repeatable(RATE, loss).unwrap();
-            }
-            fused.model()
-        };
-        let offload = offload_from(device, Offload::Weights(OffloadedBlocks::All));
-        assert_equal_weights(&trained(None), &trained(Some(offload)));
-    }
-}
-
 fn adapter_outside_of_blocks_is_refused_by_name(device: &Device) {
     let trained = Network::init(device).apply_lora(Lora::new(2, 4.0));
     let mut frozen = Network::init(device).apply_lora(Lora::new(4, 4.0));
