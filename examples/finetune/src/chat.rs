@@ -13,6 +13,7 @@ use serde_json::Value as Json;
 use crate::date;
 use crate::python_json::to_json;
 use crate::python_text;
+use crate::python_value;
 
 const NAME: &str = "chat_template";
 
@@ -59,6 +60,10 @@ impl Template {
         });
         environment.add_filter("tojson", to_json);
         environment.add_test("iterable", is_iterable);
+        environment.add_test("sequence", is_iterable);
+        environment.add_test("number", |value: Value| {
+            matches!(value.kind(), ValueKind::Number | ValueKind::Bool)
+        });
         environment.add_function("raise_exception", |text: String| -> Result<Value, Error> {
             Err(Error::new(ErrorKind::InvalidOperation, text))
         });
@@ -102,6 +107,8 @@ impl Template {
             "`chat_template` in tokenizer_config.json is a list without `default`: name one of its templates so",
         )?;
         let special = Value::from_serialize(&self.special);
+        let messages: Vec<_> = messages.iter().map(python_value::value).collect();
+        let tools = python_value::value(tools);
         // In Python both are `None` if they are not used, which templates tell from undefined ones.
         let documents = Value::from(());
         let values = context! { messages, tools, documents, add_generation_prompt, ..special };
@@ -136,7 +143,7 @@ fn sources(folder: &Path, tokenizer: &Json) -> Result<Vec<(&'static str, String)
         .collect())
 }
 
-/// Returns `true` if Python can loop over the value: not over `None`.
+/// Returns `true` if Python can loop over the value, or has items of it: not of `None`.
 fn is_iterable(value: Value) -> bool {
     !matches!(
         value.kind(),
@@ -209,6 +216,20 @@ mod tests {
                 "{'role': 'user', 'content': ' <b>'} [1e-07, None] ['a'] 1e-07+b",
             ),
             (
+                "{{ 'a' ~ messages[1] }} {{ messages[1].calls | upper }} {{ messages[1].calls[-1] ~ '' }}",
+                "a{'role': 'assistant', 'content': 'yes', 'calls': ['b', None]} ['B', NONE] None",
+            ),
+            (
+                "{% for key, value in messages[1].items() %}{{ key }}={{ value }} {% endfor %}{{ 'x' in messages[1] }} \
+                {{ messages[1].x is defined }} {{ messages[1:] | length }} {{ messages[1].calls | tojson }} \
+                {{ messages[0].get('role') }} {{ messages[1] is mapping }} {{ messages[1].calls == ['b', none] }}",
+                "role=assistant content=yes calls=['b', None] False False 1 [\"b\", null] user True True",
+            ),
+            (
+                "{{ 'a' is sequence }} {{ messages[0] is sequence }} {{ none is sequence }} {{ true is number }}",
+                "True True False True",
+            ),
+            (
                 "{{ 'none' if tools is none and documents is none }}",
                 "none",
             ),
@@ -225,7 +246,7 @@ mod tests {
         ] {
             let messages = [
                 json!({"role": "user", "content": " <b>"}),
-                json!({"role": "assistant", "content": "yes"}),
+                json!({"role": "assistant", "content": "yes", "calls": ["b", null]}),
             ];
             assert_eq!(
                 template(source)

@@ -43,6 +43,7 @@ mod planning;
 mod print;
 mod python_json;
 mod python_text;
+mod python_value;
 mod result;
 mod room;
 mod rope;
