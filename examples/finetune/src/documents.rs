@@ -90,6 +90,7 @@ impl Documents {
             if !line.trim().is_empty() {
                 let value = serde_json::from_str(line);
                 let value = value.context("the line is not JSON: write one object in each line");
+                let value = value.and_then(|value| check_integers(line).map(|()| value));
                 let added = value.and_then(|value| self.add(value, tokens));
                 added.with_context(place)?;
             }
@@ -106,6 +107,7 @@ impl Documents {
         let name = path.display();
         let entries: Vec<Json> = serde_json::from_str(&text)
             .with_context(|| format!("{name} is not JSON: write a list of objects"))?;
+        check_integers(&text).with_context(|| name.to_string())?;
         for (index, entry) in entries.into_iter().enumerate() {
             let place = || format!("{name}, entry {}", index + 1);
             self.add(entry, tokens).with_context(place)?;
@@ -124,6 +126,23 @@ impl Documents {
         self.entries.push(encoded);
         Ok(())
     }
+}
+
+/// Returns an error for an integer in `json` that has more than 64 bits, which would be rounded.
+fn check_integers(json: &str) -> Result<()> {
+    // Every second part is in quotes. An escaped quote is not the end of a text.
+    let json = json.replace("\\\\", "").replace("\\\"", "");
+    let outside = json.split('"').step_by(2);
+    let is_end = |c: char| !c.is_ascii_digit() && !"+-.eE".contains(c);
+    for number in outside.flat_map(|part| part.split(is_end)) {
+        let is_integer =
+            number.bytes().any(|it| it.is_ascii_digit()) && !number.contains(['.', 'e', 'E']);
+        ensure!(
+            !is_integer || number.parse::<i64>().is_ok() || number.parse::<u64>().is_ok(),
+            "the integer {number} has more than 64 bits: write it as a text, in quotes"
+        );
+    }
+    Ok(())
 }
 
 fn open(path: &Path) -> Result<std::fs::File> {

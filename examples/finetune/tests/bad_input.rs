@@ -71,6 +71,11 @@ fn bad_data_is_refused_with_file_and_line() {
             "c.jsonl:1: no message has the role `assistant`",
         ),
         ("d.jsonl", unknown_role, "unknown role"),
+        (
+            "e.jsonl",
+            r#"{"text": "\\\"1", "a": [12345678901234567890, -1, 1e30], "b": 100000000000000000000}"#,
+            "e.jsonl:1: the integer 100000000000000000000 has more than 64 bits",
+        ),
     ] {
         assert_refused("", words, |_, folder| write(folder, file, text));
     }
