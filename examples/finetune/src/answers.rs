@@ -47,7 +47,7 @@ impl Template {
                 "the chat template changes message {number} when later messages are added: {}",
                 match chat.counted.iter().filter(|counts| **counts).count() {
                     1 => "end the chat with this message",
-                    _ => "cut the chat into one for each answer",
+                    _ => "write a chat for each answer, in which earlier answers have `weight` 0",
                 }
             );
             // A prompt may end with a part that is not in chats, such as `<think>`, and the answer may begin in the same way.
@@ -213,7 +213,8 @@ mod tests {
             ),
             (
                 &all[..],
-                "changes message 2 when later messages are added: cut the chat into one for each answer",
+                "changes message 2 when later messages are added: write a chat for each answer, in which earlier answers have \
+                `weight` 0",
             ),
         ] {
             let error = answers(source, roles).unwrap_err().to_string();

@@ -35,7 +35,8 @@ pub struct DecoderConfig {
     pub tied: bool,
     /// The most tokens that the model was made for.
     pub max_length: usize,
-    pub end_of_text: Option<u32>,
+    /// Tokens at the end of a text.
+    pub end_of_text: Vec<u32>,
 }
 
 /// Fields of [`Written`].
@@ -196,9 +197,9 @@ impl DecoderConfig {
             tied: written.tie_word_embeddings,
             max_length: written.max_position_embeddings,
             end_of_text: match written.eos_token_id {
-                Some(EndOfText::One(id)) => Some(id),
-                Some(EndOfText::Several(ids)) => ids.first().copied(),
-                None => None,
+                Some(EndOfText::One(id)) => vec![id],
+                Some(EndOfText::Several(ids)) => ids,
+                None => Vec::new(),
             },
         })
     }

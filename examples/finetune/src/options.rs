@@ -103,7 +103,7 @@ pub struct Options {
     #[arg(long, default_value_t = 1)]
     pub accumulate: usize,
 
-    /// Number of passes over the rows.
+    /// Number of passes over the rows. The last step is filled with rows of the next pass.
     #[arg(long, default_value_t = 1)]
     pub epochs: usize,
 

@@ -39,7 +39,7 @@ pub fn sample(
         });
         // Rounding may leave a little.
         let token = drawn.unwrap_or(0) as u32;
-        if tokenizer.end() == Some(token) {
+        if tokenizer.is_end(token) {
             break;
         }
         text.push(token);

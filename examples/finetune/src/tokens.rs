@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::slice;
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde_json::{Value as Json, json};
 use tokenizers::{Encoding, PostProcessor, PostProcessorWrapper, Token, Tokenizer};
 
@@ -23,7 +23,11 @@ pub struct Tokens {
     around: [Vec<u32>; 2],
     template: Option<Template>,
     end: Option<u32>,
+    /// Tokens at which the model ends a text.
+    ends: Vec<u32>,
     special: HashSet<u32>,
+    /// Number of tokens that the model has embeddings of.
+    vocabulary: usize,
 }
 
 /// A document as tokens.
@@ -46,10 +50,6 @@ impl Encoded {
 impl Tokens {
     /// Reads `tokenizer.json`, `tokenizer_config.json` and `special_tokens_map.json` in `folder`. Truncation and padding in the first
     /// have no effect, as in `transformers`.
-    ///
-    /// # Errors
-    ///
-    /// If it has a token that the model has no embedding of.
     pub fn read(folder: &Path, model: &DecoderConfig) -> Result<Self> {
         let file = folder.join("tokenizer.json");
         ensure!(
@@ -63,13 +63,6 @@ impl Tokens {
         tokenizer.with_post_processor(None::<PostProcessorWrapper>);
         tokenizer.with_truncation(None).map_err(failed)?;
         tokenizer.with_padding(None);
-        let last = tokenizer.get_vocab(true).into_values().max().unwrap_or(0) as usize;
-        ensure!(
-            last < model.vocabulary,
-            "{} has the token {last}, and the model has {} tokens: use the tokenizer of the model",
-            file.display(),
-            model.vocabulary
-        );
         let config = read_json(&folder.join("tokenizer_config.json"))?;
         let texts = special(
             &config,
@@ -77,7 +70,7 @@ impl Tokens {
         );
         let end = texts.get("eos_token");
         let end = end.and_then(|text| tokenizer.token_to_id(text));
-        let end = end.or(model.end_of_text);
+        let end = end.or(model.end_of_text.first().copied());
         ensure!(
             end.is_none_or(|end| (end as usize) < model.vocabulary),
             "`eos_token_id` is {}, and the model has {} tokens: set one of them, or `eos_token` in tokenizer_config.json",
@@ -87,6 +80,8 @@ impl Tokens {
         Ok(Self {
             template: Template::read(folder, &config, texts)?,
             end,
+            ends: model.end_of_text.iter().copied().chain(end).collect(),
+            vocabulary: model.vocabulary,
             special: special_ids(&tokenizer),
             around,
             tokenizer,
@@ -96,8 +91,25 @@ impl Tokens {
     /// Returns the tokens of a text as the model sees it, without an end.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
         let tokens = pieces::encode(&self.tokenizer, text)?;
+        self.check(&tokens)?;
         let [before, after] = &self.around;
         Ok([before, tokens.as_slice(), after].concat())
+    }
+
+    /// Returns an error for a token that the model has no embedding of, such as one for padding that was added to the tokenizer.
+    fn check(&self, tokens: &[u32]) -> Result<()> {
+        let beyond = tokens
+            .iter()
+            .find(|token| **token as usize >= self.vocabulary);
+        let Some(token) = beyond else {
+            return Ok(());
+        };
+        bail!(
+            "the text has the token {token} ({:?}), and the model has {} tokens: remove it from the data, or use the tokenizer of \
+            the model",
+            self.tokenizer.id_to_token(*token).unwrap_or_default(),
+            self.vocabulary
+        )
     }
 
     /// Returns a document: all tokens of a text and the end of the text count.
@@ -185,6 +197,7 @@ impl Tokens {
             let within = |range: &Range<usize>| start < range.start && end > range.start;
             ranges.iter().any(within)
         };
+        self.check(encoding.get_ids())?;
         let offsets = encoding.get_offsets();
         Ok(Encoded {
             tokens: encoding.get_ids().to_vec(),
@@ -211,6 +224,11 @@ impl Tokens {
     pub fn decode_all(&self, tokens: &[u32]) -> Result<String> {
         let text = self.tokenizer.decode(tokens, false);
         text.map_err(|error| anyhow!("the tokens have no text: {error}"))
+    }
+
+    /// Returns `true` if the model ends a text with this token.
+    pub fn is_end(&self, token: u32) -> bool {
+        self.ends.contains(&token)
     }
 
     /// The token at the end of a text or answer.
