@@ -48,7 +48,7 @@ fn kernel(inputs: [AnyTensor; 4], needed: [bool; 4], scale: f32) -> Computed {
             scaled(product(dy, b.matrix([rank, d_output]).transposed()), scale)
         });
         let of_low = || Matrix::new(&*of_low, rows, rank);
-        let mut gradients = [const { None }; 4];
+        let mut gradients: [Option<AnyTensor>; 4] = [const { None }; 4];
         if let (Some(weight), Some(a)) = (weight, a) {
             let (weight, a) = (Elements::strided(&weight), Elements::strided(&a));
             let mut dx = product(dy, weight.matrix([d_input, d_output]).transposed());

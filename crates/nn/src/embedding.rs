@@ -34,7 +34,7 @@ pub fn embedding(layer: &Embedding, tokens: Tensor<2, Int>) -> Tensor<3> {
             let zeros = Tensor::<2>::full(shape, 0.0, (&gradient.device(), gradient.dtype()));
             let tokens = tokens.flatten::<1>(0, 1);
             let sum = zeros.select_assign(0, tokens, gradient, IndexingUpdateOp::Add);
-            [Some(sum.into())]
+            [AnyTensor::from(sum)]
         })
     };
     let compose = |[weight]: [AnyTensor; 1]| {

@@ -81,8 +81,8 @@ fn forward(activation: Activation, gate: Tensor<1>, up: Tensor<1>) -> Tensor<1> 
 fn operations(activation: Activation, [gate, up]: [AnyTensor; 2]) -> Computed {
     let output = forward(activation, gate.0.clone(), up.0.clone());
     Computed::new(output.into(), move |gradient| {
-        let dtypes = [gate.dtype(), up.dtype()];
-        let [x, up, gradient] = [gate, up, gradient].map(|it| in_type(it.0, wide(dtypes[0])));
+        let dtype = wide(gate.dtype());
+        let [x, up, gradient] = [gate, up, gradient].map(|it| in_type(it.0, dtype));
         // The share of `x` that passes, and its derivative by `x`.
         let (share, slope) = match activation {
             Activation::Silu => {
@@ -103,11 +103,7 @@ fn operations(activation: Activation, [gate, up]: [AnyTensor; 2]) -> Computed {
             }
         };
         let of_gate = gradient.clone() * up * (share.clone() + x.clone() * slope);
-        let of_up = gradient * x * share;
-        [
-            Some(in_type(of_gate, dtypes[0]).into()),
-            Some(in_type(of_up, dtypes[1]).into()),
-        ]
+        [of_gate, gradient * x * share].map(AnyTensor)
     })
 }
 
@@ -136,8 +132,8 @@ fn kernel(activation: Activation, [gate, up]: [AnyTensor; 2]) -> Computed {
                 backward_task(activation, [gate, up, gradient], [of_gate, of_up]);
             });
         [
-            Some(tensor(of_gate, shape.clone(), &gate)),
-            Some(tensor(of_up, shape, &up)),
+            tensor(of_gate, shape.clone(), &gate),
+            tensor(of_up, shape, &up),
         ]
     })
 }

@@ -120,7 +120,7 @@ fn kernel<const N: usize>(inputs: [AnyTensor; N], needed: [bool; N]) -> Computed
     Computed::keeping(kept, output, move |gradient, mut kept| {
         let elements = Elements::contiguous(&gradient);
         let dy = Matrix::new(elements.get(), rows, d_output);
-        let mut gradients = [const { None }; N];
+        let mut gradients: [Option<AnyTensor>; N] = [const { None }; N];
         if let Some(weight) = kept[1].take() {
             let weight = Elements::strided(&weight);
             let weight = weight.matrix([d_input, d_output]);

@@ -13,15 +13,15 @@ use std::sync::Arc;
 
 use backburn_base::{AnyTensor, primitive};
 use burn::backend::autodiff::NodeId;
-use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
+use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::NoCheckpointing};
 use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{
-    Autodiff, Backend, BackendTensor, Dispatch, DispatchDevice, DispatchKindConversion,
-    DispatchTensor, backend_extension,
+    Autodiff, Backend, BackendTensor, DispatchDevice, DispatchKindConversion, DispatchTensor,
+    TensorMetadata,
 };
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{DType, Device, GradientCheckpointingStrategy, Tensor};
 use parking_lot::Mutex;
 
 /// Most inputs of an operation.
@@ -43,25 +43,23 @@ pub(crate) struct Computed {
 
 impl Computed {
     /// `backward` computes the gradients of the inputs. One of an input that is not tracked may be `None`, or is dropped.
-    pub(crate) fn new<const N: usize>(
+    pub(crate) fn new<G: Into<Option<AnyTensor>>, const N: usize>(
         output: AnyTensor,
-        backward: impl FnOnce(AnyTensor) -> [Option<AnyTensor>; N] + Send + 'static,
+        backward: impl FnOnce(AnyTensor) -> [G; N] + Send + 'static,
     ) -> Self {
         Self::keeping([false; N], output, move |gradient, _| backward(gradient))
     }
 
     /// Creates the result with a `backward` that also receives the inputs that are `kept`. The tape keeps them, or computes them again if it
     /// can, such as the weight of an adapter on a quantized base.
-    pub(crate) fn keeping<const N: usize>(
+    pub(crate) fn keeping<G: Into<Option<AnyTensor>>, const N: usize>(
         kept: [bool; N],
         output: AnyTensor,
-        backward: impl FnOnce(AnyTensor, [Option<AnyTensor>; N]) -> [Option<AnyTensor>; N]
-        + Send
-        + 'static,
+        backward: impl FnOnce(AnyTensor, [Option<AnyTensor>; N]) -> [G; N] + Send + 'static,
     ) -> Self {
         let backward = move |gradient, kept: Each| {
             let kept = kept.try_into().expect("one for each input");
-            backward(gradient, kept).into()
+            backward(gradient, kept).map(Into::into).into()
         };
         Self {
             output,
@@ -80,120 +78,81 @@ pub(crate) fn operation<const N: usize>(
 ) -> AnyTensor {
     let needed = inputs.each_ref().map(|input| input.is_tracked());
     let is_tracked = needed.contains(&true);
-    if is_tracked && !covers(&inputs[0].device()) {
-        return compose(inputs);
-    }
+    let attach = match attach_on(&inputs[0].device()) {
+        None if is_tracked => return compose(inputs),
+        attach => attach.filter(|_| is_tracked),
+    };
+    // The strategy of a tracked input, or of any if none is tracked.
     let strategies = inputs.iter().zip(needed);
-    let strategies = strategies.filter(|(_, needed)| *needed == is_tracked);
-    let strategy = strategies
-        .filter_map(|(input, _)| input.gradient_checkpointing_strategy())
-        .next();
+    let mut strategies = strategies.filter(|(_, needed)| *needed == is_tracked);
+    let strategy = strategies.find_map(|(input, _)| input.gradient_checkpointing_strategy());
     let inner = inputs.each_ref().map(|it| it.0.clone().inner().into());
     let computed = run(inner, needed);
-    let Some(strategy) = strategy else {
-        return computed.output;
+    let output = match attach {
+        Some(attach) => attach(computed, inputs.into()),
+        None => computed.output,
     };
-    let output = computed.output.lifted(strategy);
-    if !is_tracked {
-        return output;
+    match strategy {
+        Some(strategy) => output.lifted(strategy),
+        None => output,
     }
-    let inputs = inputs.map(|input| match input.is_autodiff() {
-        true => input.0.into_dispatch(),
-        false => input.lifted(strategy).0.into_dispatch(),
-    });
-    let step = BackwardStep {
-        kept: computed.kept,
-        function: Arc::new(Mutex::new(Some(computed.backward))),
-    };
-    let output = output.0.into_dispatch();
-    let output = <Dispatch as NodeBackend>::with_backward(output, inputs.into(), step);
-    AnyTensor(Tensor::from_dispatch(output))
 }
 
-/// Returns `true` if this build has the extension of the backend of `device`.
-fn covers(device: &Device) -> bool {
+/// Adds the node of an operation on `inputs` to the graph, and returns its output.
+type Attach = fn(Computed, Vec<AnyTensor>) -> AnyTensor;
+
+/// Returns the function for the backend of `device`, if this build has one.
+fn attach_on(device: &Device) -> Option<Attach> {
     #[allow(unreachable_patterns)] // Burn may have more backends enabled than this crate, or not.
     match device.clone().inner().as_dispatch() {
         #[cfg(feature = "cubecl")]
-        DispatchDevice::Cube(_) => true,
+        DispatchDevice::Cube(_) => Some(attach::<burn::backend::Cube>),
         #[cfg(feature = "flex")]
-        DispatchDevice::Flex(_) => true,
+        DispatchDevice::Flex(_) => Some(attach::<burn::backend::Flex>),
         #[cfg(feature = "ndarray")]
-        DispatchDevice::NdArray(_) => true,
+        DispatchDevice::NdArray(_) => Some(attach::<burn::backend::NdArray>),
         #[cfg(feature = "remote")]
-        DispatchDevice::Remote(_) => true,
-        _ => false,
+        DispatchDevice::Remote(_) => Some(attach::<burn::backend::Remote>),
+        _ => None,
     }
+}
+
+fn attach<B>(computed: Computed, inputs: Vec<AnyTensor>) -> AnyTensor
+where
+    B: Backend,
+    DispatchTensor: DispatchKindConversion<B> + DispatchKindConversion<Autodiff<B>>,
+{
+    // A node that is compute bound is the same with each strategy.
+    let strategy = GradientCheckpointingStrategy::Disabled;
+    let lifted = |it: AnyTensor| primitive::<Autodiff<B>>(it.lifted(strategy).0.into_dispatch());
+    let inputs: Vec<_> = inputs.into_iter().map(lifted).collect();
+    let output = lifted(computed.output);
+    // A node has a fixed number of parents: the output, which is not tracked, is the rest of them.
+    let parents = from_fn(|index| inputs.get(index).unwrap_or(&output).node());
+    let (output, _leaf) = output.into_parts();
+    let prepared = Node.prepare::<NoCheckpointing>(parents);
+    any::<Autodiff<B>>(match prepared.compute_bound().stateful() {
+        OpsKind::Tracked(mut prepared) => {
+            let inputs = inputs.iter().zip(computed.kept);
+            let inputs = inputs.map(|(input, is_kept)| {
+                let kept = is_kept.then(|| prepared.checkpoint(input));
+                (kept, input.dtype())
+            });
+            let inputs = inputs.collect();
+            let step = BackwardStep(Arc::new(Mutex::new(Some(computed.backward))));
+            prepared.finish((step, inputs), output)
+        }
+        OpsKind::UnTracked(prepared) => prepared.finish(output),
+    })
 }
 
 /// The backward pass of a node. Burn clones the states of nodes, and runs each once.
 #[derive(Clone)]
-struct BackwardStep {
-    kept: Vec<bool>,
-    function: Arc<Mutex<Option<Function>>>,
-}
+struct BackwardStep(Arc<Mutex<Option<Function>>>);
 
 impl Debug for BackwardStep {
     fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
         f.write_str("BackwardStep")
-    }
-}
-
-/// A node as an operation of a backend.
-#[backend_extension(
-    Cube: cfg(feature = "cubecl"),
-    Flex: cfg(feature = "flex"),
-    NdArray: cfg(feature = "ndarray"),
-    Remote: cfg(feature = "remote"),
-    Autodiff
-)]
-trait NodeBackend: Backend {
-    /// Returns `output`. Under autodiff it is the child of `inputs`, with the backward pass of `step`.
-    fn with_backward(
-        output: FloatTensor<Self>,
-        inputs: Vec<DispatchTensor>,
-        step: BackwardStep,
-    ) -> FloatTensor<Self> {
-        let _ = (inputs, step);
-        output
-    }
-}
-
-#[cfg(feature = "cubecl")]
-impl NodeBackend for burn::backend::Cube {}
-#[cfg(feature = "flex")]
-impl NodeBackend for burn::backend::Flex {}
-#[cfg(feature = "ndarray")]
-impl NodeBackend for burn::backend::NdArray {}
-#[cfg(feature = "remote")]
-impl NodeBackend for burn::backend::Remote {}
-
-impl<B, C> NodeBackend for Autodiff<B, C>
-where
-    B: Backend,
-    C: CheckpointStrategy,
-    DispatchTensor: DispatchKindConversion<B> + DispatchKindConversion<Self>,
-{
-    fn with_backward(
-        output: FloatTensor<Self>,
-        inputs: Vec<DispatchTensor>,
-        step: BackwardStep,
-    ) -> FloatTensor<Self> {
-        let inputs: Vec<_> = inputs.into_iter().map(primitive::<Self>).collect();
-        // A node has a fixed number of parents. The output is not tracked.
-        let parents = from_fn(|index| inputs.get(index).unwrap_or(&output).node());
-        let (output, _leaf) = output.into_parts();
-        let prepared = Node.prepare::<C>(parents).compute_bound().stateful();
-        match prepared {
-            OpsKind::Tracked(mut prepared) => {
-                let inputs = inputs.iter().zip(&step.kept);
-                let kept =
-                    inputs.map(|(input, is_kept)| is_kept.then(|| prepared.checkpoint(input)));
-                let kept = kept.collect();
-                prepared.finish((step, kept), output)
-            }
-            OpsKind::UnTracked(prepared) => prepared.finish(output),
-        }
     }
 }
 
@@ -205,7 +164,8 @@ where
     B: Backend,
     DispatchTensor: DispatchKindConversion<B>,
 {
-    type State = (BackwardStep, Vec<Option<NodeId>>);
+    /// The step, and for each input its node, if the tape keeps it, and its type.
+    type State = (BackwardStep, Vec<(Option<NodeId>, DType)>);
 
     fn backward(
         self,
@@ -214,15 +174,17 @@ where
         checkpointer: &mut Checkpointer,
     ) {
         let gradient = any::<B>(gradients.consume::<B>(&ops.node));
-        let (step, kept) = ops.state;
+        let (step, inputs) = ops.state;
+        let (kept, dtypes): (Vec<_>, Vec<_>) = inputs.into_iter().unzip();
         let kept = kept.into_iter();
         let kept = kept.map(|id| Some(any::<B>(checkpointer.retrieve_node_output(id?))));
-        let function = step.function.lock().take();
+        let function = step.0.lock().take();
         let function = function.expect("a backward step runs once");
-        let found = function(gradient, kept.collect());
-        for (parent, gradient) in ops.parents.into_iter().zip(found) {
+        let found = function(gradient, kept.collect()).into_iter().zip(dtypes);
+        for (parent, (gradient, dtype)) in ops.parents.into_iter().zip(found) {
             if let (Some(parent), Some(gradient)) = (parent, gradient) {
-                gradients.register::<B>(parent.id, primitive(gradient.0.into_dispatch()));
+                let gradient = gradient.in_type(dtype).0.into_dispatch();
+                gradients.register::<B>(parent.id, primitive(gradient));
             }
         }
     }

@@ -122,7 +122,7 @@ impl Norm {
                 sum_of_rows(gradient).into(),
             ]
             .into_iter();
-            inputs.map(|input| all.next().map(|found| found.in_type(input.dtype())))
+            inputs.map(|_| all.next())
         })
     }
 

@@ -44,7 +44,7 @@ pub fn rotary(heads: Tensor<4>, cos: Tensor<4>, sin: Tensor<4>) -> Tensor<4> {
         let output = rotated(heads.of_rank(), &tables, false).into();
         let tables = tables.clone();
         Computed::new(output, move |gradient| {
-            [Some(rotated(gradient.of_rank(), &tables, true).into())]
+            [AnyTensor::from(rotated(gradient.of_rank(), &tables, true))]
         })
     };
     operation([heads.into()], run, |[heads]| {

@@ -56,7 +56,7 @@ impl Kernel {
         };
         let inputs = inputs.clone();
         Some(Computed::new(kernel.forward(&inputs), move |gradient| {
-            kernel.backward(&inputs, &gradient).map(Some)
+            kernel.backward(&inputs, &gradient)
         }))
     }
 

@@ -158,7 +158,7 @@ impl Problem {
         let options = (&inputs[0].device(), inputs[0].dtype());
         let output = Tensor::<4>::zeros(self.sizes.of_output(), options);
         Computed::new(output.into(), |_| {
-            inputs.map(|input| Some(AnyTensor(input.0.zeros_like())))
+            inputs.map(|it| AnyTensor(it.0.zeros_like()))
         })
     }
 }

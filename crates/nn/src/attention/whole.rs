@@ -22,15 +22,14 @@ impl Problem {
         let problem = self.clone();
         Computed::new(self.forward(&inputs).into(), move |gradient| {
             let gradients = problem.gradients(inputs, gradient.of_rank());
-            gradients.map(|gradient| Some(gradient.into()))
+            gradients.map(AnyTensor::from)
         })
     }
 
     fn gradients(self, inputs: [Tensor<4>; 3], gradient: Tensor<4>) -> [Tensor<4>; 3] {
-        let dtypes = inputs.each_ref().map(Tensor::dtype);
-        let cast = |it| in_type(it, wide(dtypes[0]));
-        let [query, key, value] = inputs.map(cast);
-        let gradient = self.grouped(cast(gradient));
+        let dtype = wide(inputs[0].dtype());
+        let [query, key, value] = inputs.map(|it| in_type(it, dtype));
+        let gradient = self.grouped(in_type(gradient, dtype));
         let shares = self.shares(query.clone(), key.clone());
         let of_value = shares.clone().transpose().matmul(gradient.clone());
         let of_shares = gradient.matmul(value.transpose());
@@ -41,11 +40,7 @@ impl Problem {
         let of_scores = self.grouped(self.filled(self.joined(of_scores), 0.0));
         let of_query = self.joined(of_scores.clone().matmul(key));
         let of_key = of_scores.transpose().matmul(self.grouped(query));
-        [
-            in_type(of_query, dtypes[0]),
-            in_type(of_key, dtypes[1]),
-            in_type(of_value, dtypes[2]),
-        ]
+        [of_query, of_key, of_value]
     }
 
     /// Computes the softmax of the scores, zero where they are hidden. Shape: that of [`grouped`](Self::grouped).

@@ -36,18 +36,16 @@ impl Problem {
     }
 
     pub(super) fn operations(&self, inputs: [AnyTensor; 2], needed: [bool; 2]) -> Computed {
-        let dtypes = inputs.each_ref().map(|it| it.dtype());
         let [hidden, weight] = inputs.map(AnyTensor::of_rank::<2>);
-        let dtype = wide(dtypes[0]);
+        let dtype = wide(hidden.dtype());
         let options = (&hidden.device(), dtype);
         let mut loss = Tensor::<1>::zeros([1], options);
         let mut of_hidden = Vec::new();
         let mut of_weight = needed[1].then(|| Tensor::<2>::zeros(weight.dims(), options));
         // In f16 small gradients would vanish before the backward pass multiplies them, by a loss scale for example.
-        let products = if dtypes[0] == DType::F16 {
-            dtype
-        } else {
-            dtypes[0]
+        let products = match hidden.dtype() {
+            DType::F16 => dtype,
+            of_hidden => of_hidden,
         };
         let head = needed[0].then(|| in_type(weight.clone(), products));
         let mut ignored = Vec::new();
@@ -80,11 +78,10 @@ impl Problem {
             // The factor may be infinite, for example of a mean over no token. What no token reaches stays zero, as in Burn.
             let of_hidden = of_hidden.map(|all| {
                 let (shape, all) = (all.dims(), scaled(all, factor.clone()));
-                let all = match ignored.clone() {
+                match ignored.clone() {
                     Some(ignored) if shape[1] > 0 => all.mask_fill(ignored.expand(shape), 0),
                     _ => all,
-                };
-                in_type(all, dtypes[0]).into()
+                }
             });
             let of_weight = of_weight.map(|all| {
                 let factor = match ignored {
@@ -92,9 +89,9 @@ impl Problem {
                     Some(ignored) => factor.mask_fill(ignored.all().unsqueeze::<2>(), 1),
                     None => factor,
                 };
-                in_type(scaled(all, factor), dtypes[1]).into()
+                scaled(all, factor)
             });
-            [of_hidden, of_weight]
+            [of_hidden, of_weight].map(|it| it.map(AnyTensor::from))
         })
     }
 
