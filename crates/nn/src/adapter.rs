@@ -27,9 +27,8 @@ fn kernel(inputs: [AnyTensor; 4], needed: [bool; 4], scale: f32) -> Computed {
     let [weight, a, b] = [1, 2, 3].map(|index: usize| Elements::strided(&inputs[index]));
     let low = scaled(product(x, a.matrix([d_input, rank])), scale);
     let mut y = product(x, weight.matrix([d_input, d_output]));
-    let b = b.matrix([rank, d_output]);
-    let to = Matrix::new(&mut *y, rows, d_output);
-    multiply(to, Matrix::new(&*low, rows, rank), b, Add, ON_POOL);
+    let (of_low, b) = (Matrix::new(&low, rows, rank), b.matrix([rank, d_output]));
+    multiply(&mut y, d_output, of_low, b, Add, ON_POOL);
     let mut of_y = of_x.clone();
     *of_y.last_mut().expect("`x` has rows") = d_output;
     let output = tensor(y, of_y, &inputs[0]);
@@ -47,24 +46,23 @@ fn kernel(inputs: [AnyTensor; 4], needed: [bool; 4], scale: f32) -> Computed {
             let b = Elements::strided(&b);
             scaled(product(dy, b.matrix([rank, d_output]).transposed()), scale)
         });
-        let of_low = || Matrix::new(&*of_low, rows, rank);
+        let of_low = Matrix::new(&of_low, rows, rank);
         let mut gradients: [Option<AnyTensor>; 4] = [const { None }; 4];
         if let (Some(weight), Some(a)) = (weight, a) {
             let (weight, a) = (Elements::strided(&weight), Elements::strided(&a));
             let mut dx = product(dy, weight.matrix([d_input, d_output]).transposed());
-            let to = Matrix::new(&mut *dx, rows, d_input);
-            let a = a.matrix([d_input, rank]);
-            multiply(to, of_low(), a.transposed(), Add, ON_POOL);
+            let a = a.matrix([d_input, rank]).transposed();
+            multiply(&mut dx, d_input, of_low, a, Add, ON_POOL);
             gradients[0] = Some(tensor(dx, of_x, &gradient));
         }
         if let Some(x) = x {
             let x = Elements::contiguous(&x);
             let x = Matrix::new(x.get(), rows, d_input).transposed();
             gradients[1] = weight_needed.then(|| tensor(product(x, dy), of_weight, &gradient));
-            gradients[2] = a_needed.then(|| tensor(product(x, of_low()), of_a, &gradient));
+            gradients[2] = a_needed.then(|| tensor(product(x, of_low), of_a, &gradient));
         }
         if b_needed {
-            let low = Matrix::new(&*low, rows, rank);
+            let low = Matrix::new(&low, rows, rank);
             gradients[3] = Some(tensor(product(low.transposed(), dy), of_b, &gradient));
         }
         gradients

@@ -126,8 +126,12 @@ impl Elements {
     }
 
     /// Returns the elements of a tensor of rank 2 as a matrix.
-    pub(crate) fn matrix(&self, shape: [usize; 2]) -> Matrix<&[f32]> {
-        Matrix::with_strides(self.get(), shape, self.strides())
+    pub(crate) fn matrix(&self, sizes: [usize; 2]) -> Matrix<'_> {
+        Matrix {
+            elements: self.get(),
+            sizes,
+            strides: self.strides(),
+        }
     }
 
     /// Returns the distance of neighbours in each dimension.

@@ -97,24 +97,21 @@ fn kernel<const N: usize>(inputs: [AnyTensor; N], needed: [bool; N]) -> Computed
         Elements::contiguous(&inputs[0]),
         Elements::strided(&inputs[1]),
     );
+    // The gradient has the layout of a weight in f32. Others are copied.
+    let is_transposed = matches!(weight.strides(), [1, column] if column != 1);
+    let x = Matrix::new(x.get(), rows, d_input);
+    let weight = weight.matrix([d_input, d_output]);
     let y = match inputs.get(2) {
         Some(bias) => {
             let mut y = Elements::contiguous(bias).get()[..d_output].repeat(rows);
-            let to = Matrix::new(&mut *y, rows, d_output);
-            let x = Matrix::new(x.get(), rows, d_input);
-            multiply(to, x, weight.matrix([d_input, d_output]), Add, ON_POOL);
+            multiply(&mut y, d_output, x, weight, Add, ON_POOL);
             y
         }
-        None => product(
-            Matrix::new(x.get(), rows, d_input),
-            weight.matrix([d_input, d_output]),
-        ),
+        None => product(x, weight),
     };
     let mut y_shape = shape.clone();
     *y_shape.last_mut().expect("`x` has rows") = d_output;
     let output = tensor(y, y_shape, &inputs[0]);
-    // The gradient has the layout of a weight in f32. Others are copied.
-    let is_transposed = matches!(weight.strides(), [1, column] if column != 1);
     let mut kept = [false; N];
     [kept[0], kept[1]] = [needed[1], needed[0]];
     Computed::keeping(kept, output, move |gradient, mut kept| {

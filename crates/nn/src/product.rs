@@ -1,73 +1,47 @@
 //! Matrix products of slices, by the kernels of `gemm`.
 
-use std::ops::{Deref, Range};
+use std::ops::Range;
 
 use gemm::Parallelism;
 
-/// A matrix in a slice: its elements from the first one on, its number of rows and columns, and the distances of neighbours in
+/// A matrix in a slice: its elements from the first one on, its numbers of rows and columns, and the distances of neighbours in
 /// both directions.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Matrix<S> {
-    elements: S,
-    rows: usize,
-    columns: usize,
-    row_stride: usize,
-    column_stride: usize,
+pub(crate) struct Matrix<'a> {
+    pub(crate) elements: &'a [f32],
+    pub(crate) sizes: [usize; 2],
+    pub(crate) strides: [usize; 2],
 }
 
-impl<S: Deref<Target = [f32]>> Matrix<S> {
+impl<'a> Matrix<'a> {
     /// Creates a matrix whose rows follow each other.
-    pub(crate) fn new(elements: S, rows: usize, columns: usize) -> Self {
-        Self::with_strides(elements, [rows, columns], [columns, 1])
-    }
-
-    pub(crate) fn with_strides(
-        elements: S,
-        [rows, columns]: [usize; 2],
-        [row_stride, column_stride]: [usize; 2],
-    ) -> Self {
+    pub(crate) fn new(elements: &'a [f32], rows: usize, columns: usize) -> Self {
         Self {
             elements,
-            rows,
-            columns,
-            row_stride,
-            column_stride,
+            sizes: [rows, columns],
+            strides: [columns, 1],
         }
     }
 
-    pub(crate) fn transposed(self) -> Self {
-        let strides = [self.column_stride, self.row_stride];
-        Self::with_strides(self.elements, [self.columns, self.rows], strides)
+    pub(crate) fn transposed(mut self) -> Self {
+        self.sizes.reverse();
+        self.strides.reverse();
+        self
+    }
+
+    /// Returns the rows of this range.
+    pub(crate) fn part(mut self, range: &Range<usize>) -> Self {
+        self.elements = &self.elements[range.start * self.strides[0]..];
+        self.sizes[0] = range.len();
+        self
     }
 
     /// Returns `true` if each element is inside of the slice.
     fn fits(&self) -> bool {
-        let ends = [self.rows, self.columns].map(|count| count.checked_sub(1));
-        match ends {
-            [Some(row), Some(column)] => {
-                row * self.row_stride + column * self.column_stride < self.elements.len()
-            }
-            _ => true,
-        }
-    }
-
-    /// Returns `true` if no two elements are in the same place.
-    fn is_apart(&self) -> bool {
-        let [rows, columns] = [self.rows, self.columns];
-        let [row, column] = [self.row_stride, self.column_stride];
-        (column > 0 && row >= columns * column) || (row > 0 && column >= rows * row)
-    }
-}
-
-impl Matrix<&[f32]> {
-    /// Returns the rows of this range.
-    pub(crate) fn part(self, range: &Range<usize>) -> Self {
-        let elements = &self.elements[range.start * self.row_stride..];
-        Self {
-            elements,
-            rows: range.len(),
-            ..self
-        }
+        let last = self.sizes.iter().zip(self.strides);
+        let last = last.map(|(size, stride)| Some(size.checked_sub(1)? * stride));
+        let last = last.sum::<Option<usize>>();
+        last.is_none_or(|last| last < self.elements.len())
     }
 }
 
@@ -86,31 +60,24 @@ pub(crate) const ALONE: Parallelism = Parallelism::None;
 /// Computes on all threads of the pool.
 pub(crate) const ON_POOL: Parallelism = Parallelism::Rayon(0);
 
-/// Computes `a * b`.
+/// Computes `a * b` into the first columns of `to`, whose rows have `row` elements each.
 ///
 /// # Panics
 ///
 /// If the shapes don't match, or a matrix is not inside of its slice.
 pub(crate) fn multiply(
-    to: Matrix<&mut [f32]>,
-    a: Matrix<&[f32]>,
-    b: Matrix<&[f32]>,
+    to: &mut [f32],
+    row: usize,
+    a: Matrix<'_>,
+    b: Matrix<'_>,
     effect: Effect,
     parallelism: Parallelism,
 ) {
-    let (m, n, k) = (to.rows, to.columns, a.columns);
-    assert!(
-        a.rows == m && b.columns == n && b.rows == k,
-        "the shapes of a product don't match: {m} x {n}, {} x {k}, {} x {}",
-        a.rows,
-        b.rows,
-        b.columns
-    );
-    assert!(to.fits() && a.fits() && b.fits() && to.is_apart());
-    let strides = [to.row_stride, to.column_stride];
-    // SAFETY: by the assertions above, each element of the three matrices is inside of its slice, and those of `to`, which is
-    // borrowed mutably, don't overlap. Slices are initialized.
-    unsafe { call(to.elements.as_mut_ptr(), strides, a, b, effect, parallelism) }
+    let mut result = Matrix::new(to, a.sizes[0], row);
+    result.sizes[1] = b.sizes[1];
+    assert!(result.fits() && result.sizes[1] <= row);
+    // SAFETY: by the assertion, each element of the product is inside of `to`. A slice is initialized.
+    unsafe { call(to.as_mut_ptr(), row, a, b, effect, parallelism) }
 }
 
 /// Returns `a * b`, row by row, computed on all threads of the pool.
@@ -118,58 +85,58 @@ pub(crate) fn multiply(
 /// # Panics
 ///
 /// If the shapes don't match, or a matrix is not inside of its slice.
-pub(crate) fn product(a: Matrix<&[f32]>, b: Matrix<&[f32]>) -> Vec<f32> {
-    let (rows, columns) = (a.rows, b.columns);
-    assert!(a.columns == b.rows && a.fits() && b.fits());
-    let length = rows
-        .checked_mul(columns)
-        .expect("a product fits the memory");
-    if length == 0 || a.columns == 0 {
-        return vec![0.0; length];
-    }
+pub(crate) fn product(a: Matrix<'_>, b: Matrix<'_>) -> Vec<f32> {
+    let row = b.sizes[1];
+    let length = a.sizes[0].checked_mul(row);
+    let length = length.expect("a product fits the memory");
     let mut to = Vec::with_capacity(length);
-    // SAFETY: `a` and `b` are inside of their slices, and `to` has room for each element of the product. `Set` reads none of them and
-    // writes all, so that all are initialized then.
+    // SAFETY: `to` has room for the product. `Set` reads no element and writes all, so that all are initialized then.
     unsafe {
-        call(
-            to.as_mut_ptr(),
-            [columns, 1],
-            a,
-            b,
-            Effect::Set(1.0),
-            ON_POOL,
-        );
+        call(to.as_mut_ptr(), row, a, b, Effect::Set(1.0), ON_POOL);
         to.set_len(length);
     }
     to
 }
 
-/// Computes `a * b` into the matrix at `to` with these distances of rows and of columns.
+/// Computes `a * b` into the matrix at `to`, whose rows begin at distances of `row`.
+///
+/// # Panics
+///
+/// If the shapes of `a` and `b` don't match, or one is not inside of its slice.
 ///
 /// # Safety
 ///
-/// Each element of the three matrices must be in memory that is valid for reads, in `to` for writes, without overlap. Those of `a` and
-/// `b` must be initialized, and those of `to` if the effect is `Add`.
+/// The elements of the product must be in memory at `to` that is valid for writes, without overlap with each other, `a` and `b`. They
+/// must be initialized if the effect is `Add`.
 unsafe fn call(
     to: *mut f32,
-    [row_stride, column_stride]: [usize; 2],
-    a: Matrix<&[f32]>,
-    b: Matrix<&[f32]>,
+    row: usize,
+    a: Matrix<'_>,
+    b: Matrix<'_>,
     effect: Effect,
     parallelism: Parallelism,
 ) {
+    let ([m, k], [of_b, n]) = (a.sizes, b.sizes);
+    assert!(
+        k == of_b,
+        "the shapes of a product don't match: {m} x {k}, {of_b} x {n}"
+    );
+    assert!(a.fits() && b.fits());
     let (adds, scale) = match effect {
         Effect::Set(scale) => (false, scale),
         Effect::Add => (true, 1.0),
     };
-    // SAFETY: as the caller promises. Offsets inside of allocated memory fit `isize`.
+    let strides = [a.strides, b.strides].map(|it| it.map(|stride| stride as isize));
+    let [[a_row, a_column], [b_row, b_column]] = strides;
+    // SAFETY: as the caller promises, and by the assertions, each element of `a` and `b` is inside of its slice. Offsets inside of
+    // allocated memory fit `isize`.
     unsafe {
         #[rustfmt::skip]
         gemm::gemm(
-            a.rows, b.columns, a.columns,
-            to, column_stride as isize, row_stride as isize, adds,
-            a.elements.as_ptr(), a.column_stride as isize, a.row_stride as isize,
-            b.elements.as_ptr(), b.column_stride as isize, b.row_stride as isize,
+            m, n, k,
+            to, 1, row as isize, adds,
+            a.elements.as_ptr(), a_column, a_row,
+            b.elements.as_ptr(), b_column, b_row,
             1.0, scale, false, false, false, parallelism,
         );
     }

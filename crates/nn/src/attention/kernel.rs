@@ -30,16 +30,19 @@ pub(super) struct Kernel {
 struct Head<'a> {
     /// Indices in the batch and in the heads.
     index: [usize; 2],
-    query: Matrix<&'a [f32]>,
-    key: Matrix<&'a [f32]>,
-    value: Matrix<&'a [f32]>,
+    query: Matrix<'a>,
+    key: Matrix<'a>,
+    value: Matrix<'a>,
 }
 
 /// Returns the rows of a head.
-fn of_head(elements: &Elements, [batch, head]: [usize; 2], sizes: [usize; 2]) -> Matrix<&[f32]> {
+fn of_head(elements: &Elements, [batch, head]: [usize; 2], sizes: [usize; 2]) -> Matrix<'_> {
     let [of_batch, of_head, of_row, _] = elements.strides::<4>();
-    let start = batch * of_batch + head * of_head;
-    Matrix::with_strides(&elements.get()[start..], sizes, [of_row, 1])
+    Matrix {
+        elements: &elements.get()[batch * of_batch + head * of_head..],
+        sizes,
+        strides: [of_row, 1],
+    }
 }
 
 impl Kernel {
@@ -108,9 +111,11 @@ impl Kernel {
             return;
         }
         self.shares(head, &rows, &keys, shares);
-        let output = Matrix::new(output, rows.len(), value_dim);
-        let shares = Matrix::new(&**shares, rows.len(), keys.len());
-        multiply(output, shares, head.value.part(&keys), Set(1.0), ALONE);
+        let (shares, value) = (
+            Matrix::new(shares, rows.len(), keys.len()),
+            head.value.part(&keys),
+        );
+        multiply(output, value_dim, shares, value, Set(1.0), ALONE);
     }
 
     /// Returns the keys to which a query attends, unless they are masked.
@@ -138,10 +143,9 @@ impl Kernel {
     ) {
         let width = keys.len();
         shares.resize(rows.len() * width, 0.0);
-        let to = Matrix::new(&mut **shares, rows.len(), width);
-        let key = head.key.part(keys).transposed();
+        let (query, key) = (head.query.part(rows), head.key.part(keys).transposed());
         let scale = Set(self.problem.scale() as f32);
-        multiply(to, head.query.part(rows), key, scale, ALONE);
+        multiply(shares, width, query, key, scale, ALONE);
         for (row, scores) in rows.clone().zip(shares.chunks_mut(width)) {
             let seen = self.keys_of(row);
             scores[..(seen.start - keys.start).min(width)].fill(f32::NEG_INFINITY);
@@ -184,7 +188,7 @@ impl Kernel {
     fn backward_head(
         &self,
         head: &Head<'_>,
-        gradient: Matrix<&[f32]>,
+        gradient: Matrix<'_>,
         [of_query, of_key, of_value]: [&mut [f32]; 3],
         [shares, of_scores]: &mut [Vec<f32>; 2],
     ) {
@@ -201,24 +205,20 @@ impl Kernel {
             self.shares(head, &rows, &keys, shares);
             of_scores.resize(shares.len(), 0.0);
             let (query, gradients) = (head.query.part(&rows), gradient.part(&rows));
-            let to = Matrix::new(&mut **of_scores, height, width);
-            let values = head.value.part(&keys).transposed();
-            multiply(to, gradients, values, Set(1.0), ALONE);
+            let (key, value) = (head.key.part(&keys), head.value.part(&keys).transposed());
+            multiply(of_scores, width, gradients, value, Set(1.0), ALONE);
             let all = shares.chunks_mut(width).zip(of_scores.chunks_mut(width));
             for (shares, gradients) in all {
                 gradients_of_scores(shares, gradients, scale);
             }
-            let shares = Matrix::new(&**shares, height, width);
-            let of_scores = Matrix::new(&**of_scores, height, width);
+            let shares = Matrix::new(shares, height, width).transposed();
+            let of_scores = Matrix::new(of_scores, height, width);
             let to = &mut of_value[keys.start * value_dim..];
-            let to = Matrix::new(to, width, value_dim);
-            multiply(to, shares.transposed(), gradients, Add, ALONE);
+            multiply(to, value_dim, shares, gradients, Add, ALONE);
             let to = &mut of_key[keys.start * head_dim..];
-            let to = Matrix::new(to, width, head_dim);
-            multiply(to, of_scores.transposed(), query, Add, ALONE);
+            multiply(to, head_dim, of_scores.transposed(), query, Add, ALONE);
             let to = &mut of_query[first * head_dim..];
-            let to = Matrix::new(to, height, head_dim);
-            multiply(to, of_scores, head.key.part(&keys), Set(1.0), ALONE);
+            multiply(to, head_dim, of_scores, key, Set(1.0), ALONE);
         }
     }
 }

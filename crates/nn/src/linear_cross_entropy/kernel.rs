@@ -84,31 +84,32 @@ impl Problem {
             for (state, (token, _)) in chunk.chunks_mut(d_model).zip(counted) {
                 state.copy_from_slice(&states.get()[token * of_token..][..d_model]);
             }
-            let states = Matrix::new(&*chunk, count, d_model);
+            let states = Matrix::new(chunk, count, d_model);
             for (tile, head) in self.tiles(&weight) {
-                let (shape, head) = ([count, tile.len()], head.matrix([tile.len(), d_model]));
-                let to = Matrix::with_strides(&mut logits[tile.start..], shape, [classes, 1]);
-                multiply(to, states, head.transposed(), Set(1.0), ON_POOL);
+                let head = head.matrix([tile.len(), d_model]).transposed();
+                let to = &mut logits[tile.start..];
+                multiply(to, classes, states, head, Set(1.0), ON_POOL);
             }
             let rows = logits.par_chunks_mut(classes).zip(counted);
             let losses = rows.map(|(logits, (_, row))| self.row(logits, *row, needed));
             let losses: Vec<f32> = losses.collect();
             loss += losses.into_iter().map(f64::from).sum::<f64>();
             if needed[1] {
-                let logits = Matrix::new(&*logits, count, classes);
-                let to = match is_transposed {
-                    true => Matrix::new(&mut *of_weight, d_model, classes).transposed(),
-                    false => Matrix::new(&mut *of_weight, classes, d_model),
+                let logits = Matrix::new(logits, count, classes);
+                let [a, b] = match is_transposed {
+                    true => [states, logits],
+                    false => [logits, states],
                 };
-                multiply(to, logits.transposed(), states, Add, ON_POOL);
+                let row = b.sizes[1];
+                multiply(&mut of_weight, row, a.transposed(), b, Add, ON_POOL);
             }
             if needed[0] {
                 for (tile, head) in self.tiles(&weight) {
-                    let (shape, head) = ([count, tile.len()], head.matrix([tile.len(), d_model]));
-                    let logits = Matrix::with_strides(&logits[tile.start..], shape, [classes, 1]);
-                    let to = Matrix::new(&mut *chunk, count, d_model);
+                    let head = head.matrix([tile.len(), d_model]);
+                    let mut logits = Matrix::new(&logits[tile.start..], count, classes);
+                    logits.sizes[1] = tile.len();
                     let effect = if tile.start == 0 { Set(1.0) } else { Add };
-                    multiply(to, logits, head, effect, ON_POOL);
+                    multiply(chunk, d_model, logits, head, effect, ON_POOL);
                 }
                 for (state, (token, _)) in chunk.chunks(d_model).zip(counted) {
                     of_hidden[token * d_model..][..d_model].copy_from_slice(state);
