@@ -21,14 +21,14 @@ pub(crate) fn adapted<const D: usize>(inputs: [AnyTensor; 4], scale: f64) -> Opt
 fn kernel(inputs: [AnyTensor; 4], needed: [bool; 4], scale: f32) -> Computed {
     let [of_x, of_weight, of_a, of_b] = inputs.each_ref().map(|it| it.shape());
     let ([d_input, d_output], rank) = ([of_weight[0], of_weight[1]], of_a[1]);
-    let rows = of_x.iter().rev().skip(1).product();
     let x = Elements::contiguous(&inputs[0]);
-    let x = Matrix::new(x.get(), rows, d_input);
+    let x = x.flat();
+    let rows = x.sizes[0];
     let [weight, a, b] = [1, 2, 3].map(|index: usize| Elements::strided(&inputs[index]));
-    let low = scaled(product(x, a.matrix([d_input, rank])), scale);
-    let mut y = product(x, weight.matrix([d_input, d_output]));
-    let (of_low, b) = (Matrix::new(&low, rows, rank), b.matrix([rank, d_output]));
-    multiply(&mut y, d_output, of_low, b, Add, ON_POOL);
+    let low = scaled(product(x, a.matrix(&[])), scale);
+    let mut y = product(x, weight.matrix(&[]));
+    let a = Matrix::new(&low, rows, rank);
+    multiply(&mut y, d_output, a, b.matrix(&[]), Add, ON_POOL);
     let mut of_y = of_x.clone();
     *of_y.last_mut().expect("`x` has rows") = d_output;
     let output = tensor(y, of_y, &inputs[0]);
@@ -41,23 +41,23 @@ fn kernel(inputs: [AnyTensor; 4], needed: [bool; 4], scale: f32) -> Computed {
     ];
     Computed::keeping(kept, output, move |gradient, [x, weight, a, b]| {
         let dy = Elements::contiguous(&gradient);
-        let dy = Matrix::new(dy.get(), rows, d_output);
+        let dy = dy.flat();
         let of_low = b.map_or_else(Vec::new, |b| {
             let b = Elements::strided(&b);
-            scaled(product(dy, b.matrix([rank, d_output]).transposed()), scale)
+            scaled(product(dy, b.matrix(&[]).transposed()), scale)
         });
         let of_low = Matrix::new(&of_low, rows, rank);
         let mut gradients: [Option<AnyTensor>; 4] = [const { None }; 4];
         if let (Some(weight), Some(a)) = (weight, a) {
             let (weight, a) = (Elements::strided(&weight), Elements::strided(&a));
-            let mut dx = product(dy, weight.matrix([d_input, d_output]).transposed());
-            let a = a.matrix([d_input, rank]).transposed();
+            let mut dx = product(dy, weight.matrix(&[]).transposed());
+            let a = a.matrix(&[]).transposed();
             multiply(&mut dx, d_input, of_low, a, Add, ON_POOL);
             gradients[0] = Some(tensor(dx, of_x, &gradient));
         }
         if let Some(x) = x {
             let x = Elements::contiguous(&x);
-            let x = Matrix::new(x.get(), rows, d_input).transposed();
+            let x = x.flat().transposed();
             gradients[1] = weight_needed.then(|| tensor(product(x, dy), of_weight, &gradient));
             gradients[2] = a_needed.then(|| tensor(product(x, of_low), of_a, &gradient));
         }

@@ -1,11 +1,10 @@
 //! The elements of tensors on `flex`, as slices of f32, and the types of computations.
 
+use std::sync::Arc;
+
 use backburn_base::{AnyTensor, of_data};
-#[cfg(feature = "flex")]
-use burn::backend::Flex;
-#[cfg(feature = "flex")]
-use burn::backend::tensor::FloatTensor;
-use burn::tensor::{DType, Element, Shape, Tensor, TensorData, bf16, f16};
+use burn::tensor::{Bytes, DType, Element, Shape, Tensor, TensorData, bf16, f16};
+use bytemuck::cast_slice;
 use rayon::prelude::*;
 
 use crate::product::Matrix;
@@ -37,116 +36,119 @@ pub(crate) fn rows_of_task(row: usize) -> usize {
 
 /// Returns `true` if the kernels compute with these tensors: they are on `flex`, in f32 or a half type.
 pub(crate) fn have_kernel(tensors: &[AnyTensor]) -> bool {
-    let is_small =
-        |tensor: &AnyTensor| matches!(tensor.dtype(), DType::F32 | DType::F16 | DType::BF16);
-    let has_kernel = |tensor: &AnyTensor| is_small(tensor) && is_flex(tensor);
-    tensors.iter().all(has_kernel)
-}
-
-fn is_flex(tensor: &AnyTensor) -> bool {
-    #[allow(unreachable_patterns, unused_variables)] // The variants depend on the features.
-    match tensor.device().inner().as_dispatch() {
-        #[cfg(feature = "flex")]
-        burn::backend::DispatchDevice::Flex(_) => true,
-        _ => false,
-    }
+    tensors.iter().all(|tensor| {
+        #[allow(unreachable_patterns)] // The variants depend on the features.
+        let is_flex = match tensor.device().inner().as_dispatch() {
+            #[cfg(feature = "flex")]
+            burn::backend::DispatchDevice::Flex(_) => true,
+            _ => false,
+        };
+        is_flex && matches!(tensor.dtype(), DType::F32 | DType::F16 | DType::BF16)
+    })
 }
 
 /// The elements of a tensor in f32: its buffer, or a copy if it has another type.
 pub(crate) struct Elements {
-    buffer: Buffer,
+    bytes: Arc<Bytes>,
     start: usize,
+    pub(crate) shape: Vec<usize>,
     strides: Vec<usize>,
-}
-
-enum Buffer {
-    Copied(Vec<f32>),
-    #[cfg(feature = "flex")]
-    Shared(FloatTensor<Flex>),
 }
 
 impl Elements {
     /// Returns the elements in the order of the shape.
     pub(crate) fn contiguous(tensor: &AnyTensor) -> Self {
-        Self::new(tensor, |shape, strides| {
-            *strides == contiguous_strides(shape)
-        })
+        Self::new(tensor, usize::MAX)
     }
 
     /// Returns the elements with the rows in any order: the last stride is 1.
     pub(crate) fn rows(tensor: &AnyTensor) -> Self {
-        Self::new(tensor, |shape, strides| {
-            strides.last() == Some(&1) || shape.last() == Some(&1)
-        })
+        Self::new(tensor, 1)
     }
 
     /// Returns the elements with any strides.
     pub(crate) fn strided(tensor: &AnyTensor) -> Self {
-        Self::new(tensor, |_, _| true)
+        Self::new(tensor, 0)
     }
 
-    /// Returns the buffer of the tensor if it is in f32 and its strides fit, otherwise a copy.
-    fn new(tensor: &AnyTensor, fits: fn(&[usize], &[usize]) -> bool) -> Self {
+    /// Returns the buffer of the tensor if it is in f32 and the last dimensions, `ordered` of them, have the strides of a contiguous
+    /// tensor, otherwise a copy.
+    fn new(tensor: &AnyTensor, ordered: usize) -> Self {
+        let shape = tensor.shape().to_vec();
+        let mut contiguous = vec![1; shape.len()];
+        for dim in (1..shape.len()).rev() {
+            contiguous[dim - 1] = contiguous[dim] * shape[dim];
+        }
         #[cfg(feature = "flex")]
         if tensor.dtype() == DType::F32 {
-            let primitive = tensor.0.clone().try_into_primitive::<Flex>();
+            let primitive = tensor.0.clone().try_into_primitive::<burn::backend::Flex>();
             let primitive = primitive.expect("the tensor is on `flex`");
             let layout = primitive.layout();
             let strides = layout.strides().iter().copied().map(usize::try_from);
+            let first = shape.len().saturating_sub(ordered);
             if let Ok(strides) = strides.collect::<Result<Vec<_>, _>>()
-                && fits(&tensor.shape(), &strides)
+                && strides[first..] == contiguous[first..]
             {
                 return Self {
+                    bytes: primitive.data_arc(),
                     start: layout.start_offset(),
-                    buffer: Buffer::Shared(primitive),
+                    shape,
                     strides,
                 };
             }
         }
         let data = tensor.0.clone().into_data();
-        Self {
-            buffer: Buffer::Copied(match data.dtype() {
-                DType::BF16 => converted(data.as_slice().expect("it is in bf16"), widen_bf16),
-                DType::F16 => converted(data.as_slice().expect("it is in f16"), widen_f16),
-                _ => data.try_into_vec().expect("it is in f32"),
-            }),
-            start: 0,
-            strides: contiguous_strides(&tensor.shape()),
-        }
-    }
-
-    /// Returns the elements from the first one on.
-    pub(crate) fn get(&self) -> &[f32] {
-        let all = match &self.buffer {
-            Buffer::Copied(all) => all,
-            #[cfg(feature = "flex")]
-            Buffer::Shared(tensor) => tensor.storage::<f32>(),
+        let copied = match data.dtype() {
+            DType::BF16 => converted(data.as_slice().expect("it is in bf16"), widen_bf16),
+            DType::F16 => converted(data.as_slice().expect("it is in f16"), widen_f16),
+            _ => data.try_into_vec().expect("it is in f32"),
         };
-        &all[self.start.min(all.len())..]
-    }
-
-    /// Returns the elements of a tensor of rank 2 as a matrix.
-    pub(crate) fn matrix(&self, sizes: [usize; 2]) -> Matrix<'_> {
-        Matrix {
-            elements: self.get(),
-            sizes,
-            strides: self.strides(),
+        Self {
+            bytes: Arc::new(Bytes::from_elems(copied)),
+            start: 0,
+            shape,
+            strides: contiguous,
         }
     }
 
-    /// Returns the distance of neighbours in each dimension.
-    pub(crate) fn strides<const D: usize>(&self) -> [usize; D] {
-        let strides = self.strides.as_slice().try_into();
-        strides.expect("the rank is that of the tensor")
+    /// Returns contiguous elements.
+    pub(crate) fn get(&self) -> &[f32] {
+        &self.at(&[])[..self.shape.iter().product::<usize>()]
     }
-}
 
-fn contiguous_strides(shape: &[usize]) -> Vec<usize> {
-    let mut strides = vec![1; shape.len()];
-    for dim in (1..shape.len()).rev() {
-        strides[dim - 1] = strides[dim] * shape[dim];
+    /// Returns the elements from the one at `index` in the first dimensions on.
+    fn at(&self, index: &[usize]) -> &[f32] {
+        let all = cast_slice::<u8, f32>(&self.bytes);
+        let steps = index.iter().zip(&self.strides);
+        let start = self.start + steps.map(|(index, stride)| index * stride).sum::<usize>();
+        &all[start.min(all.len())..]
     }
-    strides
+
+    /// Returns the row at `index` in all dimensions but the last.
+    pub(crate) fn row(&self, index: &[usize]) -> &[f32] {
+        &self.at(index)[..self.shape[index.len()]]
+    }
+
+    /// Returns the matrix at `index` in all dimensions but the last two.
+    pub(crate) fn matrix(&self, index: &[usize]) -> Matrix<'_> {
+        let last = [index.len(), index.len() + 1];
+        Matrix {
+            elements: self.at(index),
+            sizes: last.map(|dim| self.shape[dim]),
+            strides: last.map(|dim| self.strides[dim]),
+        }
+    }
+
+    /// Returns contiguous elements as a matrix of the rows of all dimensions.
+    pub(crate) fn flat(&self) -> Matrix<'_> {
+        let (columns, others) = self.shape.split_last().expect("the tensor has rows");
+        Matrix::new(self.get(), others.iter().product(), *columns)
+    }
+
+    /// Returns `true` if this is a matrix whose columns follow each other in memory.
+    pub(crate) fn is_transposed(&self) -> bool {
+        matches!(self.strides[..], [1, column] if column != 1)
+    }
 }
 
 /// Creates a tensor of `elements` on the device of `like`, in the type of `like`.

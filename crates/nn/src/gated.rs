@@ -111,7 +111,7 @@ fn kernel(activation: Activation, [gate, up]: [AnyTensor; 2]) -> Computed {
     let shape = gate.shape();
     let length = shape.num_elements();
     let elements = [&gate, &up].map(Elements::contiguous);
-    let [of_gate, of_up] = elements.each_ref().map(|it| &it.get()[..length]);
+    let [of_gate, of_up] = elements.each_ref().map(Elements::get);
     let mut y = vec![0.0; length];
     y.par_chunks_mut(TASK)
         .zip(of_gate.par_chunks(TASK))
@@ -120,7 +120,7 @@ fn kernel(activation: Activation, [gate, up]: [AnyTensor; 2]) -> Computed {
     let output = tensor(y, shape.clone(), &gate);
     Computed::new(output, move |gradient| {
         let elements = [&gate, &up, &gradient].map(Elements::contiguous);
-        let [gates, ups, gradients] = elements.each_ref().map(|it| &it.get()[..length]);
+        let [gates, ups, gradients] = elements.each_ref().map(Elements::get);
         let (mut of_gate, mut of_up) = (vec![0.0; length], vec![0.0; length]);
         of_gate
             .par_chunks_mut(TASK)

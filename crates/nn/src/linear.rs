@@ -10,7 +10,7 @@ use rayon::prelude::*;
 use crate::adapter::adapted;
 use crate::elements::{Elements, add_all, have_kernel, rows_of_task, sum_of_tasks, tensor};
 use crate::node::{Computed, operation};
-use crate::product::{Effect::Add, Matrix, ON_POOL, multiply, product};
+use crate::product::{Effect::Add, ON_POOL, multiply, product};
 
 /// Computes `y = x * weight + bias`, as [`Linear::forward`] does.
 ///
@@ -89,21 +89,16 @@ fn multiplied<const D: usize, const N: usize>(inputs: [AnyTensor; N]) -> Tensor<
 }
 
 fn kernel<const N: usize>(inputs: [AnyTensor; N], needed: [bool; N]) -> Computed {
-    let shape = inputs[0].shape();
-    let rows = shape.iter().rev().skip(1).product();
-    let layer = inputs[1].shape();
-    let [d_input, d_output] = [layer[0], layer[1]];
-    let (x, weight) = (
-        Elements::contiguous(&inputs[0]),
-        Elements::strided(&inputs[1]),
-    );
+    let (shape, layer) = (inputs[0].shape(), inputs[1].shape());
+    let [d_input, d_output] = layer.dims();
+    let x = Elements::contiguous(&inputs[0]);
+    let weight = Elements::strided(&inputs[1]);
     // The gradient has the layout of a weight in f32. Others are copied.
-    let is_transposed = matches!(weight.strides(), [1, column] if column != 1);
-    let x = Matrix::new(x.get(), rows, d_input);
-    let weight = weight.matrix([d_input, d_output]);
+    let is_transposed = weight.is_transposed();
+    let (x, weight) = (x.flat(), weight.matrix(&[]));
     let y = match inputs.get(2) {
         Some(bias) => {
-            let mut y = Elements::contiguous(bias).get()[..d_output].repeat(rows);
+            let mut y = Elements::contiguous(bias).get().repeat(x.sizes[0]);
             multiply(&mut y, d_output, x, weight, Add, ON_POOL);
             y
         }
@@ -116,17 +111,16 @@ fn kernel<const N: usize>(inputs: [AnyTensor; N], needed: [bool; N]) -> Computed
     [kept[0], kept[1]] = [needed[1], needed[0]];
     Computed::keeping(kept, output, move |gradient, mut kept| {
         let elements = Elements::contiguous(&gradient);
-        let dy = Matrix::new(elements.get(), rows, d_output);
+        let dy = elements.flat();
         let mut gradients: [Option<AnyTensor>; N] = [const { None }; N];
         if let Some(weight) = kept[1].take() {
             let weight = Elements::strided(&weight);
-            let weight = weight.matrix([d_input, d_output]);
-            let dx = product(dy, weight.transposed());
+            let dx = product(dy, weight.matrix(&[]).transposed());
             gradients[0] = Some(tensor(dx, shape, &gradient));
         }
         if let Some(x) = kept[0].take() {
             let x = Elements::contiguous(&x);
-            let x = Matrix::new(x.get(), rows, d_input);
+            let x = x.flat();
             gradients[1] = Some(match is_transposed {
                 true => {
                     let transposed = product(dy.transposed(), x);
@@ -137,8 +131,8 @@ fn kernel<const N: usize>(inputs: [AnyTensor; N], needed: [bool; N]) -> Computed
             });
         }
         if needed.get(2) == Some(&true) {
-            let rows = &elements.get()[..rows * d_output];
-            gradients[2] = Some(tensor(sum_of_rows(rows, d_output), [d_output], &gradient));
+            let sums = sum_of_rows(elements.get(), d_output);
+            gradients[2] = Some(tensor(sums, [d_output], &gradient));
         }
         gradients
     })

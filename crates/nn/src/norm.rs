@@ -131,22 +131,22 @@ impl Norm {
         let length = shape.num_elements();
         let task = rows_of_task(row) * row.max(1);
         let elements = inputs.each_ref().map(Elements::contiguous);
-        let gamma = &elements[1].get()[..row];
-        let beta = elements.get(2).map_or(&[][..], |beta| &beta.get()[..row]);
+        let gamma = elements[1].get();
+        let beta = elements.get(2).map_or(&[][..], Elements::get);
         let mut y = vec![0.0; length];
         y.par_chunks_mut(task)
-            .zip(elements[0].get()[..length].par_chunks(task))
+            .zip(elements[0].get().par_chunks(task))
             .for_each(|(y, x)| normalize(self, x, gamma, beta, y));
         let output = tensor(y, shape.clone(), &inputs[0]);
         Computed::new(output, move |gradient| {
             let elements = inputs.each_ref().map(Elements::contiguous);
-            let gamma = &elements[1].get()[..row];
+            let gamma = elements[1].get();
             let gradients = Elements::contiguous(&gradient);
             let mut of_x = vec![0.0; length];
             let tasks = of_x
                 .par_chunks_mut(task)
-                .zip(elements[0].get()[..length].par_chunks(task))
-                .zip(gradients.get()[..length].par_chunks(task));
+                .zip(elements[0].get().par_chunks(task))
+                .zip(gradients.get().par_chunks(task));
             let tasks = tasks.map(|((of_x, x), gradient)| {
                 let mut sums = vec![0.0; (N - 1) * row];
                 gradients_of_rows(self, x, gradient, gamma, of_x, &mut sums);

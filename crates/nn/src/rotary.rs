@@ -1,7 +1,5 @@
 //! Rotary positions.
 
-use std::array::from_fn;
-
 use backburn_base::{AnyTensor, in_type};
 use burn::tensor::Tensor;
 use rayon::prelude::*;
@@ -39,34 +37,29 @@ pub fn rotary(heads: Tensor<4>, cos: Tensor<4>, sin: Tensor<4>) -> Tensor<4> {
             heads.dims()
         );
     }
-    let tables = [cos, sin].map(Tensor::inner);
-    let run = |[heads]: [AnyTensor; 1], _: [bool; 1]| {
-        let output = rotated(heads.of_rank(), &tables, false).into();
-        let tables = tables.clone();
+    let [cos, sin] = [cos, sin].map(|table| AnyTensor::from(table.inner()));
+    let run = |[heads]: [AnyTensor; 1], _| {
+        let (cos, sin) = (cos.clone(), sin.clone());
+        let output = rotated([heads, cos.clone(), sin.clone()], false);
         Computed::new(output, move |gradient| {
-            [AnyTensor::from(rotated(gradient.of_rank(), &tables, true))]
+            [rotated([gradient, cos, sin], true)]
         })
     };
-    operation([heads.into()], run, |[heads]| {
-        composed(heads.of_rank(), &tables, false).into()
-    })
-    .of_rank()
+    let compose = |[heads]: [AnyTensor; 1]| composed([heads, cos.clone(), sin.clone()], false);
+    operation([heads.into()], run, compose).of_rank()
 }
 
-/// Rotates `heads` by their positions, or backwards.
-fn rotated(heads: Tensor<4>, tables: &[Tensor<4>; 2], is_backwards: bool) -> Tensor<4> {
-    let heads = AnyTensor::from(heads);
-    let all = tables.clone().map(AnyTensor::from);
-    match have_kernel(&all) && have_kernel(std::slice::from_ref(&heads)) {
-        true => kernel(&heads, &all, is_backwards),
-        false => composed(heads.of_rank(), tables, is_backwards),
+/// Rotates heads, the first of `all`, by their positions, or backwards. The others are `cos` and `sin`.
+fn rotated(all: [AnyTensor; 3], is_backwards: bool) -> AnyTensor {
+    match have_kernel(&all) {
+        true => kernel(&all, is_backwards),
+        false => composed(all, is_backwards),
     }
 }
 
-fn composed(heads: Tensor<4>, tables: &[Tensor<4>; 2], is_backwards: bool) -> Tensor<4> {
-    let dtype = heads.dtype();
-    let heads = in_type(heads, wide(dtype));
-    let [cos, sin] = tables.clone().map(|table| in_type(table, wide(dtype)));
+fn composed(all: [AnyTensor; 3], is_backwards: bool) -> AnyTensor {
+    let dtype = all[0].dtype();
+    let [heads, cos, sin] = all.map(|it| in_type(it.of_rank::<4>(), wide(dtype)));
     let sin = if is_backwards { sin.neg() } else { sin };
     let half = heads.dims()[3] / 2;
     let (first, second) = (
@@ -75,39 +68,29 @@ fn composed(heads: Tensor<4>, tables: &[Tensor<4>; 2], is_backwards: bool) -> Te
     );
     let turned = first.clone() * cos.clone() - second.clone() * sin.clone();
     let other = second * cos + first * sin;
-    in_type(Tensor::cat(vec![turned, other], 3), dtype)
+    in_type(Tensor::cat(vec![turned, other], 3), dtype).into()
 }
 
 /// Stores the output in the order `[batch, length, heads, head_dim]`, in which the layers before and after read it.
-fn kernel(heads: &AnyTensor, tables: &[AnyTensor; 2], is_backwards: bool) -> Tensor<4> {
-    let [batch, count, length, head_dim] = heads.shape().dims();
-    let elements = Elements::rows(heads);
-    let [batch_stride, head_stride, row_stride, _] = elements.strides::<4>();
-    let table_elements = tables.each_ref().map(Elements::rows);
-    let strides = table_elements.each_ref().map(Elements::strides::<4>);
-    let (position, half) = (count * head_dim, head_dim / 2);
+fn kernel(all: &[AnyTensor; 3], is_backwards: bool) -> AnyTensor {
+    let [batch, count, length, head_dim] = all[0].shape().dims();
+    let [heads, cos, sin] = all.each_ref().map(Elements::rows);
+    let (position, sign) = (count * head_dim, if is_backwards { -1.0 } else { 1.0 });
     let task = rows_of_task(position);
     let mut to = vec![0.0; batch * length * position];
     let tasks = to.par_chunks_mut((task * position).max(1)).enumerate();
     tasks.for_each(|(index, to)| {
         for (row, to) in to.chunks_mut(position).enumerate() {
             let (batch, row) = ((index * task + row) / length, (index * task + row) % length);
-            let [cos, sin] = from_fn(|table| {
-                let [of_batch, _, of_row, _] = strides[table];
-                // A table that all sequences share has any stride.
-                let is_shared = tables[table].shape()[0] == 1;
-                let batch = if is_shared { 0 } else { batch };
-                &table_elements[table].get()[batch * of_batch + row * of_row..][..half]
-            });
+            // All sequences may share a table.
+            let [cos, sin] = [&cos, &sin].map(|it| it.row(&[batch.min(it.shape[0] - 1), 0, row]));
             for (head, to) in to.chunks_mut(head_dim).enumerate() {
-                let start = batch * batch_stride + head * head_stride + row * row_stride;
-                let from = &elements.get()[start..][..head_dim];
-                rotate(from, cos, sin, to, if is_backwards { -1.0 } else { 1.0 });
+                rotate(heads.row(&[batch, head, row]), cos, sin, to, sign);
             }
         }
     });
-    let output = tensor(to, [batch, length, count, head_dim], heads);
-    output.of_rank::<4>().swap_dims(1, 2)
+    let output = tensor(to, [batch, length, count, head_dim], &all[0]);
+    output.of_rank::<4>().swap_dims(1, 2).into()
 }
 
 vectorized! {

@@ -35,16 +35,6 @@ struct Head<'a> {
     value: Matrix<'a>,
 }
 
-/// Returns the rows of a head.
-fn of_head(elements: &Elements, [batch, head]: [usize; 2], sizes: [usize; 2]) -> Matrix<'_> {
-    let [of_batch, of_head, of_row, _] = elements.strides::<4>();
-    Matrix {
-        elements: &elements.get()[batch * of_batch + head * of_head..],
-        sizes,
-        strides: [of_row, 1],
-    }
-}
-
 impl Kernel {
     /// Returns `None` if the kernel can't compute these tensors.
     pub(super) fn run(problem: &Problem, inputs: &[AnyTensor; 3]) -> Option<Computed> {
@@ -63,16 +53,15 @@ impl Kernel {
         }))
     }
 
-    fn head<'a>(&self, elements: &'a [Elements; 3], head: usize) -> Head<'a> {
+    fn head<'a>(&self, [query, key, value]: &'a [Elements; 3], head: usize) -> Head<'a> {
         let sizes = self.problem.sizes;
-        let [head_dim, value_dim] = sizes.dims;
         let index = [head / sizes.heads, head % sizes.heads];
         let group = [index[0], index[1] / sizes.group()];
         Head {
             index,
-            query: of_head(&elements[0], index, [sizes.queries, head_dim]),
-            key: of_head(&elements[1], group, [sizes.keys, head_dim]),
-            value: of_head(&elements[2], group, [sizes.keys, value_dim]),
+            query: query.matrix(&index),
+            key: key.matrix(&group),
+            value: value.matrix(&group),
         }
     }
 
@@ -173,7 +162,7 @@ impl Kernel {
             .for_each_init(Default::default, |scratch, (index, gradients)| {
                 let ((of_query, of_key), of_value) = gradients;
                 let head = self.head(&elements, index);
-                let gradient = of_head(&gradient, head.index, [sizes.queries, value_dim]);
+                let gradient = gradient.matrix(&head.index);
                 self.backward_head(&head, gradient, [of_query, of_key, of_value], scratch);
             });
         let of_key = sum_of_groups(of_key, sizes.group(), sizes.keys * head_dim);

@@ -66,10 +66,9 @@ impl Problem {
         let (tokens, classes, d_model) = (self.tokens, self.classes, self.d_model);
         let counted = self.counted();
         let states = Elements::rows(&hidden);
-        let [of_token, _] = states.strides();
         // The gradient has the layout of the weight.
-        let is_transposed = weight.dtype() == DType::F32
-            && matches!(Elements::strided(&weight).strides(), [1, column] if column != 1);
+        let is_transposed =
+            weight.dtype() == DType::F32 && Elements::strided(&weight).is_transposed();
         let size = self.options.chunk_size.min(counted.len());
         let (mut logits, mut chunk) = (vec![0.0; size * classes], vec![0.0; size * d_model]);
         let mut of_hidden = vec![0.0; if needed[0] { tokens * d_model } else { 0 }];
@@ -82,11 +81,11 @@ impl Problem {
                 &mut chunk[..count * d_model],
             );
             for (state, (token, _)) in chunk.chunks_mut(d_model).zip(counted) {
-                state.copy_from_slice(&states.get()[token * of_token..][..d_model]);
+                state.copy_from_slice(states.row(&[*token]));
             }
             let states = Matrix::new(chunk, count, d_model);
             for (tile, head) in self.tiles(&weight) {
-                let head = head.matrix([tile.len(), d_model]).transposed();
+                let head = head.matrix(&[]).transposed();
                 let to = &mut logits[tile.start..];
                 multiply(to, classes, states, head, Set(1.0), ON_POOL);
             }
@@ -105,7 +104,7 @@ impl Problem {
             }
             if needed[0] {
                 for (tile, head) in self.tiles(&weight) {
-                    let head = head.matrix([tile.len(), d_model]);
+                    let head = head.matrix(&[]);
                     let mut logits = Matrix::new(&logits[tile.start..], count, classes);
                     logits.sizes[1] = tile.len();
                     let effect = if tile.start == 0 { Set(1.0) } else { Add };
