@@ -1,7 +1,5 @@
 //! Head and loss on `flex`. The logits of a chunk are overwritten by their gradient.
 
-use std::ops::Range;
-
 use backburn_base::{AnyTensor, of_data};
 use burn::tensor::{DType, Tensor, TensorData};
 use rayon::prelude::*;
@@ -16,55 +14,49 @@ use crate::simd::{exp, max, sum_of, tanh, vectorized};
 /// Elements of a part of a head in a half type.
 const TILE: usize = 1024 * 1024;
 
+/// A token that is not ignored, with its target and the factor of its loss.
+#[derive(Clone, Copy)]
+struct Row {
+    token: usize,
+    target: usize,
+    weight: f32,
+}
+
 impl Problem {
     /// Returns `true` if the kernel computes with these tensors.
     pub(super) fn has_kernel(&self, inputs: &[AnyTensor; 2]) -> bool {
-        have_kernel(inputs) && self.classes > 0 && self.d_model > 0
+        have_kernel(inputs) && inputs[1].shape().num_elements() > 0
     }
 
-    /// Returns the tokens that are not ignored, with their target and weight.
-    fn counted(&self) -> Vec<(usize, Row)> {
+    /// Returns the tokens that are not ignored.
+    fn counted(&self, classes: usize) -> Vec<Row> {
+        let weights = self.weights.clone().map(Tensor::into_data);
+        let weights = weights.map(|weights| weights.iter().collect::<Vec<f32>>());
         let targets = self.targets.clone().into_data();
-        let targets: Vec<i64> = targets.iter().collect();
-        let weights = self.weights.clone();
-        let weights = weights.map_or_else(
-            || vec![1.0; self.tokens],
-            |weights| weights.into_data().iter().collect(),
-        );
-        let all = targets.into_iter().zip(weights).enumerate();
-        let counted = all.filter(|(_, (target, _))| Some(*target) != self.options.ignored);
-        counted
-            .map(|(token, (target, weight))| {
-                let class = usize::try_from(target).ok();
-                let target = class.filter(|class| *class < self.classes).unwrap_or_else(|| {
-                    panic!(
-                        "`targets` has {target}, which is not one of the {} classes of the head: check the tokenizer, or set it as `ignored`",
-                        self.classes
-                    )
-                });
-                (token, Row { target, weight })
-            })
-            .collect()
-    }
-
-    /// Returns the head in f32, with the classes of each part: all of it, or in parts if it has a half type, so that there is no copy
-    /// of twice its bytes.
-    fn tiles(&self, weight: &AnyTensor) -> impl Iterator<Item = (Range<usize>, Elements)> {
-        let size = match weight.dtype() {
-            DType::F32 => self.classes,
-            _ => (TILE / self.d_model).max(1),
-        };
-        let weight: Tensor<2> = weight.clone().of_rank();
-        (0..self.classes).step_by(size).map(move |start| {
-            let tile = start..self.classes.min(start + size);
-            let part = weight.clone().slice(tile.clone());
-            (tile, Elements::strided(&part.into()))
-        })
+        let targets = targets.iter::<i64>().enumerate();
+        let counted = targets.filter(|(_, target)| Some(*target) != self.options.ignored);
+        let rows = counted.map(|(token, target)| {
+            let class = usize::try_from(target).ok();
+            let class = class.filter(|class| *class < classes);
+            let class = class.unwrap_or_else(|| {
+                panic!(
+                    "`targets` has {target}, which is not one of the {classes} classes of the head: check the tokenizer, or set it as `ignored`"
+                )
+            });
+            Row {
+                token,
+                target: class,
+                weight: weights.as_ref().map_or(1.0, |weights| weights[token]),
+            }
+        });
+        rows.collect()
     }
 
     pub(super) fn kernel(&self, [hidden, weight]: [AnyTensor; 2], needed: [bool; 2]) -> Computed {
-        let (tokens, classes, d_model) = (self.tokens, self.classes, self.d_model);
-        let counted = self.counted();
+        let ([tokens, d_model], classes) = (hidden.shape().dims(), weight.shape()[0]);
+        let cap = self.options.soft_cap.map(|cap| cap as f32);
+        let smoothing = self.options.smoothing as f32;
+        let counted = self.counted(classes);
         let states = Elements::rows(&hidden);
         // The gradient has the layout of the weight.
         let is_transposed =
@@ -74,27 +66,23 @@ impl Problem {
         let mut of_hidden = vec![0.0; if needed[0] { tokens * d_model } else { 0 }];
         let mut of_weight = vec![0.0; if needed[1] { classes * d_model } else { 0 }];
         let mut loss = 0.0;
-        for counted in counted.chunks(size.max(1)) {
-            let count = counted.len();
-            let (logits, chunk) = (
-                &mut logits[..count * classes],
-                &mut chunk[..count * d_model],
-            );
-            for (state, (token, _)) in chunk.chunks_mut(d_model).zip(counted) {
-                state.copy_from_slice(states.row(&[*token]));
+        for rows in counted.chunks(size.max(1)) {
+            for (state, row) in chunk.chunks_mut(d_model).zip(rows) {
+                state.copy_from_slice(states.row(&[row.token]));
             }
-            let states = Matrix::new(chunk, count, d_model);
-            for (tile, head) in self.tiles(&weight) {
-                let head = head.matrix(&[]).transposed();
-                let to = &mut logits[tile.start..];
+            let states = Matrix::new(&chunk, rows.len(), d_model);
+            for (start, head) in tiles(&weight) {
+                let (to, head) = (&mut logits[start..], head.matrix(&[]).transposed());
                 multiply(to, classes, states, head, Set(1.0), ON_POOL);
             }
-            let rows = logits.par_chunks_mut(classes).zip(counted);
-            let losses = rows.map(|(logits, (_, row))| self.row(logits, *row, needed));
+            let losses = logits.par_chunks_mut(classes).zip(rows);
+            let losses = losses.map(|(logits, row)| {
+                gradients(logits, *row, cap, smoothing, needed.contains(&true))
+            });
             let losses: Vec<f32> = losses.collect();
             loss += losses.into_iter().map(f64::from).sum::<f64>();
             if needed[1] {
-                let logits = Matrix::new(logits, count, classes);
+                let logits = Matrix::new(&logits, rows.len(), classes);
                 let [a, b] = match is_transposed {
                     true => [states, logits],
                     false => [logits, states],
@@ -103,15 +91,15 @@ impl Problem {
                 multiply(&mut of_weight, row, a.transposed(), b, Add, ON_POOL);
             }
             if needed[0] {
-                for (tile, head) in self.tiles(&weight) {
+                for (start, head) in tiles(&weight) {
                     let head = head.matrix(&[]);
-                    let mut logits = Matrix::new(&logits[tile.start..], count, classes);
-                    logits.sizes[1] = tile.len();
-                    let effect = if tile.start == 0 { Set(1.0) } else { Add };
-                    multiply(chunk, d_model, logits, head, effect, ON_POOL);
+                    let mut logits = Matrix::new(&logits[start..], rows.len(), classes);
+                    logits.sizes[1] = head.sizes[0];
+                    let effect = if start == 0 { Set(1.0) } else { Add };
+                    multiply(&mut chunk, d_model, logits, head, effect, ON_POOL);
                 }
-                for (state, (token, _)) in chunk.chunks(d_model).zip(counted) {
-                    of_hidden[token * d_model..][..d_model].copy_from_slice(state);
+                for (state, row) in chunk.chunks(d_model).zip(rows) {
+                    of_hidden[row.token * d_model..][..d_model].copy_from_slice(state);
                 }
             }
         }
@@ -125,16 +113,11 @@ impl Problem {
         Computed::new(output, move |gradient| {
             let factor: f32 = gradient.0.into_data().iter().next().unwrap_or(0.0);
             let of_hidden = needed[0].then(|| {
-                let mut of_hidden = scaled(of_hidden, factor);
-                if !factor.is_finite() {
-                    let mut is_ignored = vec![true; tokens];
-                    counted
-                        .iter()
-                        .for_each(|(token, _)| is_ignored[*token] = false);
-                    let rows = of_hidden.chunks_mut(d_model.max(1)).zip(is_ignored);
-                    // As in Burn, for example if the loss is the mean over no token.
-                    rows.filter(|row| row.1).for_each(|(row, _)| row.fill(0.0));
-                }
+                // Ignored tokens stay zero if the factor is infinite, as in Burn, for example if the loss is the mean over no token.
+                let mut factors = vec![0.0; tokens];
+                counted.iter().for_each(|row| factors[row.token] = factor);
+                let rows = of_hidden.par_chunks_mut(d_model).zip(factors);
+                rows.for_each(|(row, factor)| row.iter_mut().for_each(|it| *it *= factor));
                 tensor(of_hidden, [tokens, d_model], &like_hidden)
             });
             let of_weight = needed[1].then(|| {
@@ -151,62 +134,21 @@ impl Problem {
             [of_hidden, of_weight]
         })
     }
-
-    /// Replaces the logits of a token by their gradients, if one is needed. Returns the loss.
-    fn row(&self, logits: &mut [f32], row: Row, needed: [bool; 2]) -> f32 {
-        let Row { target, weight } = row;
-        let cap = self.options.soft_cap.map(|cap| cap as f32);
-        let smoothing = self.options.smoothing as f32;
-        if let Some(cap) = cap {
-            capped(logits, cap);
-        }
-        // With a cap the row now has `tanh(logits / cap)`.
-        let scale = cap.unwrap_or(1.0);
-        let of_target = logits[target];
-        let (largest, all) = exponentials(logits, scale);
-        // Differences to the largest logit, as in `log_softmax`: a large logit would round a small loss.
-        let mut expected = of_target * scale - largest;
-        if smoothing != 0.0 {
-            let mean = sum_of_differences(logits, scale, largest) / self.classes as f32;
-            expected = expected * (1.0 - smoothing) + mean * smoothing;
-        }
-        if needed.contains(&true) {
-            let even = weight * smoothing / self.classes as f32;
-            gradients(logits, cap, largest, weight / all, even);
-            logits[target] -= weight * (1.0 - smoothing) * slope(of_target, cap);
-        }
-        (all.ln() - expected) * weight
-    }
 }
 
-/// The target of a token, and the factor of its loss.
-#[derive(Clone, Copy)]
-struct Row {
-    target: usize,
-    weight: f32,
-}
-
-vectorized! {
-    fn capped(logits: &mut [f32], cap: f32) -> () {
-        for logit in logits {
-            *logit = tanh(*logit / cap);
-        }
-    }
-}
-
-vectorized! {
-    /// Returns the sum of the differences of the logits to the largest.
-    fn sum_of_differences(logits: &[f32], scale: f32, largest: f32) -> f32 {
-        sum_of!(logit in logits => logit * scale - largest)
-    }
-}
-
-vectorized! {
-    /// Returns the largest logit, and the sum of the exponentials of the differences to it.
-    fn exponentials(logits: &[f32], scale: f32) -> (f32, f32) {
-        let largest = max(logits) * scale;
-        (largest, sum_of!(logit in logits => exp(logit * scale - largest)))
-    }
+/// Returns the head in f32, with the first class of each part: all of it, or in parts if it has a half type, so that there is no copy
+/// of twice its bytes.
+fn tiles(weight: &AnyTensor) -> impl Iterator<Item = (usize, Elements)> {
+    let [classes, d_model] = weight.shape().dims();
+    let size = match weight.dtype() {
+        DType::F32 => classes,
+        _ => (TILE / d_model).max(1),
+    };
+    let weight: Tensor<2> = weight.clone().of_rank();
+    (0..classes).step_by(size).map(move |start| {
+        let part = weight.clone().slice(start..classes.min(start + size));
+        (start, Elements::strided(&part.into()))
+    })
 }
 
 /// Returns the derivative of the soft cap, if there is one, from its `tanh`.
@@ -219,18 +161,39 @@ fn slope(tanh: f32, cap: Option<f32>) -> f32 {
 }
 
 vectorized! {
-    /// Replaces logits, or their `tanh`, by the gradients of the loss, without the term of the target.
+    /// Replaces the logits of a token by their gradients, if one is needed. Returns the loss.
     fn gradients(
         logits: &mut [f32],
+        row: Row,
         cap: Option<f32>,
-        largest: f32,
-        share: f32,
-        even: f32,
-    ) -> () {
-        let scale = cap.unwrap_or(1.0);
-        for logit in logits {
-            let gradient = exp(*logit * scale - largest) * share - even;
-            *logit = gradient * slope(*logit, cap);
+        smoothing: f32,
+        is_needed: bool,
+    ) -> f32 {
+        let Row { target, weight, .. } = row;
+        let (classes, scale) = (logits.len() as f32, cap.unwrap_or(1.0));
+        if let Some(cap) = cap {
+            // The logits are `tanh(logits / cap)` from here on.
+            for logit in logits.iter_mut() {
+                *logit = tanh(*logit / cap);
+            }
         }
+        let of_target = logits[target];
+        let largest = max(logits) * scale;
+        let all = sum_of!(logit in logits => exp(logit * scale - largest));
+        // Differences to the largest logit, as in `log_softmax`: a large logit would round a small loss.
+        let mut expected = of_target * scale - largest;
+        if smoothing != 0.0 {
+            let mean = sum_of!(logit in logits => logit * scale - largest) / classes;
+            expected = expected * (1.0 - smoothing) + mean * smoothing;
+        }
+        if is_needed {
+            let (share, even) = (weight / all, weight * smoothing / classes);
+            for logit in logits.iter_mut() {
+                let gradient = exp(*logit * scale - largest) * share - even;
+                *logit = gradient * slope(*logit, cap);
+            }
+            logits[target] -= weight * (1.0 - smoothing) * slope(of_target, cap);
+        }
+        (all.ln() - expected) * weight
     }
 }

@@ -101,7 +101,6 @@ pub fn linear_cross_entropy(
     let problem = Problem {
         tokens,
         classes,
-        d_model,
         targets: targets.inner(),
         weights: weights.map(Tensor::inner),
         options: options.clone(),
@@ -123,7 +122,6 @@ pub fn linear_cross_entropy(
 struct Problem {
     tokens: usize,
     classes: usize,
-    d_model: usize,
     targets: Tensor<1, Int>,
     weights: Option<Tensor<1>>,
     options: LinearCrossEntropyOptions,
