@@ -81,7 +81,7 @@ pub fn linear_cross_entropy(
     weights: Option<Tensor<1>>,
     options: &LinearCrossEntropyOptions,
 ) -> Tensor<1> {
-    let ([tokens, d_model], [classes, of_head]) = (hidden.dims(), weight.dims());
+    let ([tokens, d_model], [_, of_head]) = (hidden.dims(), weight.dims());
     assert!(
         d_model == of_head,
         "`hidden` has {d_model} columns and `weight` {of_head}: pass the weight as `[classes, d_model]`"
@@ -99,8 +99,6 @@ pub fn linear_cross_entropy(
     }
     options.check();
     let problem = Problem {
-        tokens,
-        classes,
         targets: targets.inner(),
         weights: weights.map(Tensor::inner),
         options: options.clone(),
@@ -120,8 +118,6 @@ pub fn linear_cross_entropy(
 
 /// Everything but the tensors that have gradients.
 struct Problem {
-    tokens: usize,
-    classes: usize,
     targets: Tensor<1, Int>,
     weights: Option<Tensor<1>>,
     options: LinearCrossEntropyOptions,

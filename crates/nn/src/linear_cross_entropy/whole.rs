@@ -4,25 +4,11 @@ use std::ops::Range;
 
 use backburn_base::{AnyTensor, in_type, signed};
 use burn::tensor::activation::log_softmax;
-use burn::tensor::{Bool, DType, IndexingUpdateOp, Int, Tensor};
+use burn::tensor::{Bool, DType, IndexingUpdateOp, Tensor};
 
 use super::Problem;
 use crate::elements::wide;
 use crate::node::Computed;
-
-/// Tensors of a chunk of tokens.
-struct Chunk {
-    /// Logarithms of the probabilities. Shape: `[tokens, classes]`.
-    logarithms: Tensor<2>,
-    /// The derivative of the soft cap.
-    slope: Option<Tensor<2>>,
-    /// Classes. Shapes: `[tokens, 1]`, as below.
-    index: Tensor<2, Int>,
-    /// Targets that are not classes.
-    outside: Tensor<2, Bool>,
-    ignored: Option<Tensor<2, Bool>>,
-    weights: Option<Tensor<2>>,
-}
 
 impl Problem {
     /// Returns the loss by operations that Burn differentiates.
@@ -31,7 +17,7 @@ impl Problem {
         let none = Tensor::zeros([1], (&hidden.device(), dtype));
         self.chunks().fold(none, |sum, tokens| {
             let hidden = hidden.clone().slice(tokens.clone());
-            sum + self.loss(&self.chunk(hidden, weight.clone(), tokens))
+            sum + self.chunk(hidden, weight.clone(), tokens).0
         })
     }
 
@@ -51,13 +37,13 @@ impl Problem {
         let mut ignored = Vec::new();
         for tokens in self.chunks() {
             let of_chunk = hidden.clone().slice(tokens.clone());
-            let chunk = self.chunk(of_chunk.clone(), weight.clone(), tokens);
-            loss = loss + self.loss(&chunk);
+            let (losses, left_out, gradient) = self.chunk(of_chunk.clone(), weight.clone(), tokens);
+            loss = loss + losses;
             if !needed.contains(&true) {
                 continue;
             }
-            ignored.extend(chunk.ignored.clone());
-            let gradient = in_type(self.gradient(chunk), products);
+            ignored.extend(left_out);
+            let gradient = in_type(gradient(), products);
             if let Some(head) = &head {
                 of_hidden.push(gradient.clone().matmul(head.clone()));
             }
@@ -71,7 +57,7 @@ impl Problem {
             false => Some(Tensor::cat(of_hidden, 0)),
         };
         let ignored = (!ignored.is_empty()).then(|| Tensor::<2, Bool>::cat(ignored, 0));
-        let is_empty = self.tokens == 0;
+        let is_empty = hidden.dims()[0] == 0;
         Computed::new(loss.into(), move |gradient| {
             let factor = gradient.of_rank::<1>().unsqueeze::<2>();
             let scaled = |all: Tensor<2>, factor| in_type(all, dtype) * factor;
@@ -95,14 +81,25 @@ impl Problem {
         })
     }
 
-    pub(super) fn chunks(&self) -> impl Iterator<Item = Range<usize>> {
-        let (tokens, size) = (self.tokens, self.options.chunk_size);
+    fn chunks(&self) -> impl Iterator<Item = Range<usize>> {
+        let (tokens, size) = (self.targets.dims()[0], self.options.chunk_size);
         let starts = (0..tokens).step_by(size);
         starts.map(move |start| start..tokens.min(start.saturating_add(size)))
     }
 
-    fn chunk(&self, hidden: Tensor<2>, weight: Tensor<2>, tokens: Range<usize>) -> Chunk {
-        let count = tokens.len();
+    /// Returns the sum of the losses of a chunk of tokens, the tokens that are ignored, and a function that computes the gradients of
+    /// the logits.
+    fn chunk(
+        &self,
+        hidden: Tensor<2>,
+        weight: Tensor<2>,
+        tokens: Range<usize>,
+    ) -> (
+        Tensor<1>,
+        Option<Tensor<2, Bool>>,
+        impl FnOnce() -> Tensor<2>,
+    ) {
+        let (count, classes) = (tokens.len(), weight.dims()[0]);
         let logits = hidden.matmul(weight.transpose());
         let dtype = wide(logits.dtype());
         let mut logits = in_type(logits, dtype);
@@ -112,63 +109,47 @@ impl Problem {
             slope = Some(1 - share.clone().square());
             logits = share * cap;
         }
+        let logarithms = log_softmax(logits, 1);
+        // The tensors below have the shape `[tokens, 1]`.
         let targets = self.targets.clone().slice(tokens.clone());
         let targets = signed(targets.reshape([count, 1]));
         let fits = |ignored: &i64| targets.dtype() == DType::I64 || i32::try_from(*ignored).is_ok();
         let ignored = self.options.ignored.filter(fits);
         let ignored = ignored.map(|ignored| targets.clone().equal_scalar(ignored));
         let outside = targets.clone().lower_scalar(0);
-        let beyond = targets.clone().greater_equal_scalar(self.classes as i64);
-        let outside = outside.bool_or(beyond);
+        let outside = outside.bool_or(targets.clone().greater_equal_scalar(classes as i64));
+        let index = targets.mask_fill(outside.clone(), 0);
         let weights = self.weights.clone().map(|weights| {
             let weights = weights.slice(tokens).reshape([count, 1]);
             in_type(weights, dtype)
         });
-        Chunk {
-            logarithms: log_softmax(logits, 1),
-            slope,
-            index: targets.mask_fill(outside.clone(), 0),
-            outside,
-            ignored,
-            weights,
-        }
-    }
-
-    /// Returns the sum of the losses.
-    fn loss(&self, chunk: &Chunk) -> Tensor<1> {
         let smoothing = self.options.smoothing;
-        let of_targets = chunk.logarithms.clone().gather(1, chunk.index.clone());
+        let of_targets = logarithms.clone().gather(1, index.clone());
         let mut losses = of_targets * (smoothing - 1.0);
         if smoothing != 0.0 {
-            let of_all = chunk.logarithms.clone().sum_dim(1);
-            losses = losses - of_all * (smoothing / self.classes as f64);
+            let of_all = logarithms.clone().sum_dim(1);
+            losses = losses - of_all * (smoothing / classes as f64);
         }
-        losses = losses.mask_fill(chunk.outside.clone(), f32::NAN);
-        if let Some(weights) = chunk.weights.clone() {
+        losses = losses.mask_fill(outside.clone(), f32::NAN);
+        if let Some(weights) = weights.clone() {
             losses = losses * weights;
         }
-        match chunk.ignored.clone() {
-            Some(ignored) => losses.mask_fill(ignored, 0).sum(),
-            None => losses.sum(),
+        if let Some(ignored) = ignored.clone() {
+            losses = losses.mask_fill(ignored, 0);
         }
-    }
-
-    /// Returns the gradients of the logits.
-    fn gradient(&self, chunk: Chunk) -> Tensor<2> {
-        let smoothing = self.options.smoothing;
-        let of_target = chunk.index.clone().float();
-        let of_target = in_type(of_target, chunk.logarithms.dtype());
-        let of_target = of_target.full_like(smoothing - 1.0);
-        let shares = chunk.logarithms.exp() - smoothing / self.classes as f64;
-        let mut all = shares.scatter(1, chunk.index, of_target, IndexingUpdateOp::Add);
-        for factor in [chunk.slope, chunk.weights].into_iter().flatten() {
-            all = all * factor;
-        }
-        let hidden = match chunk.ignored {
-            Some(ignored) => ignored.bool_or(chunk.outside),
-            None => chunk.outside,
+        let left_out = ignored.clone();
+        let gradient = move || {
+            let options = (&logarithms.device(), dtype);
+            let of_target = Tensor::full([count, 1], smoothing - 1.0, options);
+            let shares = logarithms.exp() - smoothing / classes as f64;
+            let mut all = shares.scatter(1, index, of_target, IndexingUpdateOp::Add);
+            for factor in [slope, weights].into_iter().flatten() {
+                all = all * factor;
+            }
+            let masked = left_out.into_iter().fold(outside, Tensor::bool_or);
+            let masked = masked.expand(all.dims());
+            all.mask_fill(masked, 0)
         };
-        let hidden = hidden.expand(all.dims());
-        all.mask_fill(hidden, 0)
+        (losses.sum(), ignored, gradient)
     }
 }
