@@ -51,19 +51,24 @@ pub fn attention(
     mask: Option<Tensor<4, Bool>>,
     options: AttentionOptions,
 ) -> Tensor<4> {
-    let sizes = Sizes::new([query.dims(), key.dims(), value.dims()]);
-    if let Some(mask) = &mask {
-        let [batch, heads, ..] = mask.dims();
+    let [batch, heads, queries, head_dim] = query.dims();
+    let (of_key, of_value) = (key.dims(), value.dims());
+    let [_, groups, keys, value_dim] = of_value;
+    assert!(
+        of_key == [batch, groups, keys, head_dim] && of_value[0] == batch,
+        "`query`, `key` and `value` have the shapes {:?}, {of_key:?} and {of_value:?}: batch and head dimension must be the same, and groups and keys of the last two",
+        query.dims()
+    );
+    assert!(
+        groups > 0 && heads % groups == 0,
+        "`query` has {heads} heads and `key` has {groups}: the second number must divide the first"
+    );
+    if let Some(mask) = mask.as_ref().map(Tensor::dims) {
         assert!(
-            [1, sizes.batch].contains(&batch)
-                && [1, sizes.heads].contains(&heads)
-                && mask.dims()[2..] == [sizes.queries, sizes.keys],
-            "`mask` has the shape {:?}: it must be [1 or {}, 1 or {}, {}, {}]",
-            mask.dims(),
-            sizes.batch,
-            sizes.heads,
-            sizes.queries,
-            sizes.keys
+            [1, batch].contains(&mask[0])
+                && [1, heads].contains(&mask[1])
+                && mask[2..] == [queries, keys],
+            "`mask` has the shape {mask:?}: it must be [1 or {batch}, 1 or {heads}, {queries}, {keys}]"
         );
     }
     assert!(
@@ -71,92 +76,63 @@ pub fn attention(
         "`window` is 0: it must be at least 1, the token itself"
     );
     let problem = Problem {
-        sizes,
+        batch,
+        heads,
+        groups,
+        queries,
+        keys,
+        head_dim,
+        value_dim,
+        scale: options
+            .scale
+            .unwrap_or_else(|| 1.0 / (head_dim as f64).sqrt()),
         mask: mask.map(Tensor::inner),
         options,
     };
-    let inputs = [query, key, value].map(AnyTensor::from);
     operation(
-        inputs,
+        [query, key, value].map(AnyTensor::from),
         |inputs, _| problem.run(inputs),
         |inputs| problem.forward(&inputs.map(AnyTensor::of_rank)).into(),
     )
     .of_rank()
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Sizes {
+/// Everything but the tensors that have gradients.
+#[derive(Clone, Debug)]
+struct Problem {
     batch: usize,
     heads: usize,
     /// Heads of keys and values.
     groups: usize,
     queries: usize,
     keys: usize,
-    /// Head dimension, and that of values.
-    dims: [usize; 2],
-}
-
-impl Sizes {
-    fn new([query, key, value]: [[usize; 4]; 3]) -> Self {
-        let [batch, heads, queries, head_dim] = query;
-        let [_, groups, keys, value_dim] = value;
-        assert!(
-            key == [batch, groups, keys, head_dim] && value[0] == batch,
-            "`query`, `key` and `value` have the shapes {query:?}, {key:?} and {value:?}: batch and head dimension must be the same, and groups and keys of the last two"
-        );
-        assert!(
-            groups > 0 && heads % groups == 0,
-            "`query` has {heads} heads and `key` has {groups}: the second number must divide the first"
-        );
-        Self {
-            batch,
-            heads,
-            groups,
-            queries,
-            keys,
-            dims: [head_dim, value_dim],
-        }
-    }
-
-    /// Returns the number of heads of queries that share their keys and values.
-    fn group(&self) -> usize {
-        self.heads / self.groups
-    }
-
-    fn of_output(&self) -> [usize; 4] {
-        [self.batch, self.heads, self.queries, self.dims[1]]
-    }
-}
-
-/// Everything but the tensors that have gradients.
-#[derive(Clone, Debug)]
-struct Problem {
-    sizes: Sizes,
+    head_dim: usize,
+    value_dim: usize,
+    scale: f64,
     mask: Option<Tensor<4, Bool>>,
     options: AttentionOptions,
 }
 
 impl Problem {
-    fn scale(&self) -> f64 {
-        let usual = || 1.0 / (self.sizes.dims[0] as f64).sqrt();
-        self.options.scale.unwrap_or_else(usual)
-    }
-
     fn run(&self, inputs: [AnyTensor; 3]) -> Computed {
         if inputs.iter().any(|it| it.shape().num_elements() == 0) {
             return self.zeros(inputs);
         }
         #[cfg(feature = "flex")]
-        if let Some(computed) = kernel::Kernel::run(self, &inputs) {
+        if let Some(computed) = self.kernel(&inputs) {
             return computed;
         }
         self.operations(inputs)
     }
 
+    fn of_output(&self) -> [usize; 4] {
+        [self.batch, self.heads, self.queries, self.value_dim]
+    }
+
     /// Returns the output if there are no queries, or nothing to attend to.
     fn zeros(&self, inputs: [AnyTensor; 3]) -> Computed {
         let options = (&inputs[0].device(), inputs[0].dtype());
-        let output = Tensor::<4>::zeros(self.sizes.of_output(), options);
+        let output = Tensor::<4>::zeros(self.of_output(), options);
         Computed::new(output.into(), |_| {
             inputs.map(|it| AnyTensor(it.0.zeros_like()))
         })

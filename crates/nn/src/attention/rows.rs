@@ -5,19 +5,18 @@ use burn::backend::tensor::BoolTensor;
 use burn::tensor::{Bool, Tensor};
 use rayon::prelude::*;
 
-use super::Sizes;
+use super::Problem;
 use crate::elements::add_all;
 use crate::simd::{dot, exp, max, sum, vectorized};
 
 /// The bytes of a mask, its first element, and its strides but the last, which is 1.
-#[derive(Clone)]
 pub(super) struct Mask(BoolTensor<Flex>, usize, [usize; 3]);
 
 impl Mask {
     /// Returns `None` if the kernel can't read the mask.
-    pub(super) fn new(mask: &Tensor<4, Bool>, sizes: &Sizes) -> Option<Self> {
+    pub(super) fn new(mask: &Tensor<4, Bool>, problem: &Problem) -> Option<Self> {
         let mask = mask.clone();
-        let mask = mask.expand([sizes.batch, sizes.heads, sizes.queries, sizes.keys]);
+        let mask = mask.expand([problem.batch, problem.heads, problem.queries, problem.keys]);
         let mask = mask.try_into_primitive::<Flex>().ok()?;
         let mut strides = [0; 4];
         for (to, from) in strides.iter_mut().zip(mask.layout().strides()) {

@@ -35,7 +35,7 @@ impl Problem {
         let of_shares = gradient.matmul(value.transpose());
         let centered = |x: Tensor<4>| x.clone() - (shares.clone() * x).sum_dim(3);
         // Twice, because the sum is rounded: this is all that is left of the difference if a share is near 1.
-        let of_scores = shares.clone() * centered(centered(of_shares)) * self.scale();
+        let of_scores = shares.clone() * centered(centered(of_shares)) * self.scale;
         // A hidden key has no gradient, also in a row with NaN.
         let of_scores = self.grouped(self.filled(self.joined(of_scores), 0.0));
         let of_query = self.joined(of_scores.clone().matmul(key));
@@ -45,7 +45,7 @@ impl Problem {
 
     /// Computes the softmax of the scores, zero where they are hidden. Shape: that of [`grouped`](Self::grouped).
     fn shares(&self, query: Tensor<4>, key: Tensor<4>) -> Tensor<4> {
-        let scores = self.grouped(query).matmul(key.transpose()) * self.scale();
+        let scores = self.grouped(query).matmul(key.transpose()) * self.scale;
         let scores = self.filled(self.joined(scores), f32::NEG_INFINITY);
         // Finite, so that a row without any key is zero.
         let lowest = match scores.dtype() {
@@ -61,26 +61,19 @@ impl Problem {
 
     /// Replaces positions that are hidden. Shape: `[batch, heads, queries, keys]`.
     fn filled(&self, scores: Tensor<4>, value: f32) -> Tensor<4> {
-        let device = scores.device();
-        let sizes = [self.sizes.queries, self.sizes.keys];
-        let mut hidden = self.mask.clone();
-        let mut hide = |more: Tensor<2, Bool>| {
-            let more = more.unsqueeze();
-            hidden = Some(match hidden.take() {
-                Some(hidden) => hidden.bool_or(more),
-                None => more,
-            });
-        };
+        let (device, sizes) = (scores.device(), [self.queries, self.keys]);
+        let mut hidden = Vec::from_iter(self.mask.clone());
         // `tril_mask` is `true` above the diagonal. The last query is at the place of the last key.
-        let diagonal = self.sizes.keys as i64 - self.sizes.queries as i64;
+        let diagonal = self.keys as i64 - self.queries as i64;
         if self.options.is_causal {
-            hide(Tensor::tril_mask(sizes, diagonal, &device));
+            hidden.push(Tensor::<2, Bool>::tril_mask(sizes, diagonal, &device).unsqueeze());
         }
-        if let Some(window) = self.options.window.filter(|it| *it < self.sizes.keys) {
+        if let Some(window) = self.options.window.filter(|it| *it < self.keys) {
             let before = diagonal - window as i64;
-            hide(Tensor::<2, Bool>::tril_mask(sizes, before, &device).bool_not());
+            let before = Tensor::<2, Bool>::tril_mask(sizes, before, &device);
+            hidden.push(before.bool_not().unsqueeze());
         }
-        match hidden {
+        match hidden.into_iter().reduce(Tensor::bool_or) {
             Some(hidden) => {
                 let hidden = hidden.expand(scores.dims());
                 scores.mask_fill(hidden, value)
@@ -92,13 +85,13 @@ impl Problem {
     /// Converts `[batch, heads, queries, n]` to `[batch, groups, heads / groups * queries, n]`.
     fn grouped(&self, x: Tensor<4>) -> Tensor<4> {
         let [batch, _, queries, columns] = x.dims();
-        let rows = self.sizes.group() * queries;
-        x.reshape([batch, self.sizes.groups, rows, columns])
+        let rows = self.heads / self.groups * queries;
+        x.reshape([batch, self.groups, rows, columns])
     }
 
     /// Reverts [`grouped`](Self::grouped).
     fn joined(&self, x: Tensor<4>) -> Tensor<4> {
         let [batch, .., columns] = x.dims();
-        x.reshape([batch, self.sizes.heads, self.sizes.queries, columns])
+        x.reshape([batch, self.heads, self.queries, columns])
     }
 }
