@@ -111,26 +111,21 @@ fn kernel(activation: Activation, [gate, up]: [AnyTensor; 2]) -> Computed {
     let shape = gate.shape();
     let length = shape.num_elements();
     let elements = [&gate, &up].map(Elements::contiguous);
-    let [of_gate, of_up] = elements.each_ref().map(Elements::get);
+    let [gates, ups] = elements.each_ref().map(|it| it.get().par_chunks(TASK));
     let mut y = vec![0.0; length];
-    y.par_chunks_mut(TASK)
-        .zip(of_gate.par_chunks(TASK))
-        .zip(of_up.par_chunks(TASK))
-        .for_each(|((y, gate), up)| forward_task(activation, gate, up, y));
+    let tasks = y.par_chunks_mut(TASK).zip(gates.zip(ups));
+    tasks.for_each(|(y, (gate, up))| forward_task(activation, gate, up, y));
     let output = tensor(y, shape.clone(), &gate);
     Computed::new(output, move |gradient| {
         let elements = [&gate, &up, &gradient].map(Elements::contiguous);
-        let [gates, ups, gradients] = elements.each_ref().map(Elements::get);
+        let inputs = elements.each_ref().map(|it| it.get().par_chunks(TASK));
+        let [gates, ups, gradients] = inputs;
         let (mut of_gate, mut of_up) = (vec![0.0; length], vec![0.0; length]);
-        of_gate
-            .par_chunks_mut(TASK)
-            .zip(of_up.par_chunks_mut(TASK))
-            .zip(gates.par_chunks(TASK))
-            .zip(ups.par_chunks(TASK))
-            .zip(gradients.par_chunks(TASK))
-            .for_each(|((((of_gate, of_up), gate), up), gradient)| {
-                backward_task(activation, [gate, up, gradient], [of_gate, of_up]);
-            });
+        let outputs = of_gate.par_chunks_mut(TASK).zip(of_up.par_chunks_mut(TASK));
+        let tasks = outputs.zip(gates.zip(ups).zip(gradients));
+        tasks.for_each(|((of_gate, of_up), ((gate, up), gradient))| {
+            backward_task(activation, [gate, up, gradient], [of_gate, of_up]);
+        });
         [
             tensor(of_gate, shape.clone(), &gate),
             tensor(of_up, shape, &up),

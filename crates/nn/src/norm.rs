@@ -1,7 +1,5 @@
 //! Root mean square norm, and layer norm.
 
-use std::array::from_fn;
-
 use backburn_base::{AnyTensor, in_type};
 use burn::nn::{LayerNorm, RmsNorm};
 use burn::tensor::Tensor;
@@ -116,12 +114,12 @@ impl Norm {
             let scaled = centered(scaled);
             let along = normed.clone() * (scaled.clone() * normed.clone()).mean_dim(D - 1);
             let of_x = centered(scaled - along);
-            let mut all = [
-                AnyTensor::from(of_x * r),
-                sum_of_rows(gradient.clone() * normed).into(),
-                sum_of_rows(gradient).into(),
-            ]
-            .into_iter();
+            let all = [
+                (of_x * r).into(),
+                sum_of_rows(gradient.clone() * normed),
+                sum_of_rows(gradient),
+            ];
+            let mut all = all.into_iter();
             inputs.map(|_| all.next())
         })
     }
@@ -143,33 +141,27 @@ impl Norm {
             let gamma = elements[1].get();
             let gradients = Elements::contiguous(&gradient);
             let mut of_x = vec![0.0; length];
-            let tasks = of_x
-                .par_chunks_mut(task)
-                .zip(elements[0].get().par_chunks(task))
-                .zip(gradients.get().par_chunks(task));
-            let tasks = tasks.map(|((of_x, x), gradient)| {
+            let rows = elements[0].get().par_chunks(task);
+            let rows = rows.zip(gradients.get().par_chunks(task));
+            let tasks = of_x.par_chunks_mut(task).zip(rows);
+            let tasks = tasks.map(|(of_x, (x, gradient))| {
                 let mut sums = vec![0.0; (N - 1) * row];
                 gradients_of_rows(self, x, gradient, gamma, of_x, &mut sums);
                 sums
             });
-            let sums = sum_of_tasks(tasks.collect(), (N - 1) * row);
-            let mut of_x = Some(tensor(of_x, shape, &inputs[0]));
-            from_fn::<_, N, _>(|input| match input {
-                0 => of_x.take(),
-                _ => {
-                    let sums = sums[(input - 1) * row..][..row].to_vec();
-                    Some(tensor(sums, [row], &inputs[input]))
-                }
-            })
+            let mut sums = sum_of_tasks(tasks.collect(), (N - 1) * row);
+            let of_beta = sums.split_off(row);
+            let mut all = [of_x, sums, of_beta].into_iter();
+            inputs.map(|like| all.next().map(|found| tensor(found, like.shape(), &like)))
         })
     }
 }
 
 /// Sums over all dimensions but the last.
-fn sum_of_rows<const D: usize>(x: Tensor<D>) -> Tensor<1> {
+fn sum_of_rows<const D: usize>(x: Tensor<D>) -> AnyTensor {
     let dims: Vec<_> = (0..D - 1).collect();
     let row = x.dims()[D - 1];
-    x.sum_dims(&dims).reshape([row])
+    x.sum_dims(&dims).reshape([row]).into()
 }
 
 /// Returns the mean that is subtracted from a row, and the factor `r`.
