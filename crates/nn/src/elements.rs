@@ -144,11 +144,18 @@ impl Elements {
         let (columns, others) = self.shape.split_last().expect("the tensor has rows");
         Matrix::new(self.get(), others.iter().product(), *columns)
     }
+}
 
-    /// Returns `true` if this is a matrix whose columns follow each other in memory.
-    pub(crate) fn is_transposed(&self) -> bool {
-        matches!(self.strides[..], [1, column] if column != 1)
+/// Returns `true` if this is a matrix on `flex` whose columns follow each other in memory, such as the transposed weight of a layer.
+pub(crate) fn is_transposed(tensor: &AnyTensor) -> bool {
+    #[cfg(feature = "flex")]
+    {
+        let primitive = tensor.0.clone().try_into_primitive::<burn::backend::Flex>();
+        let primitive = primitive.expect("the tensor is on `flex`");
+        matches!(primitive.layout().strides(), [1, column] if *column != 1)
     }
+    #[cfg(not(feature = "flex"))]
+    false
 }
 
 /// Creates a tensor of `elements` on the device of `like`, in the type of `like`.

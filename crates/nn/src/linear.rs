@@ -8,7 +8,9 @@ use burn::tensor::module::linear as burn_linear;
 use rayon::prelude::*;
 
 use crate::adapter::adapted;
-use crate::elements::{Elements, add_all, have_kernel, rows_of_task, sum_of_tasks, tensor};
+use crate::elements::{
+    Elements, add_all, have_kernel, is_transposed, rows_of_task, sum_of_tasks, tensor,
+};
 use crate::node::{Computed, operation};
 use crate::product::{Effect::Add, ON_POOL, multiply, product};
 
@@ -93,8 +95,8 @@ fn kernel<const N: usize>(inputs: [AnyTensor; N], needed: [bool; N]) -> Computed
     let [d_input, d_output] = layer.dims();
     let x = Elements::contiguous(&inputs[0]);
     let weight = Elements::strided(&inputs[1]);
-    // The gradient has the layout of a weight in f32. Others are copied.
-    let is_transposed = weight.is_transposed();
+    // The gradient has the layout of the weight.
+    let is_transposed = is_transposed(&inputs[1]);
     let (x, weight) = (x.flat(), weight.matrix(&[]));
     let y = match inputs.get(2) {
         Some(bias) => {

@@ -160,7 +160,7 @@ fn transformer_encoder_matches_stock(device: &Device) {
     );
 }
 
-/// As code does that follows its batch.
+/// A model that follows its batch moves a layer so.
 fn layer_moved_to_its_own_device_matches_stock(device: &Device) {
     let x = random([4, 3], device);
     assert_fused_equals_stock(

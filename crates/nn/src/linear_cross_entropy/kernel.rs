@@ -5,7 +5,7 @@ use burn::tensor::{DType, Tensor, TensorData};
 use rayon::prelude::*;
 
 use super::Problem;
-use crate::elements::{Elements, have_kernel, scaled, tensor};
+use crate::elements::{Elements, have_kernel, is_transposed, scaled, tensor};
 use crate::node::Computed;
 use crate::product::Effect::{Add, Set};
 use crate::product::{Matrix, ON_POOL, multiply};
@@ -59,8 +59,7 @@ impl Problem {
         let counted = self.counted(classes);
         let states = Elements::rows(&hidden);
         // The gradient has the layout of the weight.
-        let is_transposed =
-            weight.dtype() == DType::F32 && Elements::strided(&weight).is_transposed();
+        let is_transposed = is_transposed(&weight);
         let size = self.options.chunk_size.min(counted.len());
         let (mut logits, mut chunk) = (vec![0.0; size * classes], vec![0.0; size * d_model]);
         let mut of_hidden = vec![0.0; if needed[0] { tokens * d_model } else { 0 }];
@@ -71,9 +70,9 @@ impl Problem {
                 state.copy_from_slice(states.row(&[row.token]));
             }
             let states = Matrix::new(&chunk, rows.len(), d_model);
-            for (start, head) in tiles(&weight) {
-                let (to, head) = (&mut logits[start..], head.matrix(&[]).transposed());
-                multiply(to, classes, states, head, Set(1.0), ON_POOL);
+            for (start, head) in tiles(&weight, is_transposed) {
+                let (to, head) = (&mut logits[start..], matrix(&head, is_transposed));
+                multiply(to, classes, states, head.transposed(), Set(1.0), ON_POOL);
             }
             let losses = logits.par_chunks_mut(classes).zip(rows);
             let losses = losses.map(|(logits, row)| {
@@ -91,8 +90,8 @@ impl Problem {
                 multiply(&mut of_weight, row, a.transposed(), b, Add, ON_POOL);
             }
             if needed[0] {
-                for (start, head) in tiles(&weight) {
-                    let head = head.matrix(&[]);
+                for (start, head) in tiles(&weight, is_transposed) {
+                    let head = matrix(&head, is_transposed);
                     let mut logits = Matrix::new(&logits[start..], rows.len(), classes);
                     logits.sizes[1] = head.sizes[0];
                     let effect = if start == 0 { Set(1.0) } else { Add };
@@ -136,9 +135,9 @@ impl Problem {
     }
 }
 
-/// Returns the head in f32, with the first class of each part: all of it, or in parts if it has a half type, so that there is no copy
-/// of twice its bytes.
-fn tiles(weight: &AnyTensor) -> impl Iterator<Item = (usize, Elements)> {
+/// Returns the head in f32, in the order of its memory, with the first class of each part: all of it, or in parts if it has a half type,
+/// so that there is no copy of twice its bytes.
+fn tiles(weight: &AnyTensor, is_transposed: bool) -> impl Iterator<Item = (usize, Elements)> {
     let [classes, d_model] = weight.shape().dims();
     let size = match weight.dtype() {
         DType::F32 => classes,
@@ -147,8 +146,21 @@ fn tiles(weight: &AnyTensor) -> impl Iterator<Item = (usize, Elements)> {
     let weight: Tensor<2> = weight.clone().of_rank();
     (0..classes).step_by(size).map(move |start| {
         let part = weight.clone().slice(start..classes.min(start + size));
+        let part = match is_transposed {
+            true => part.transpose(),
+            false => part,
+        };
         (start, Elements::strided(&part.into()))
     })
+}
+
+/// Returns the part of a head, with a row for each class.
+fn matrix(part: &Elements, is_transposed: bool) -> Matrix<'_> {
+    let matrix = part.matrix(&[]);
+    match is_transposed {
+        true => matrix.transposed(),
+        false => matrix,
+    }
 }
 
 /// Returns the derivative of the soft cap, if there is one, from its `tanh`.
