@@ -27,7 +27,7 @@ config_struct! {
         pub warm_up (with_warm_up): bool = false,
         /// Counts every `every`th update of a parameter.
         pub every (with_every): usize = 1,
-        /// Lets `FusedLearner` validate with the average.
+        /// Lets `FusedLearner` validate with the average. Checkpoints and the result of the launch have the current weights.
         pub validate (with_validate): bool = false,
     }
 }

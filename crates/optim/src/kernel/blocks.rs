@@ -54,7 +54,7 @@ struct Open {
 type Parts = (Bytes, Shape, DType);
 
 impl Open {
-    /// Opens an operand. `format` is the format of the weight. Only the weight can be in bf16: full states are in f32.
+    /// Opens an operand. `format` is the format of the weight. With one, only the weight can be in bf16.
     fn of(stored: Stored<Dispatch>, format: WeightFormat) -> Self {
         let (floats, words, encoding) = match stored {
             Stored::Floats(floats) => {
