@@ -9,6 +9,7 @@ use burn::tensor::{Device, Tensor};
 
 use super::local_param::LocalParam;
 use super::placeholder::Identity;
+use crate::pass::Scope;
 use crate::tap::{node, operations};
 
 /// A reparameterization that redirects every read of a parameter to its local parameter. It has no parameters of its
@@ -21,6 +22,17 @@ pub(crate) struct Handle {
     node: Option<NodeId>,
     /// The number of operations when `valid` first converted the module, which removes autodiff from the placeholder.
     valid_since: Option<u64>,
+    change: Change,
+}
+
+/// The change of the module that holds a handle, in a closure. On CPU backends its placeholder does not show it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Change {
+    Nothing,
+    /// To its own device: another device shows in the placeholder.
+    Moved,
+    /// By a mapper, such as that of `no_grad`, and perhaps moved.
+    Mapped,
 }
 
 impl Handle {
@@ -33,6 +45,7 @@ impl Handle {
             placeholder: Identity::of(placeholder),
             node: node(placeholder),
             valid_since: None,
+            change: Change::Nothing,
         }
     }
 
@@ -69,7 +82,11 @@ impl Module for Handle {
     }
 
     fn to_device(self, _device: &Device) -> Self {
-        self
+        let change = match self.change {
+            Change::Nothing => Change::Moved,
+            change => change,
+        };
+        Self { change, ..self }
     }
 
     fn train(self) -> Self {
@@ -96,7 +113,13 @@ impl Module for Handle {
     }
 
     fn map<P: ModuleMapper>(self, _mapper: &mut P) -> Self {
-        self
+        match Scope::current() {
+            Some(_) => Self {
+                change: Change::Mapped,
+                ..self
+            },
+            None => self,
+        }
     }
 }
 
@@ -148,10 +171,9 @@ impl Reparameterization for Handle {
         let value = match node(&base) {
             None => self.read_untrained(self.valid_since.unwrap_or(u64::MAX)),
             // `no_grad` makes another node, and nodes are numbered as operations.
-            Some(made) if !base.is_tracked() => {
+            Some(made) if !base.is_tracked() && self.change != Change::Moved => {
                 local_param.constant_of(self.read_untrained(made.value))
             }
-            // For example moved to its own device.
             Some(_) => local_param.read(),
         };
         value.of_rank()

@@ -66,9 +66,9 @@ fn panics_on_read(device: &Device) -> bool {
     }
 }
 
-/// Creates the placeholder of the parameter at `path`, which is tracked as the parameter is. On devices where a read does not panic, a
-/// backward pass through the placeholder panics with the path. For this it is deeper than `below`, and therefore deeper than all
-/// taps. So it panics before any parameter is updated.
+/// Creates the placeholder of the parameter at `path`, under autodiff. On devices where a read does not panic, a
+/// backward pass through the placeholder panics with the path. For this it is tracked and deeper than `below`, and
+/// therefore deeper than all taps. So it panics before any parameter is updated.
 pub(super) fn placeholder<const D: usize>(
     path: &Arc<str>,
     shape: &Shape,
@@ -82,7 +82,7 @@ pub(super) fn placeholder<const D: usize>(
         strategy,
     );
     if panics_on_read(device) {
-        return placeholder.require_grad();
+        return placeholder;
     }
     let trap = Trap { path: path.clone() };
     tap(placeholder, below(), Arc::new(trap))
