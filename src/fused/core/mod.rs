@@ -168,7 +168,9 @@ impl<M: Module> Core<M> {
             config.check_on_one_device()?;
         }
         let device = device.or(ranks.attached().context.device()).cloned();
-        let begins_offload = self.policies.config.offload != config.offload;
+        let before = &self.policies.config;
+        let begins_offload =
+            (&before.offload, &before.averaging) != (&config.offload, &config.averaging);
         let given_devices = ranks.given_devices.clone();
         // Values move from owner to owner, so that no device has to hold all weights.
         let model = ranks.export(AttachedModule::export_in_place);

@@ -42,11 +42,13 @@ impl RankPass {
         }
         let _scope = Scope::enter_pass(&self.pass, ReadMode::Recorded(self.pass.graph.clone()));
         let (output, gradients) = work()?;
-        if !gradients.is_empty()
-            && let Some(path) = self.local_params.edited_in(&gradients)
-        {
-            let path = path.to_string();
-            return Err(FusedError::GradientReturned { path });
+        if !gradients.is_empty() {
+            if let Some(path) = self.local_params.edited_in(&gradients) {
+                let path = path.to_string();
+                return Err(FusedError::GradientReturned { path });
+            }
+            // If no other gradient has arrived, before sums are applied.
+            self.pass.admits();
         }
         self.pass.end_forward_numbers();
         if let Some(TransferWait(transfers)) = &wait {
@@ -59,8 +61,6 @@ impl RankPass {
 
     /// Applies accumulated gradients, for a rank without a closure. A failure fails the pass.
     pub(in crate::fused) fn apply_accumulated(&self) {
-        // There is no loss to scale.
-        self.pass.take_scale();
         let reported = catch(|| {
             let _wait = self.context.transfers.as_ref().map(|all| TransferWait(all));
             let _scope = Scope::enter_pass(&self.pass, ReadMode::Recorded(self.pass.graph.clone()));
