@@ -16,8 +16,8 @@ config_struct! {
     #[derive(Copy, Debug, PartialEq)]
     pub struct WeightAveragingConfig {
         /// Decay of an exponential moving average (EMA), from 0 to below 1. The average starts as the weights at construction. After
-        /// each counted update it is `average * decay + weight * (1 - decay)`, in this order. In f32 the rounded factors add up to
-        /// less than 1: at a decay of 0.9999 the average of constant weights ends 0.02 % below them, at 0.99999 0.14 %.
+        /// each counted update it is `average * decay + weight * (1 - decay)`, in this order. In f32 the rounded factors don't
+        /// add up to 1: at a decay of 0.9999 the average of constant weights ends 0.02 % below them, at 0.99999 0.14 %.
         ///
         /// Without a decay the average is uniform ([stochastic weight averaging](https://arxiv.org/abs/1803.05407), SWA): the mean of
         /// the weights after each counted update. After the first it is the weight, after the `n`th

@@ -8,8 +8,8 @@
 //! # Invariants
 //!
 //! A call is per thread, and a step runs on the thread of its call. While it waits for other threads it has no call, because a thread
-//! of a rayon pool then runs other work, such as the steps of another training. An optimizer drops `parameter` before it writes in place. After
-//! that, only the formula of a user can panic.
+//! of a rayon pool then runs other work, such as the steps of another training. An optimizer drops `parameter` before it writes in
+//! place. After that, only the formula of a user can panic.
 
 use std::cell::RefCell;
 
