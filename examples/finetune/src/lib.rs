@@ -3,6 +3,7 @@
 #![warn(clippy::print_stdout)]
 
 pub mod adapters;
+mod added_tokens;
 mod answers;
 mod attention;
 #[path = "../../shared/backend.rs"]

@@ -9,6 +9,7 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde_json::{Value as Json, json};
 use tokenizers::{Encoding, PostProcessor, PostProcessorWrapper, Token, Tokenizer};
 
+use crate::added_tokens;
 use crate::chat::Template;
 use crate::config::DecoderConfig;
 use crate::line::Document;
@@ -60,10 +61,22 @@ impl Tokens {
         let failed = |error| anyhow!("{}: {error}", file.display());
         let mut tokenizer = Tokenizer::from_file(&file).map_err(failed)?;
         let around = around(tokenizer.get_post_processor()).map_err(failed)?;
+        let beyond = around
+            .iter()
+            .flatten()
+            .find(|token| **token as usize >= model.vocabulary);
+        ensure!(
+            beyond.is_none(),
+            "{} writes the token {} around texts, and the model has {} tokens: use the tokenizer of the model",
+            file.display(),
+            beyond.copied().unwrap_or_default(),
+            model.vocabulary
+        );
         tokenizer.with_post_processor(None::<PostProcessorWrapper>);
         tokenizer.with_truncation(None).map_err(failed)?;
         tokenizer.with_padding(None);
         let config = read_json(&folder.join("tokenizer_config.json"))?;
+        added_tokens::check(&tokenizer, &config)?;
         let texts = special(
             &config,
             &read_json(&folder.join("special_tokens_map.json"))?,
