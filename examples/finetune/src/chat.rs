@@ -143,7 +143,7 @@ fn sources(folder: &Path, tokenizer: &Json) -> Result<Vec<(&'static str, String)
         .collect())
 }
 
-/// Returns `true` if Python can loop over the value, or has items of it: not of `None`.
+/// Returns `true` if Python can loop over the value: not over `None`.
 fn is_iterable(value: Value) -> bool {
     !matches!(
         value.kind(),

@@ -90,8 +90,7 @@ impl Documents {
             if !line.trim().is_empty() {
                 let value = serde_json::from_str(line);
                 let value = value.context("the line is not JSON: write one object in each line");
-                let value = value.and_then(|value| check_integers(line).map(|()| value));
-                let added = value.and_then(|value| self.add(value, tokens));
+                let added = value.and_then(|value| self.add(value, line, tokens));
                 added.with_context(place)?;
             }
         }
@@ -107,18 +106,25 @@ impl Documents {
         let name = path.display();
         let entries: Vec<Json> = serde_json::from_str(&text)
             .with_context(|| format!("{name} is not JSON: write a list of objects"))?;
-        check_integers(&text).with_context(|| name.to_string())?;
         for (index, entry) in entries.into_iter().enumerate() {
             let place = || format!("{name}, entry {}", index + 1);
-            self.add(entry, tokens).with_context(place)?;
+            self.add(entry, "", tokens).with_context(place)?;
+        }
+        if self.chats > 0 {
+            check_integers(&text).with_context(|| name.to_string())?;
         }
         Ok(())
     }
 
-    fn add(&mut self, value: Json, tokens: &Tokens) -> Result<()> {
+    /// Adds the document of `value`, which was read from the line `json`.
+    fn add(&mut self, value: Json, json: &str, tokens: &Tokens) -> Result<()> {
         let document = Document::new(value)?;
+        let is_chat = matches!(document, Document::Chat(_));
+        if is_chat {
+            check_integers(json)?;
+        }
         let encoded = tokens.document(&document)?;
-        if let Document::Chat(_) = document {
+        if is_chat {
             self.chats += 1;
             self.without_end += usize::from(!tokens.has_end(&encoded));
         }
@@ -128,7 +134,7 @@ impl Documents {
     }
 }
 
-/// Returns an error for an integer in `json` that has more than 64 bits, which would be rounded.
+/// Returns an error for an integer in chats that has more than 64 bits, which a template would receive as a rounded float.
 fn check_integers(json: &str) -> Result<()> {
     // Every second part is in quotes. An escaped quote is not the end of a text.
     let json = json.replace("\\\\", "").replace("\\\"", "");

@@ -1,4 +1,4 @@
-//! Lists and dicts that become text as in Python wherever a chat template makes a text of them: `~`, `upper`, `replace`.
+//! Lists and dicts of a chat, which become text as in Python wherever a template makes a text of them: `~`, `upper`, `replace`.
 
 use std::fmt::Formatter;
 use std::sync::Arc;

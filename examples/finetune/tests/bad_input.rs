@@ -73,7 +73,7 @@ fn bad_data_is_refused_with_file_and_line() {
         ("d.jsonl", unknown_role, "unknown role"),
         (
             "e.jsonl",
-            r#"{"text": "\\\"1", "a": [12345678901234567890, -1, 1e30], "b": 100000000000000000000}"#,
+            r#"{"messages": [{"role": "assistant", "content": "\\\"1"}], "tools": [12345678901234567890, -1, 1e30, 100000000000000000000]}"#,
             "e.jsonl:1: the integer 100000000000000000000 has more than 64 bits",
         ),
     ] {
