@@ -4,18 +4,21 @@
 //! runs passes on all ranks and holds the state of the training.
 
 mod core;
+mod loss;
 mod optimizer;
 mod parameter_list;
 mod policies;
 mod replicas;
+mod report;
 mod trainer;
 
 #[cfg(feature = "train")]
 pub(crate) use core::Core;
-pub use core::{Loss, StepReport};
 pub(crate) use core::{ResumeError, Trainer};
+pub use loss::Loss;
 pub use optimizer::FusedOptimizer;
 pub(crate) use parameter_list::ParameterList;
 #[cfg(feature = "train")]
 pub(crate) use policies::Policies;
 pub use replicas::{FusedReplicas, RankBytes};
+pub use report::StepReport;

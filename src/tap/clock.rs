@@ -5,7 +5,8 @@ use burn::backend::{Dispatch, DispatchTensor};
 use burn::tensor::{Device, GradientCheckpointingStrategy, Tensor};
 use parking_lot::Mutex;
 
-use super::{Delivery, GradientSink, PassedGradients, TapBackend, collect_graph, operations};
+use super::graph_gc::operations;
+use super::{Delivery, GradientSink, PassedGradients, TapBackend, collect_graph};
 
 /// Depth between two ticks.
 const SPACING: usize = 8;

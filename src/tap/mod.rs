@@ -11,10 +11,10 @@
 #![allow(deprecated)] // `NdArray`: Burn 0.22 still ships it, and its users train on it.
 
 mod clock;
+mod graph_gc;
 
 use std::fmt::{Debug, Formatter};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use backburn_base::primitive;
@@ -30,6 +30,7 @@ use burn::backend::{
 use burn::tensor::{Device, Tensor};
 
 pub(crate) use clock::{Clock, Clocks, Position};
+pub(crate) use graph_gc::{GraphGc, collect_graph_if_due, operations};
 
 /// The receiver of the complete gradient of a tapped value.
 pub(crate) trait GradientSink: Send + Sync {
@@ -170,63 +171,6 @@ pub(crate) fn collect_graph(device: &Device) {
     COLLECTIONS.set(COLLECTIONS.get() + 1);
     let leaf = Tensor::from_inner(Tensor::<1>::zeros([1], &device.clone().inner()));
     leaf.require_grad().backward();
-}
-
-/// Minimum number of operations between two collections.
-const FEW: u64 = 256;
-
-/// A collector of the unreachable nodes that the unrecorded runs of a pass leave in the autodiff graph.
-///
-/// A collection visits all nodes. It runs after a sixteenth of the operations of the pass, so that few unreachable nodes exist and
-/// the total time is linear in the number of operations.
-#[derive(Debug)]
-pub(crate) struct GraphGc {
-    /// Number of operations in the process when the pass began.
-    begun: u64,
-    /// Number of operations at the last collection.
-    collected: AtomicU64,
-}
-
-impl GraphGc {
-    pub(crate) fn new() -> Self {
-        let now = operations();
-        Self {
-            begun: now,
-            collected: AtomicU64::new(now),
-        }
-    }
-
-    /// Collects if enough operations have run since the last collection.
-    pub(crate) fn collect_if_due(&self, device: &Device) {
-        let (now, collected) = (operations(), self.collected.load(Ordering::Relaxed));
-        let enough = FEW.max((now - self.begun) / 16);
-        let is_due = now.saturating_sub(collected) >= enough;
-        let order = Ordering::Relaxed;
-        // Only one of several threads collects.
-        if is_due
-            && self
-                .collected
-                .compare_exchange(collected, now, order, order)
-                .is_ok()
-        {
-            collect_graph(device);
-        }
-    }
-}
-
-/// Collects unreachable nodes if enough operations have run since the last call. For code outside of a pass that lifts tensors.
-pub(crate) fn collect_graph_if_due(device: &Device) {
-    static COLLECTED: AtomicU64 = AtomicU64::new(0);
-    let now = operations();
-    if now.saturating_sub(COLLECTED.load(Ordering::Relaxed)) >= FEW {
-        COLLECTED.store(now, Ordering::Relaxed);
-        collect_graph(device);
-    }
-}
-
-/// Returns the number of operations of autodiff so far, on all threads. Each call is one more, so the numbers differ.
-pub(crate) fn operations() -> u64 {
-    NodeId::new().value
 }
 
 #[cfg(test)]

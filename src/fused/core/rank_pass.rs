@@ -1,23 +1,20 @@
-//! The part of one rank in a pass, and the loss that its closure returns.
+//! The part of one rank in a pass.
 
 use std::sync::Arc;
 
-use backburn_base::AnyTensor;
 use backburn_base::caught::{Caught, catch};
-use burn::backend::DispatchTensor;
 use burn::module::Module;
 use burn::optim::GradientsParams;
-use burn::tensor::Tensor;
 
 use crate::device::check_async_errors;
 use crate::error::FusedError;
+use crate::fused::loss::{Loss, on_backward};
 use crate::fused::parameter_list::nothing_trained;
 use crate::offload::TransferWorkers;
 use crate::pass::StepEvent;
 use crate::pass::{FailedIn, Pass, ReadMode, Scope};
 use crate::placement::RankContext;
 use crate::replica::Membership;
-use crate::tap::{GradientSink, PassedGradients, tap};
 use crate::weights::LocalParams;
 
 /// The part of one rank in a pass that has begun, on any thread.
@@ -174,68 +171,4 @@ impl Drop for TransferWait<'_> {
     fn drop(&mut self) {
         self.0.wait();
     }
-}
-
-/// The return type of a step's forward closure: a loss of any rank, alone or in a pair with any other value.
-///
-/// ```
-/// # use backburn::FusedOptimizer;
-/// # use burn::{nn::{Linear, LinearConfig}, optim::SgdConfig, tensor::{Device, Tensor}};
-/// # let device = Device::flex().autodiff();
-/// # let model: Linear = LinearConfig::new(2, 1).init(&device);
-/// # let x = Tensor::<2>::ones([3, 2], &device);
-/// # let mut fused = FusedOptimizer::new(model, SgdConfig::new().init())?;
-/// let loss: Tensor<1> = fused.step(0.1, |model| model.forward(x.clone()).mean())?;
-/// let (loss, output) = fused.step(0.1, |model| {
-///     let output = model.forward(x);
-///     (output.clone().mean(), output)
-/// })?;
-/// # let _: (Tensor<1>, Tensor<2>) = (loss, output);
-/// # Ok::<(), backburn::FusedError>(())
-/// ```
-pub trait Loss: sealed::Sealed + Sized {
-    /// Returns the value with its loss detached, and the loss with its graph.
-    #[doc(hidden)]
-    fn detached(self) -> (Self, AnyTensor);
-}
-
-/// Calls `work` when the backward pass of `root` has begun and Burn has locked the graph.
-fn on_backward(root: Tensor<1>, work: impl Fn() + Send + Sync + 'static) -> Tensor<1> {
-    let anchor = root.clone().into_dispatch();
-    tap(root, anchor, Arc::new(BackwardRoot(work)))
-}
-
-/// The gradient sink at the root of a graph, whose backward step runs first.
-struct BackwardRoot<F>(F);
-
-impl<F: Fn() + Send + Sync> GradientSink for BackwardRoot<F> {
-    fn receive(&self, gradient: DispatchTensor) -> PassedGradients {
-        (self.0)();
-        PassedGradients {
-            value: Some(gradient),
-            ..PassedGradients::default()
-        }
-    }
-}
-
-impl<const D: usize> Loss for Tensor<D> {
-    fn detached(self) -> (Self, AnyTensor) {
-        (self.clone().detach(), self.into())
-    }
-}
-
-impl<const D: usize, T> Loss for (Tensor<D>, T) {
-    fn detached(self) -> (Self, AnyTensor) {
-        let (loss, root) = self.0.detached();
-        ((loss, self.1), root)
-    }
-}
-
-mod sealed {
-    use burn::tensor::Tensor;
-
-    pub trait Sealed {}
-
-    impl<const D: usize> Sealed for Tensor<D> {}
-    impl<const D: usize, T> Sealed for (Tensor<D>, T) {}
 }
