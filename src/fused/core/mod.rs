@@ -4,23 +4,20 @@
 mod change;
 mod rank_pass;
 mod ranks;
+mod records;
 mod running_pass;
 mod statistics;
 mod step;
 mod two_passes;
 
-use std::collections::{BTreeSet, HashSet};
 use std::fmt::{Display, Formatter};
-use std::path::Path;
 use std::sync::Arc;
 
 use backburn_base::caught::{Caught, catch, catch_message};
 use backburn_base::host;
 use backburn_optim::AverageState;
-use backburn_optim::optimizer_record::save_by_tensor;
-use burn::module::{Module, ParamGroup, ParamId};
-use burn::optim::{ModuleOptimizer, OptimizerRecord};
-use burn::store::RecordError;
+use burn::module::Module;
+use burn::optim::ModuleOptimizer;
 use burn::tensor::Device;
 use parking_lot::Mutex;
 
@@ -35,11 +32,10 @@ use crate::fused::policies::Policies;
 use crate::fused::policies::StepSchedule;
 use crate::fused::report::Reports;
 use crate::offload::check_offload_fits;
-use crate::parameters::{merge_pending, running_statistics};
+use crate::parameters::merge_pending;
 use crate::pass::Session;
 use crate::placement::RankContext;
 use crate::policy::PolicyState;
-use crate::record;
 use crate::shared_optimizer::{EXTRA_STATE_ID, ExtraState, SharedOptimizer, average_id};
 use crate::tap::collect_graph_if_due;
 use crate::weights::{
@@ -88,7 +84,7 @@ impl<M: Module> Core<M> {
         let compute_device = match device {
             Some(device) if device.is_autodiff() => device.clone(),
             Some(device) => device.clone().with_autodiff_context_from(&of_model),
-            None if config.offload.is_some() && devices.len() > 1 && begins_offload => {
+            None if config.offload.is_some() && devices.len() > 1 => {
                 return Err(FusedError::Offload {
                     reason: format!(
                         "the model is on {} devices: pass the one that computes to `FusedOptimizer::with_config_on`",
@@ -282,65 +278,6 @@ impl<M: Module> Core<M> {
     /// Returns `true` if the devices read lazily: a transferred tensor may show later in-place writes.
     pub(crate) fn is_read_late(&self) -> bool {
         self.ranks.reports_errors_late
-    }
-
-    /// Writes a record of the model, or only of its trained parameters, to `file`, one tensor after the other.
-    pub(crate) fn save_model(&self, file: &Path, trained_only: bool) -> Result<(), RecordError> {
-        let model = self.ranks.export(AttachedModule::export_in_place);
-        let trained = || ParamGroup::from_ids(self.trained_in(&model).into_iter().collect());
-        let group = trained_only.then(trained);
-        self.with_graph_collected(record::save_model(&model, group.as_ref(), file))
-    }
-
-    /// Returns the trained parameters and the running statistics of `model`.
-    fn trained_in(&self, model: &M) -> HashSet<ParamId> {
-        let mut trained = running_statistics(model);
-        trained.extend(self.ranks.local_params().ids());
-        trained
-    }
-
-    /// Returns the optimizer state, which is also read lazily.
-    pub(crate) fn optimizer_record(&self) -> OptimizerRecord {
-        self.ranks.session().optimizer.lock().to_record()
-    }
-
-    /// Writes the optimizer state to `file`, one tensor after the other.
-    pub(crate) fn save_optimizer(&self, file: &Path) -> Result<(), RecordError> {
-        save_by_tensor(file, || self.optimizer_record())
-    }
-
-    /// Returns the paths whose velocity in `file`, a record of this optimizer, belongs to Muon; `None` without a velocity.
-    pub(crate) fn orthogonalized(
-        &self,
-        file: &Path,
-    ) -> Result<Option<BTreeSet<String>>, FusedError> {
-        let fresh = self.ranks.session().optimizer.lock().fresh();
-        record::orthogonalized(file, &fresh)
-    }
-
-    /// Returns the current optimizer state.
-    pub(super) fn to_record(&self) -> OptimizerRecord {
-        let record = self.optimizer_record();
-        match self.is_read_late() {
-            true => record::read_into_host(record),
-            false => record,
-        }
-    }
-
-    /// Loads the optimizer state. After an error it is unchanged.
-    pub(super) fn load_record(&mut self, record: OptimizerRecord) -> Result<(), FusedError> {
-        // States that are offloaded need not be read only to be replaced.
-        let optimizer = self
-            .ranks
-            .session()
-            .optimizer
-            .lock()
-            .optimizer_mut()
-            .clone();
-        let loaded = record::load(record, None, &optimizer, &self.ranks.attached().module)?;
-        drop(optimizer);
-        self.load_state(|optimizer| optimizer.replace(loaded));
-        Ok(())
     }
 
     /// Returns the optimizer with all states. They share the tensors of this training.

@@ -1,0 +1,79 @@
+//! Records of the model and of the optimizer state.
+
+use std::collections::{BTreeSet, HashSet};
+use std::path::Path;
+
+use backburn_optim::optimizer_record::save_by_tensor;
+use burn::module::{Module, ParamGroup, ParamId};
+use burn::optim::OptimizerRecord;
+use burn::store::RecordError;
+
+use super::Core;
+use crate::error::FusedError;
+use crate::parameters::running_statistics;
+use crate::record;
+use crate::weights::AttachedModule;
+
+impl<M: Module> Core<M> {
+    /// Writes a record of the model, or only of its trained parameters, to `file`, one tensor after the other.
+    pub(crate) fn save_model(&self, file: &Path, trained_only: bool) -> Result<(), RecordError> {
+        let model = self.ranks.export(AttachedModule::export_in_place);
+        let trained = || ParamGroup::from_ids(self.trained_in(&model).into_iter().collect());
+        let group = trained_only.then(trained);
+        self.with_graph_collected(record::save_model(&model, group.as_ref(), file))
+    }
+
+    /// Returns the trained parameters and the running statistics of `model`.
+    pub(super) fn trained_in(&self, model: &M) -> HashSet<ParamId> {
+        let mut trained = running_statistics(model);
+        trained.extend(self.ranks.local_params().ids());
+        trained
+    }
+
+    /// Returns the optimizer state, which is also read lazily.
+    pub(crate) fn optimizer_record(&self) -> OptimizerRecord {
+        self.ranks.session().optimizer.lock().to_record()
+    }
+
+    /// Writes the optimizer state to `file`, one tensor after the other.
+    pub(crate) fn save_optimizer(&self, file: &Path) -> Result<(), RecordError> {
+        save_by_tensor(file, || self.optimizer_record())
+    }
+
+    /// Returns the paths whose velocity in `file`, a record of this optimizer, belongs to Muon; `None` without a velocity.
+    pub(crate) fn orthogonalized(
+        &self,
+        file: &Path,
+    ) -> Result<Option<BTreeSet<String>>, FusedError> {
+        let fresh = self.ranks.session().optimizer.lock().fresh();
+        record::orthogonalized(file, &fresh)
+    }
+
+    /// Returns the current optimizer state.
+    pub(in crate::fused) fn to_record(&self) -> OptimizerRecord {
+        let record = self.optimizer_record();
+        match self.is_read_late() {
+            true => record::read_into_host(record),
+            false => record,
+        }
+    }
+
+    /// Loads the optimizer state. After an error it is unchanged.
+    pub(in crate::fused) fn load_record(
+        &mut self,
+        record: OptimizerRecord,
+    ) -> Result<(), FusedError> {
+        // States that are offloaded need not be read only to be replaced.
+        let optimizer = self
+            .ranks
+            .session()
+            .optimizer
+            .lock()
+            .optimizer_mut()
+            .clone();
+        let loaded = record::load(record, None, &optimizer, &self.ranks.attached().module)?;
+        drop(optimizer);
+        self.load_state(|optimizer| optimizer.replace(loaded));
+        Ok(())
+    }
+}
