@@ -258,11 +258,14 @@ impl Checkpoint {
     /// Loads model and optimizer state of the newest complete checkpoint into `training`, and returns the progress.
     ///
     /// The training must have the config and optimizer of the saved one, and a model of the same structure and types;
-    /// devices, the number of devices, and the offload may differ. Accumulated gradients are dropped.
+    /// devices, the number of devices, and the offload may differ (a quantized base loads on the same kind of device). Accumulated
+    /// gradients are dropped. The model takes the parameter ids of the checkpoint: make parameter groups of paths, also those of
+    /// learning rates.
     ///
     /// # Errors
     ///
     /// If there is no checkpoint, or the newest one is damaged, of a later version, or of another model, optimizer or type of user data.
+    /// [`FusedError::Config`] if a group of the optimizer or of a hook has ids of the model before the load.
     /// The training is unchanged on an error. [`at_step`](Self::at_step) loads an earlier one.
     pub fn load<P>(&self, training: &mut impl Resumable) -> Result<Progress<P>, CheckpointError>
     where

@@ -78,6 +78,38 @@ impl SharedOptimizer {
     }
 }
 
+/// Returns `true` if `fresh`, an optimizer without states, steps a parameter of this path and rank alike under both ids: in the same
+/// parameter group.
+pub(crate) fn steps_alike(
+    fresh: &ModuleOptimizer,
+    path: &str,
+    rank: usize,
+    ids: [ParamId; 2],
+) -> bool {
+    let device = host(&Device::default());
+    let filled = |value: f64| with_rank!(rank, D => AnyTensor::from(Tensor::<D>::full([1; D], value, (&device, DType::F32))));
+    let stepped = |id| {
+        let mut optimizer = fresh.clone();
+        // Two gradients, because the first step of Adam does not depend on its betas.
+        let steps = || {
+            [0.3, 2.0].into_iter().fold(filled(1.0), |value, gradient| {
+                step_one(
+                    &mut optimizer,
+                    0.1.into(),
+                    path,
+                    id,
+                    value,
+                    filled(gradient),
+                )
+            })
+        };
+        let stepped = Call::default().make(steps).0;
+        stepped.ok().map(|value| value.0.into_data())
+    };
+    let [a, b] = ids.map(stepped);
+    a == b
+}
+
 /// Returns `true` if `fresh`, an optimizer without states, orthogonalizes the update of this parameter, as Muon does.
 pub(crate) fn orthogonalizes(fresh: &ModuleOptimizer, id: ParamId, path: &str) -> bool {
     let device = host(&Device::default());

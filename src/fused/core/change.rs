@@ -3,7 +3,9 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use burn::module::Module;
+use backburn_base::{Parameter, list};
+use burn::module::{Module, ParamGroup, ParamId};
+use burn::optim::ModuleOptimizer;
 use burn::store::RecordError;
 use burn::tensor::DType;
 
@@ -12,7 +14,7 @@ use super::ranks::Ranks;
 use crate::error::FusedError;
 use crate::files::load_same;
 use crate::record;
-use crate::shared_optimizer::{SharedOptimizer, average_id};
+use crate::shared_optimizer::{SharedOptimizer, average_id, steps_alike};
 use crate::tap::collect_graph;
 use crate::weights::{AttachedModule, Inventory, LocalParams};
 
@@ -71,8 +73,11 @@ impl<M: Module> Core<M> {
         // Loads directly to the location of the masters, so that no device has to hold the whole model.
         let model = self.ranks.export(AttachedModule::export_in_place);
         let trained = trained_only.then(|| self.trained_in(&model));
+        let before: Vec<_> = list(&model).iter().map(|it| it.param.id()).collect();
         let model = load_same(model, file, trained.as_ref()).map_err(ResumeError::Model)?;
         let fresh = self.ranks.session().optimizer.lock().fresh();
+        self.check_groups(&fresh, before, &model)
+            .map_err(ResumeError::Fused)?;
         let optimizer = record::load_file(optimizer, orthogonalized, &fresh, &model);
         let optimizer = optimizer.map_err(ResumeError::Optimizer)?;
         let ranks = self.ranks.with_model(model, &self.policies.config);
@@ -80,6 +85,41 @@ impl<M: Module> Core<M> {
         self.load_state(|shared| shared.start_over(optimizer));
         // Removes the graph nodes of the previous parameters.
         collect_graph(&self.ranks.device());
+        Ok(())
+    }
+
+    /// Returns an error if a parameter group of the optimizer or of a hook contains ids of the parameters from `before` a load, so that
+    /// it would not match the loaded `model`.
+    fn check_groups(
+        &self,
+        fresh: &ModuleOptimizer,
+        before: Vec<ParamId>,
+        model: &M,
+    ) -> Result<(), FusedError> {
+        for (before, Parameter { path, param, .. }) in before.into_iter().zip(list(model)) {
+            let ids = [before, param.id()];
+            if ids[0] == ids[1] || !param.is_active() {
+                continue;
+            }
+            let mut hooks = self.policies.hooks.0.iter();
+            let is_lost = |group: &ParamGroup| {
+                let [before, after] = ids.map(|id| group.matches(&id, Some(&path)));
+                before != after
+            };
+            let what = if hooks.any(|(group, _)| is_lost(group)) {
+                "a hook"
+            } else if !steps_alike(fresh, &path, param.shape().num_dims(), ids) {
+                "the optimizer"
+            } else {
+                continue;
+            };
+            return Err(FusedError::Config {
+                reason: format!(
+                    "a parameter group of {what} has the id of `{path}`, but a loaded model has the ids of its checkpoint. Use paths \
+                    (`ParamGroup::from_predicate`), or load the record of `Checkpoint::model` into the model before you make the group"
+                ),
+            });
+        }
         Ok(())
     }
 
