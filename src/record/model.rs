@@ -4,6 +4,7 @@ use std::path::Path;
 
 use burn::module::{Module, ModuleVisitor, Param, ParamGroup, ParamId};
 use burn::store::RecordError;
+use burn::tensor::quantization::quantized_data_len;
 use burn::tensor::{Bool, DType, Int, Tensor, TensorData};
 use burn_pack::{Tensor as PackTensor, Writer};
 
@@ -61,11 +62,10 @@ impl ModuleVisitor for Collector<'_> {
         };
         let tensor = param.transform_for_save().val();
         let (dtype, shape) = (tensor.dtype(), tensor.shape());
-        if let DType::QFloat(_) = dtype {
-            // The number of bytes is unknown before it is read.
-            return self.push(path, param.id, tensor.into_data());
-        }
-        let bytes = shape.num_elements() * dtype.size();
+        let bytes = match dtype {
+            DType::QFloat(scheme) => quantized_data_len(&scheme, &shape),
+            _ => shape.num_elements() * dtype.size(),
+        };
         let id = Some(param.id.val());
         let read = move || Ok(tensor.to_data().into_parts().0);
         let tensor = PackTensor::deferred(path, dtype, shape, id, bytes, read);

@@ -129,7 +129,12 @@ impl<const D: usize> StateTensor<D> {
                 let read = move || tensor.to_data();
                 push_tensor(sink, (prefix, leaf), (state.dtype(), state.shape()), read);
             }
-            packed => sink.push_tensor(prefix, leaf, packed.clone().full().into_data()),
+            Self::Packed(packed) => {
+                let kind = (DType::F32, packed.shape.clone());
+                let state = self.clone();
+                let read = move || state.clone().full().into_data();
+                push_tensor(sink, (prefix, leaf), kind, read);
+            }
         }
     }
 }
