@@ -22,6 +22,8 @@ pub(crate) struct Resident {
     pub(crate) states_in_flight: usize,
     /// Peak bytes on the device while one gradient is transferred, the next is computed, and the new weight is fetched.
     pub(crate) gradients_in_flight: usize,
+    /// Bytes of the largest gradient in f32, if gradients in a half type are converted to be added to a sum in f32.
+    pub(crate) widened: usize,
 }
 
 impl Resident {
@@ -39,6 +41,7 @@ impl Resident {
             Some(GlobalNormClippingConfig::ExactInBuffer(_))
         );
         let has_buffer = accumulates || is_buffered;
+        let widens = has_buffer && config.full_precision_accumulation;
         let mut in_flight = StatesInFlight::within(config.max_bytes_in_flight);
         let mut resident = Self::default();
         for (parameter, state) in parameters.iter().zip(states) {
@@ -58,6 +61,9 @@ impl Resident {
                 false => bytes,
             };
             resident.averages += average;
+            if widens && bytes < in_f32 {
+                resident.widened = resident.widened.max(in_f32);
+            }
             let device = &mut resident.states;
             match request.offload {
                 Some(_) => resident.host_states += sum,

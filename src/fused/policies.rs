@@ -141,7 +141,10 @@ impl Policies {
         if measures {
             pipeline.measure(pipeline.gradient_use.steps() && !self.tolerates_overflow());
         }
-        if !pipeline.gradient_use.steps() {
+        // Under this schedule, only a dry run measures: with the memory of a step.
+        let is_dry_run = pipeline.gradient_use == GradientUse::Measure
+            && self.schedule == StepSchedule::Adaptive;
+        if !pipeline.gradient_use.steps() && !is_dry_run {
             return;
         }
         if clip.is_some() || pipeline.scale.is_some() {

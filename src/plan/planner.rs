@@ -10,8 +10,7 @@ use crate::config::FusedConfig;
 use crate::device::{check_device, warm_threads};
 use crate::files::cast;
 use crate::footprint::parameters;
-use crate::fused::FusedOptimizer;
-use crate::fused::Loss;
+use crate::fused::{FusedOptimizer, Loss, Trainer};
 use crate::tap::collect_graph;
 
 use super::budget::Budget;
@@ -326,7 +325,6 @@ where
         device: &Device,
         loss: &impl Fn(&M, usize) -> L,
     ) -> Result<(), PlanError> {
-        let before = held(device)?;
         let weights = if storage.in_bf16 { " in bf16" } else { "" };
         (self.progress)(&format!("making the model{weights}"));
         let mut model = (self.init)();
@@ -342,8 +340,7 @@ where
             None => fused.with_config(config)?,
         };
         let parameters = parameters(&fused.model());
-        let held = memory::live(device)?.saturating_sub(before);
-        let mut profile = Profile::new(storage, parameters, held);
+        let mut profile = Profile::new(storage, parameters, fused.core().shared_bytes());
         for formats in search.formats(storage) {
             profile.measure_states(&self.optimizer, formats)?;
         }

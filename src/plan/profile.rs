@@ -45,19 +45,13 @@ pub(super) struct Profile {
 }
 
 impl Profile {
-    /// Creates the profile of `parameters`, for which `held` bytes were allocated.
-    pub(super) fn new(storage: WeightStorage, parameters: Vec<Entry>, held: usize) -> Self {
-        let bytes: usize = parameters.iter().map(Entry::bytes).sum();
-        let trained = parameters.iter().filter(|it| it.is_trained());
-        // An update copies a shared weight. A frozen one is never copied.
-        let copied: usize = trained.map(Entry::bytes).sum();
-        let missing = bytes.saturating_sub(held).min(copied);
-        // Weights on the host take no bytes of the device.
-        let are_shared = !storage.on_host && missing > bytes / 64;
+    /// Creates the profile of `parameters`, of which updates copy `shared` bytes.
+    pub(super) fn new(storage: WeightStorage, parameters: Vec<Entry>, shared: usize) -> Self {
         Self {
             storage,
             parameters,
-            shared: if are_shared { missing } else { 0 },
+            // Weights on the host take no bytes of the device.
+            shared: if storage.on_host { 0 } else { shared },
             ..Self::default()
         }
     }

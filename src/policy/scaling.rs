@@ -106,6 +106,7 @@ impl GradientHook for Scale {
         let scaled = match dtype {
             DType::F16 | DType::BF16 => {
                 let wide = widened(&gradient).mul_scalar(self.factor);
+                drop(gradient);
                 wide.cast(FloatDType::from(dtype))
             }
             _ => gradient.mul_scalar(self.factor),

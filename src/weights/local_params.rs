@@ -73,6 +73,16 @@ impl LocalParams {
             .sum()
     }
 
+    /// Returns the bytes of the values that have another owner, which the next update copies.
+    pub(crate) fn shared_bytes(&self) -> usize {
+        let stepped = self
+            .iter()
+            .filter(|it| !self.retained.contains(&it.master.id));
+        stepped
+            .map(|local_param| local_param.master.shared_bytes())
+            .sum()
+    }
+
     /// Returns the bytes of weights that the rank holds between two passes, without those on all ranks.
     pub(crate) fn stored_bytes(&self) -> usize {
         let released = self.iter().filter(|local_param| !local_param.is_retained);

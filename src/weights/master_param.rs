@@ -119,6 +119,18 @@ impl MasterParam {
         self.elements() * self.dtype.size()
     }
 
+    /// Returns the bytes of the value if it has another owner, so that the next update copies it.
+    pub(super) fn shared_bytes(&self) -> usize {
+        let mut state = self.state.lock();
+        let Some(value) = state.value.take() else {
+            return 0;
+        };
+        let value = value.0.into_dispatch();
+        let is_shared = self.storage.detects_sole_owner && !value.can_mut();
+        state.value = Some(Tensor::<1>::from_dispatch(value).into());
+        self.bytes() * usize::from(is_shared)
+    }
+
     /// Returns the value, if no optimizer has dropped it in a panic.
     pub(crate) fn find(&self) -> Option<AnyTensor> {
         self.state.lock().value.clone()

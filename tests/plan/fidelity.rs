@@ -4,7 +4,7 @@ use std::path::Path;
 
 use crate::common::*;
 use crate::models::*;
-use crate::{ENOUGH, alone, bytes, device, init, plan};
+use crate::{ENOUGH, alone, bytes, device, init, plan, planner};
 
 /// Returns the model in `file`, with its ids and with its own running statistics.
 fn copy<K: Kind>(file: &Path) -> K {
@@ -72,4 +72,24 @@ fn planned_micro_batches_equal_stock() {
     let _alone = alone();
     equals_stock::<Mlp>(2);
     equals_stock::<Plain>(1);
+}
+
+#[test]
+fn plan_for_another_device_equals_stock_there() {
+    let _alone = alone();
+    let [_, there] = cpus();
+    let planner = planner::<Plain>().with_device(&there);
+    let plan = planner.plan(Plain::loss, ENOUGH).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let initial = folder.path().join("initial.bpk");
+    init::<Plain>().save_file(&initial).unwrap();
+    let optimizer = backburn::optim::AdamWConfig::new().init();
+    let model = copy::<Plain>(&initial).fork(&there);
+    let expected = stock(model, optimizer, plan.batch, plan.accumulation);
+    let mut fused = plan.fuse_on(|| copy::<Plain>(&initial), &there).unwrap();
+    assert_eq!(plan.accumulation, 1, "{plan}");
+    for _ in 0..3 {
+        fused.step(1e-3, |model| model.loss(plan.batch)).unwrap();
+    }
+    assert_equal_weights(&expected.valid(), &fused.valid());
 }

@@ -4,7 +4,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
-#[path = "../../benches/plan/models.rs"]
+#[path = "../../benches/plan/models/mod.rs"]
 mod models;
 
 #[cfg(feature = "wgpu")]

@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use backburn::optim::AdamWConfig;
+use burn::nn::{RotaryEncoding, RotaryEncodingConfig};
 
 use crate::models::*;
 use crate::{
@@ -148,6 +149,7 @@ fn plan_with_policies_holds() {
         (FloatDType::F32, new().with_loss_scaling(Some(skips))),
         (FloatDType::BF16, new()),
         (FloatDType::BF16, new().with_clipping(Some(clipped))),
+        (FloatDType::BF16, new().with_loss_scaling(Some(skips))),
         (FloatDType::BF16, new().with_averaging(Some(averaging))),
     ] {
         let init = || {
@@ -206,6 +208,79 @@ fn weights_that_maker_holds_are_counted_twice() {
         };
         let bytes = peak(train).1;
         assert!(bytes <= budget, "{bytes} of {budget}\n{plan}");
+    }
+}
+
+#[test]
+fn shared_weights_of_maker_with_other_tensors_are_counted_twice() {
+    let _alone = alone();
+    let layer: Linear = LinearConfig::new(512, 2048).init(&device());
+    drop(layer.valid());
+    // The table is made anew, so the maker allocates as many bytes as the model has.
+    let table = RotaryEncodingConfig::new(2048, 512);
+    let init = || (layer.clone(), table.init(&device()));
+    let loss = |(layer, _): &(Linear, RotaryEncoding), items: usize| {
+        layer
+            .forward(Tensor::<2>::ones([items, 512], &device()))
+            .mean()
+    };
+    let planner = Planner::new(init, AdamWConfig::new()).with_batch(4);
+    let plan = planner.plan(loss, ENOUGH).unwrap();
+    let bytes = peak(|| {
+        let mut fused = plan.fuse(init).unwrap();
+        for _ in 0..3 {
+            fused.step(1e-3, |model| loss(model, plan.batch)).unwrap();
+        }
+    });
+    assert!(bytes.1 <= plan.device_bytes, "{} bytes\n{plan}", bytes.1);
+}
+
+/// The largest gradient is complete at the peak, and a copy of it in f32 is multiplied, or added to the sum.
+#[test]
+fn copies_of_half_gradients_in_f32_are_counted() {
+    let _alone = alone();
+    type Model = (Embedding, Linear);
+    let init = || -> Model {
+        let embedding = EmbeddingConfig::new(65_536, 64).init(&device());
+        let model = (embedding, LinearConfig::new(64, 64).init(&device()));
+        cast(model, FloatDType::BF16).unwrap()
+    };
+    let skips = LossScalingConfig::new().with_overflow(Overflow::SkipParameter);
+    for (config, order, length, parts) in [
+        (
+            FusedConfig::new().with_loss_scaling(Some(skips)),
+            &[][..],
+            8,
+            1,
+        ),
+        (
+            FusedConfig::new().with_full_precision_accumulation(true),
+            &[Technique::MicroBatches][..],
+            8192,
+            16,
+        ),
+    ] {
+        let loss = |(embedding, head): &Model, items: usize| {
+            let tokens = Tensor::<2, Int>::zeros([items, length], &device());
+            head.forward(embedding.forward(tokens)).tanh().mean()
+        };
+        let planner = Planner::new(init, AdamWConfig::new()).with_batch(16);
+        let planner = planner.with_config(config).with_order(order);
+        let candidates = planner.plan(loss, ENOUGH).unwrap().candidates;
+        let least = candidates.iter().map(|it| it.device_bytes).min().unwrap();
+        let plan = planner.plan(loss, least + 100_000).unwrap();
+        assert_eq!(plan.accumulation, parts, "{plan}");
+        let train = || {
+            let mut fused = plan.fuse(init).unwrap();
+            for _ in 0..3 {
+                for _ in 1..parts {
+                    fused.accumulate(|model| loss(model, plan.batch)).unwrap();
+                }
+                fused.step(1e-3, |model| loss(model, plan.batch)).unwrap();
+            }
+        };
+        let bytes = peak(train).1;
+        assert!(bytes <= plan.device_bytes, "{bytes} bytes\n{plan}");
     }
 }
 

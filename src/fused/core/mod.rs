@@ -270,6 +270,11 @@ impl<M: Module> Core<M> {
         self.policies.schedule == StepSchedule::TwoPass
     }
 
+    /// Returns the bytes of the weights that have another owner, which the next update copies.
+    pub(crate) fn shared_bytes(&self) -> usize {
+        self.ranks.local_params().shared_bytes()
+    }
+
     /// Sets the blocks that keep their activations.
     pub(crate) fn keep_activations(&mut self, keep: Vec<bool>) {
         self.policies.config.gradient_checkpointing.keep_activations = keep;
