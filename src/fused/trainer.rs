@@ -126,7 +126,8 @@ macro_rules! trainer {
             /// on the model that [`model`](Self::model) returns. Later steps do not change its running statistics.
             ///
             /// It computes as the training does: on its device, and in [`compute_dtype`](crate::FusedConfig::compute_dtype). Its record holds the
-            /// weights as they are stored, in full precision.
+            /// weights as they are stored, in full precision. An exception are adapters on offloaded weights: they are merged into a copy of
+            /// the weights on the host, so save [`model`](Self::model).
             pub fn valid(&self) -> M {
                 self.core.valid()
             }

@@ -153,7 +153,13 @@ impl<M: Module> AttachedModule<M> {
         let module = match &self.context.engine {
             // A parameter carries one reparameterization: an adapter or a fetch handle.
             Some(engine) if self.frozen.values().any(|has_adapter| *has_adapter) => {
-                let merged = self.export(value).valid().materialize();
+                // An adapter is merged in the type of its factors, which is that of the training.
+                let computed = map_params(
+                    self.export(value).valid(),
+                    |param| self.local_params.has(param.id()),
+                    |id, value| value.in_type(self.local_params.get(id).dtype),
+                );
+                let merged = computed.materialize();
                 let device = engine.device.clone().inner();
                 move_except(merged, |id| parameters.contains(&id), &device)
             }
