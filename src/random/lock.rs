@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use backburn_base::flush;
+use backburn_base::{caught::catch_message, flush};
 use burn::tensor::Device;
 use parking_lot::{ArcMutexGuard, Mutex, RawMutex};
 
@@ -79,8 +79,8 @@ pub(crate) fn locked_error(place: String) -> FusedError {
             (`std::thread::spawn`), where they take turns"
         }
         false => {
-            "It makes no progress: the closure of a step must not wait for another step on another thread, so call the other \
-            step before or after it"
+            "Its holder has neither read a trained parameter nor received a gradient for ten seconds. A closure must not wait for \
+            another step. Call that step, and whatever else takes long (another model, loading of data), before or after this one"
         }
     };
     FusedError::RandomNumbersLocked { place, advice }
@@ -110,8 +110,9 @@ impl Debug for RngLock {
 
 impl Drop for RngLock {
     fn drop(&mut self) {
-        // With `fusion`, queued operations draw their numbers when they run.
-        self.devices.iter().for_each(flush);
+        // With `fusion`, queued operations draw their numbers when they run. The next use of a lost device reports it.
+        let flushed = catch_message(|| self.devices.iter().for_each(flush));
+        flushed.unwrap_or_else(|error| log::debug!("{error}"));
         PROGRESS.fetch_add(1, Ordering::Relaxed);
         // The next thread takes its turn even if this one asks again at once.
         if let Some(guard) = self.guard.take() {

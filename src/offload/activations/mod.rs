@@ -178,9 +178,12 @@ impl OffloadedTensors {
     /// Transfers the tensors to their devices.
     fn fetch(&self, data: Vec<(TensorData, Device)>) {
         let devices: Vec<_> = data.iter().map(|(_, device)| device.clone()).collect();
-        let data = data.into_iter();
-        let fetched = catch_message(|| data.map(|(data, device)| of_data(data, &device)).collect());
-        devices.iter().for_each(flush);
+        let fetched = catch_message(|| {
+            let data = data.into_iter();
+            let tensors = data.map(|(data, device)| of_data(data, &device)).collect();
+            devices.iter().for_each(flush);
+            tensors
+        });
         *self.state.lock() = fetched.map_or_else(TransferState::Failed, TransferState::OnDevice);
         self.is_fetched.notify_all();
     }
