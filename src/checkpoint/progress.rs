@@ -39,7 +39,7 @@ impl<P> Progress<P> {
         Self { scheduler, ..self }
     }
 
-    /// Sets the user data.
+    /// Sets the user data. (In CBOR `Some(())` and `Some(None)` are `None`.)
     #[must_use]
     pub fn with_user_data<Q>(self, user_data: Q) -> Progress<Q> {
         Progress {

@@ -79,7 +79,7 @@ impl Training {
             serde_json::from_slice(&bytes).map_err(|error| unreadable(error.to_string()))?;
         if format != FORMAT {
             return Err(unreadable(format!(
-                "it has format {format}, and this version of backburn reads format {FORMAT}"
+                "it has format {format}, and this version of backburn reads format {FORMAT}: use a newer version"
             )));
         }
         let training: Self =

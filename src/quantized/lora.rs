@@ -130,7 +130,11 @@ impl QuantizedLora {
         dtype: FloatDType,
         device: &Device,
     ) -> LoraAdapter {
-        let matrix = Tensor::<2>::zeros([1, 1], (device, dtype.into())).expand(shape);
+        let options = (device, dtype.into());
+        let matrix = match shape.contains(&0) {
+            true => Tensor::<2>::zeros(shape, options),
+            false => Tensor::<2>::zeros([1, 1], options).expand(shape),
+        };
         let (_, adapter) = self
             .lora
             .clone()

@@ -67,7 +67,8 @@ fn generic_types(item: &DeriveInput) -> Vec<Type> {
     let is_generic = |of_field: &Type| {
         let tokens = of_field.to_token_stream();
         // A bound on a recursive type would have no end.
-        mentions(tokens.clone(), &parameters) && !mentions(tokens, &[&item.ident])
+        let own = [&item.ident, &format_ident!("Self")];
+        mentions(tokens.clone(), &parameters) && !mentions(tokens, &own)
     };
     types.filter(is_generic).collect()
 }

@@ -23,9 +23,8 @@ use super::rule::{Number, Rule, UpdateRule};
 ///
 /// # Errors
 ///
-/// `backburn` refuses a parameter that is not in bf16 before training starts (`FusedError::UnsupportedParameter`), and one of
-/// fewer than 4096 elements in its step. Such a small parameter in f32 is stepped without a format. In a stock loop the step
-/// panics.
+/// `backburn` refuses a parameter that is not in bf16 before training starts (`FusedError::UnsupportedParameter`). In a stock
+/// loop its step panics. A parameter in f32 of fewer than 4096 elements is stepped without a format.
 #[derive(Clone, Debug)]
 pub struct InFormat<O> {
     optimizer: O,

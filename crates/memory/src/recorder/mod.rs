@@ -198,10 +198,17 @@ impl Drop for MemoryRecorder {
 }
 
 fn during<R>(phase: Phase, work: impl FnOnce() -> R) -> R {
+    struct EndOnDrop;
+
+    impl Drop for EndOnDrop {
+        fn drop(&mut self) {
+            enter(Phase::Other);
+        }
+    }
+
     enter(phase);
-    let result = work();
-    enter(Phase::Other);
-    result
+    let _end = EndOnDrop;
+    work()
 }
 
 struct ReportTensors<'a> {
