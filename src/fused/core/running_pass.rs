@@ -64,11 +64,12 @@ impl<'a, M: Module> RunningPass<'a, M> {
         running_pass
     }
 
-    /// Returns an error if the backward passes of all ranks together have reached no parameter, and no gradient is accumulated: such
-    /// gradients are applied.
+    /// Returns an error if the backward passes of all ranks together have reached no parameter, unless the pass has applied
+    /// accumulated gradients.
     pub(in crate::fused) fn check_reached(&self) -> Result<(), FusedError> {
         let attached = &self.attached_modules[0];
-        if attached.local_params.have_accumulated() {
+        let applies = self.rank_passes[0].pass.pipeline.gradient_use.steps();
+        if applies && attached.local_params.have_accumulated() {
             return Ok(());
         }
         let checks = self.ranks.iter().map(|rank| {

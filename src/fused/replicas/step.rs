@@ -23,7 +23,8 @@ impl<M: Module + 'static> FusedReplicas<M> {
     /// # Errors
     ///
     /// Returns the errors of [`FusedOptimizer::step`](crate::FusedOptimizer::step); also if there is no batch, or there
-    /// are more batches than ranks. Losses that reach no parameter are no error if gradients are accumulated, which are then applied. If a rank fails or panics, the step ends on all ranks with [`FusedError::Rank`] or
+    /// are more batches than ranks. On several ranks, losses that reach no parameter are no error if gradients are accumulated,
+    /// which are then applied. If a rank fails or panics, the step ends on all ranks with [`FusedError::Rank`] or
     /// [`FusedError::RankPanicked`].
     pub fn step<B: Send + 'static, L: Loss + Send + 'static>(
         &mut self,
