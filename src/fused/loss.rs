@@ -1,10 +1,5 @@
-use std::sync::Arc;
-
-use burn::backend::DispatchTensor;
-use burn::tensor::Tensor;
-
-use crate::tap::{GradientSink, PassedGradients, tap};
 use backburn_base::AnyTensor;
+use burn::tensor::Tensor;
 
 /// The return type of a step's forward closure: a loss of any rank, alone or in a pair with any other value.
 ///
@@ -27,25 +22,6 @@ pub trait Loss: sealed::Sealed + Sized {
     /// Returns the value with its loss detached, and the loss with its graph.
     #[doc(hidden)]
     fn detached(self) -> (Self, AnyTensor);
-}
-
-/// Calls `work` when the backward pass of `root` has begun and Burn has locked the graph.
-pub(crate) fn on_backward(root: Tensor<1>, work: impl Fn() + Send + Sync + 'static) -> Tensor<1> {
-    let anchor = root.clone().into_dispatch();
-    tap(root, anchor, Arc::new(BackwardRoot(work)))
-}
-
-/// The gradient sink at the root of a graph, whose backward step runs first.
-struct BackwardRoot<F>(F);
-
-impl<F: Fn() + Send + Sync> GradientSink for BackwardRoot<F> {
-    fn receive(&self, gradient: DispatchTensor) -> PassedGradients {
-        (self.0)();
-        PassedGradients {
-            value: Some(gradient),
-            ..PassedGradients::default()
-        }
-    }
 }
 
 impl<const D: usize> Loss for Tensor<D> {

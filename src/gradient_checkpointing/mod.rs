@@ -44,8 +44,7 @@ pub use sequential::gradient_checkpointing_sequential;
 pub use tiled::gradient_checkpointing_tiled;
 
 use crate::parameters::{StatisticsGuard, merge_pending, running_statistics};
-use crate::pass::StepEvent;
-use crate::pass::{BlockMode, FailedIn, RandomRun, Scope};
+use crate::pass::{BlockMode, FailedIn, RandomRun, Scope, StepEvent};
 use crate::weights::{
     TrackedTensor, is_for_inference, is_in_stock_training, is_in_training,
     tracked_and_not_attached, with_constants, with_frozen,
@@ -143,8 +142,8 @@ use crate::weights::{
 ///
 /// # Gradients
 ///
-/// The gradients equal those of the block without checkpointing bit for bit. The exception is a tensor with three or more uses, some
-/// inside and some outside of the block: autodiff sums their terms in another order.
+/// The gradients equal those of the block without checkpointing bit for bit. The exception is an input with three or more uses, inside
+/// or outside of the block: autodiff may sum their terms in another order.
 ///
 /// A tracked input that the block does not use, or that does not affect the loss, receives a gradient of zeros. With
 /// it, an optimizer with momentum updates the parameter; the log reports this once. To get no gradient, detach the

@@ -9,8 +9,7 @@ use parking_lot::Mutex;
 
 use super::activations::{Activations, each};
 use super::node::CheckpointNode;
-use crate::pass::Pass;
-use crate::pass::StepEvent;
+use crate::pass::{Pass, StepEvent};
 use crate::tap::{GradientSink, PassedGradients, tap};
 
 /// Specs of the float tensors that a block returns.

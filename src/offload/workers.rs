@@ -2,8 +2,7 @@ use backburn_base::is_cubecl;
 use burn::tensor::Device;
 
 use crate::error::FusedError;
-use crate::threads::InFlightLimit;
-use crate::threads::Worker;
+use crate::threads::{InFlightLimit, Worker};
 
 /// Background workers for transfers between a device and the host.
 #[derive(Debug)]

@@ -27,7 +27,7 @@ use crate::policy::GradientPipeline;
 use crate::random::{Seeds, StepSeeds, mix, seed_of_rank};
 use crate::replica::Membership;
 use crate::shared_optimizer::SharedOptimizer;
-use crate::tap::{Clocks, operations};
+use crate::tap::{Clocks, next_operation};
 use crate::threads::lock;
 
 pub(crate) use block_order::{BlockOrder, BlockPrefetch};
@@ -51,9 +51,8 @@ pub(crate) struct Pass {
     pub(crate) begun: u64,
     /// The autodiff graph that the closure records in.
     pub(crate) graph: Arc<Graph>,
-    /// The stage of the pass.
     pub(crate) stage: Mutex<Stage>,
-    pub(crate) closure: ClosureKind,
+    pub(crate) closure_kind: ClosureKind,
     /// `true` after the closure has scaled its loss, or if it need not.
     scaled: AtomicBool,
     /// Each running hook holds a clone.
@@ -87,7 +86,7 @@ impl Pass {
     }
 
     /// Returns `true` if an update has failed.
-    pub(crate) fn is_stopped(&self) -> bool {
+    pub(crate) fn update_has_failed(&self) -> bool {
         matches!(&*self.stage.lock(), Stage::Failed(failed) if failed.in_update)
     }
 
@@ -96,7 +95,7 @@ impl Pass {
     /// immediately.
     pub(crate) fn guarded<R: Default>(&self, part: FailedIn, work: impl FnOnce() -> R) -> R {
         let in_closure = part == FailedIn::Closure;
-        if in_closure && self.closure == ClosureKind::Backward {
+        if in_closure && self.closure_kind == ClosureKind::Backward {
             return work();
         }
         catch(work).unwrap_or_else(|panic| {
@@ -163,7 +162,7 @@ impl Pass {
     pub(crate) fn take_scale(&self) -> Option<f64> {
         self.scaled.store(true, Ordering::Relaxed);
         let scale = self.pipeline.scale;
-        scale.filter(|_| self.closure == ClosureKind::Backward)
+        scale.filter(|_| self.closure_kind == ClosureKind::Backward)
     }
 }
 
@@ -227,7 +226,7 @@ impl Session {
     pub(crate) fn begin(
         &self,
         settings: &PassSettings,
-        closure: ClosureKind,
+        kind: ClosureKind,
         prefetcher: Option<Arc<dyn BlockPrefetch>>,
         transfers: Option<Arc<TransferWorkers>>,
     ) -> Arc<Pass> {
@@ -237,11 +236,11 @@ impl Session {
             mut observers,
             checkpointing,
         } = settings.clone();
-        let stage = match closure {
+        let stage = match kind {
             ClosureKind::Loss => Stage::Forward,
             ClosureKind::Backward | ClosureKind::Nothing => Stage::Backward,
         };
-        let scales = closure == ClosureKind::Backward && pipeline.scale.is_some();
+        let scales = kind == ClosureKind::Backward && pipeline.scale.is_some();
         if memory::is_recording() {
             observers.0.push(Arc::new(MemoryObserver::default()));
         }
@@ -265,10 +264,10 @@ impl Session {
         };
         let pass = Arc::new(Pass {
             pipeline,
-            begun: operations(),
+            begun: next_operation(),
             graph: Arc::default(),
             stage: Mutex::new(stage),
-            closure,
+            closure_kind: kind,
             scaled: AtomicBool::new(!scales),
             running_hooks: Arc::default(),
             drawing: Drawing::new(numbers),

@@ -91,17 +91,18 @@ impl PassProfile {
         recompute: bool,
         fits: impl Fn(usize) -> bool,
     ) -> Option<BlockChoice> {
-        let fitting = |keep| self.kept(keep).filter(|kept| fits(kept.in_pass));
+        let is_small = |kept: &BlockChoice| fits(kept.in_pass);
+        let fitting = |keep| self.kept(keep).filter(is_small);
         let is_open = self.proofs.len() < if self.run.seconds > SLOW { 3 } else { 8 };
         let is_allowed = |kept: &BlockChoice| kept.is_proved || is_open;
-        let none = fitting(vec![true; self.blocks()]).filter(is_allowed);
+        let none = self.none_recomputed().filter(is_small).filter(is_allowed);
         if none.is_some() || !recompute {
             return none;
         }
         let proofs = self.proofs.iter().map(|proof| proof.keep.clone());
         let proved = proofs.filter_map(fitting).filter(|kept| kept.is_proved);
         let proved = proved.max_by_key(|kept| count(&kept.keep));
-        let mut expected = fitting(vec![false; self.blocks()]);
+        let mut expected = self.all_recomputed().filter(is_small);
         if let Some(expected) = &mut expected {
             // The last blocks first, because their activations are freed first.
             for index in (0..self.blocks()).rev() {

@@ -8,8 +8,7 @@ use backburn_memory::{Limit, MemoryRecorder};
 use burn::module::Module;
 use burn::tensor::Device;
 
-use crate::fused::Loss;
-use crate::fused::{FusedOptimizer, Trainer};
+use crate::fused::{FusedOptimizer, Loss, Trainer};
 use crate::tap::collect_graph;
 
 use super::error::PlanError;

@@ -5,7 +5,7 @@ use burn::backend::{Dispatch, DispatchTensor};
 use burn::tensor::{Device, GradientCheckpointingStrategy, Tensor};
 use parking_lot::Mutex;
 
-use super::graph_gc::operations;
+use super::graph_gc::next_operation;
 use super::{Delivery, GradientSink, PassedGradients, TapBackend, collect_graph};
 
 /// Depth between two ticks.
@@ -80,7 +80,7 @@ pub(crate) struct Position {
 
 impl Default for Position {
     fn default() -> Self {
-        let (tick, begun) = (0, operations());
+        let (tick, begun) = (0, next_operation());
         Self { tick, begun }
     }
 }
@@ -89,7 +89,7 @@ impl Position {
     /// Returns the index of the tick of the next read. An operation adds one level of depth at most, so the tick is deeper than the
     /// operations of the graph so far, at the latest after some more reads.
     fn advance(&mut self) -> usize {
-        let ticks = (operations() - self.begun) / OPERATIONS;
+        let ticks = (next_operation() - self.begun) / OPERATIONS;
         let ticks = FIRST_TICKS + usize::try_from(ticks).unwrap_or(usize::MAX / 2);
         self.tick = ticks.clamp(self.tick + 1, self.tick + MOST_TICKS);
         self.tick
@@ -101,10 +101,10 @@ impl Clock {
     pub(crate) fn tick(&mut self, position: &mut Position) -> DispatchTensor {
         let index = position.advance();
         if self.ticks.len() <= index {
-            let before = operations();
+            let before = next_operation();
             self.extend_to(index);
             // New ticks are not operations of the graph, and neither is this count.
-            position.begun += operations() - before + 1;
+            position.begun += next_operation() - before + 1;
         }
         self.ticks[index].clone()
     }
@@ -182,13 +182,13 @@ mod tests {
         let mut position = Position::default();
         let mut last = position.advance();
         // Without reads, then two for each read.
-        (0..500).for_each(|_| _ = operations());
+        (0..500).for_each(|_| _ = next_operation());
         for read in 1..100 {
             let tick = position.advance();
             assert!(tick > last && tick <= last + MOST_TICKS);
             let depth = 500 + 3 * read;
             assert!(read < 10 || (tick + 1) * SPACING > depth, "{read}: {tick}");
-            (0..2).for_each(|_| _ = operations());
+            (0..2).for_each(|_| _ = next_operation());
             last = tick;
         }
     }

@@ -22,7 +22,7 @@ pub(crate) struct GraphGc {
 
 impl GraphGc {
     pub(crate) fn new() -> Self {
-        let now = operations();
+        let now = next_operation();
         Self {
             begun: now,
             collected: AtomicU64::new(now),
@@ -31,7 +31,7 @@ impl GraphGc {
 
     /// Collects if enough operations have run since the last collection.
     pub(crate) fn collect_if_due(&self, device: &Device) {
-        let (now, collected) = (operations(), self.collected.load(Ordering::Relaxed));
+        let (now, collected) = (next_operation(), self.collected.load(Ordering::Relaxed));
         let enough = FEW.max((now - self.begun) / 16);
         let is_due = now.saturating_sub(collected) >= enough;
         let order = Ordering::Relaxed;
@@ -50,14 +50,14 @@ impl GraphGc {
 /// Collects unreachable nodes if enough operations have run since the last call. For code outside of a pass that lifts tensors.
 pub(crate) fn collect_graph_if_due(device: &Device) {
     static COLLECTED: AtomicU64 = AtomicU64::new(0);
-    let now = operations();
+    let now = next_operation();
     if now.saturating_sub(COLLECTED.load(Ordering::Relaxed)) >= FEW {
         COLLECTED.store(now, Ordering::Relaxed);
         collect_graph(device);
     }
 }
 
-/// Returns the number of operations of autodiff so far, on all threads. Each call is one more, so the numbers differ.
-pub(crate) fn operations() -> u64 {
+/// Returns the number of the next operation of autodiff, on any thread. Each call takes one, so the numbers differ.
+pub(crate) fn next_operation() -> u64 {
     NodeId::new().value
 }

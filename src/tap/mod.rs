@@ -12,6 +12,7 @@
 
 mod clock;
 mod graph_gc;
+mod on_backward;
 
 use std::fmt::{Debug, Formatter};
 use std::sync::Arc;
@@ -30,7 +31,8 @@ use burn::backend::{
 use burn::tensor::{Device, Tensor};
 
 pub(crate) use clock::{Clock, Clocks, Position};
-pub(crate) use graph_gc::{GraphGc, collect_graph_if_due, operations};
+pub(crate) use graph_gc::{GraphGc, collect_graph_if_due, next_operation};
+pub(crate) use on_backward::on_backward;
 
 /// The receiver of the complete gradient of a tapped value.
 pub(crate) trait GradientSink: Send + Sync {

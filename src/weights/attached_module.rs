@@ -53,7 +53,7 @@ impl<M: Module> AttachedModule<M> {
         context: Arc<RankContext>,
         replica_of: Option<&Self>,
     ) -> Result<Self, FusedError> {
-        let inventory = Inventory::take(&module, &context)?;
+        let inventory = Inventory::of(&module, &context)?;
         check_offload_fits(inventory.offloaded_bytes)?;
         if replica_of.is_none() {
             inventory.check_stepped(&session.optimizer.lock(), &context)?;

@@ -10,7 +10,7 @@ use burn::tensor::{Device, Tensor};
 use super::local_param::LocalParam;
 use super::placeholder::Identity;
 use crate::pass::Scope;
-use crate::tap::{node, operations};
+use crate::tap::{next_operation, node};
 
 /// A reparameterization that redirects every read of a parameter to its local parameter. It has no parameters of its
 /// own, and does not move with the module.
@@ -94,7 +94,7 @@ impl Module for Handle {
     }
 
     fn valid(&self) -> Self {
-        let valid_since = Some(self.valid_since.unwrap_or_else(operations));
+        let valid_since = Some(self.valid_since.unwrap_or_else(next_operation));
         Self {
             valid_since,
             ..self.clone()

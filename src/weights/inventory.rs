@@ -44,7 +44,7 @@ pub(crate) struct Inventory {
 impl Inventory {
     /// Lists the parameters of `module`, or returns an error if one can't be trained in `context`. Initializes lazy
     /// parameters, in module order.
-    pub(crate) fn take<M: Module>(module: &M, context: &RankContext) -> Result<Self, FusedError> {
+    pub(crate) fn of<M: Module>(module: &M, context: &RankContext) -> Result<Self, FusedError> {
         let devices = module.devices();
         device::check_all_there(&devices)?;
         // Lazy parameters draw their initial values below.
@@ -269,9 +269,7 @@ impl Entry {
         let is_offloaded = self.role != Role::Retained
             && context.is_offloaded(self.is_trained(), self.elements(), self.dtype);
         let moves_to_host = context.engine.as_ref().is_some_and(|engine| {
-            is_offloaded
-                && context.membership.is_none()
-                && engine.host != self.device.clone().inner()
+            is_offloaded && context.replica.is_none() && engine.host != self.device.clone().inner()
         });
         if moves_to_host { self.bytes() } else { 0 }
     }
@@ -293,7 +291,7 @@ impl Entry {
             .map(|location| (location.device, dtype));
         // The ordinary model of a rank is on the rank's device.
         let ordinary = context
-            .membership
+            .replica
             .as_ref()
             .filter(|_| is_needed && context.engine.is_none())
             .map(|member| (member.device().clone(), dtype));

@@ -8,8 +8,9 @@ use super::copy::CopyLifetime;
 use super::gradient_state::{Expecting, GradientState};
 use super::local_param::{LocalParam, State};
 use super::tap_sink::TapSink;
-use crate::pass::StepEvent;
-use crate::pass::{BlockReads, ClosureKind, Graph, Pass, PendingGradient, ReadMode, Scope, Stage};
+use crate::pass::{
+    BlockReads, ClosureKind, Graph, Pass, PendingGradient, ReadMode, Scope, Stage, StepEvent,
+};
 use crate::placement::Residency;
 use crate::tap::tap;
 
@@ -228,7 +229,7 @@ impl LocalParam {
         graph.taps.lock().push(pending_gradient.clone());
         let tick = self.clock.lock().tick(&mut graph.position.lock());
         let runs_backward =
-            pass.closure == ClosureKind::Backward && Arc::ptr_eq(graph, &pass.graph);
+            pass.closure_kind == ClosureKind::Backward && Arc::ptr_eq(graph, &pass.graph);
         let sink = TapSink {
             applied: runs_backward.then(|| self.applied()),
             local_param: self.clone(),

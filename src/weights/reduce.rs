@@ -84,7 +84,7 @@ impl LocalParam {
 
     /// Waits while this rank is too far ahead of the others.
     pub(super) fn wait_for_others(&self, pass: &Arc<Pass>, member: &Membership) {
-        if pass.is_stopped() {
+        if pass.update_has_failed() {
             return;
         }
         let device = member.device();
@@ -108,7 +108,7 @@ fn apply_rank_gradients(master: &MasterParam, group: &Group, gradients: Vec<Held
     let Some(pass) = owner.and_then(|session| session.pass.lock().clone()) else {
         return;
     };
-    if pass.is_stopped() || group.flow.failed().is_some() {
+    if pass.update_has_failed() || group.flow.failed().is_some() {
         return;
     }
     let gradients = gradients.into_iter();
@@ -118,7 +118,7 @@ fn apply_rank_gradients(master: &MasterParam, group: &Group, gradients: Vec<Held
         master.apply_gradients(&pass, gradients);
     });
     drop(holds);
-    if pass.is_stopped() {
+    if pass.update_has_failed() {
         // The pass has failed on all ranks: no further gradient is applied.
         group.flow.fail(group.owner(master.id));
     }

@@ -16,8 +16,7 @@ use super::gradient_state::GradientState;
 use super::local_param::LocalParam;
 use crate::device;
 use crate::error::FusedError;
-use crate::pass::StepEvent;
-use crate::pass::{self, ClosureKind, FailedIn, Pass, PendingGradient};
+use crate::pass::{self, ClosureKind, FailedIn, Pass, PendingGradient, StepEvent};
 use crate::placement::Residency;
 use crate::policy::PartialSum;
 use crate::replica::HeldBytes;
@@ -51,7 +50,7 @@ impl GradientSink for TapSink {
                  left the closure of its step with its graph. Detach the tensor in the closure"
             );
         }
-        if self.pass.closure == ClosureKind::Backward {
+        if self.pass.closure_kind == ClosureKind::Backward {
             self.pass.end_forward_numbers();
         }
         let admits = self.pass.admits();
@@ -111,7 +110,7 @@ impl LocalParam {
                 let (local_param, queued_pass) = (self.clone(), pass.clone());
                 engine.queue_update(self.bytes(), move || {
                     // A failure on another thread stops the pass at the next gradient.
-                    if !queued_pass.is_stopped() {
+                    if !queued_pass.update_has_failed() {
                         queued_pass.guarded(FailedIn::Update, || {
                             local_param.report_gradient(&queued_pass, Some(gradient))
                         });

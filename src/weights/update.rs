@@ -12,11 +12,10 @@ use burn::tensor::Tensor;
 use super::gradient_state::{Accumulated, Outcome};
 use super::master_param::{MasterParam, missing_message};
 use crate::offload::OffloadEngine;
-use crate::pass::StepEvent;
-use crate::pass::{FailedIn, Pass, Session};
+use crate::pass::{FailedIn, Pass, Session, StepEvent};
 use crate::policy::GradientUse;
 use crate::shared_optimizer::Eviction;
-use crate::tap::operations;
+use crate::tap::next_operation;
 
 impl MasterParam {
     /// Accumulates the complete gradients of a parameter, one for each rank in the order of their sum, or passes their sum through
@@ -144,7 +143,7 @@ impl MasterParam {
         if stepped.result.is_ok() && !is_last_micro_batch {
             state.outcome = Some(Outcome::AddedToState);
         } else {
-            self.version.store(operations(), Ordering::Release);
+            self.version.store(next_operation(), Ordering::Release);
             if stepped.result.is_ok() {
                 state.outcome = Some(Outcome::Updated { copied });
                 // This is last, because it can fail after the value was updated.

@@ -25,12 +25,11 @@ use crate::config::FusedConfig;
 use crate::device::check_connected;
 use crate::error::FusedError;
 use crate::footprint::host_allocation;
-use crate::fused::ParameterList;
-use crate::fused::StepReport;
 use crate::fused::policies::Policies;
 #[cfg(feature = "train")]
 use crate::fused::policies::StepSchedule;
 use crate::fused::report::Reports;
+use crate::fused::{ParameterList, StepReport};
 use crate::offload::check_offload_fits;
 use crate::parameters::merge_pending;
 use crate::pass::Session;
@@ -107,12 +106,13 @@ impl<M: Module> Core<M> {
             merge_pending(&model);
         }
         if is_offloaded && begins_offload {
-            let offloaded_bytes = Inventory::take(&model, &context)?.offloaded_bytes;
+            let offloaded_bytes = Inventory::of(&model, &context)?.offloaded_bytes;
             let made = host_allocation(&model, &session.optimizer.lock().fresh(), config);
             check_offload_fits(offloaded_bytes.saturating_add(made))?;
         }
         if moves {
-            Inventory::take(
+            // Refuses a model before it is moved.
+            Inventory::of(
                 &model,
                 &RankContext::on(&compute_device, config.compute_dtype),
             )?;

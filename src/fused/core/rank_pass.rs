@@ -8,13 +8,13 @@ use burn::optim::GradientsParams;
 
 use crate::device::check_async_errors;
 use crate::error::FusedError;
-use crate::fused::loss::{Loss, on_backward};
+use crate::fused::loss::Loss;
 use crate::fused::parameter_list::nothing_trained;
 use crate::offload::TransferWorkers;
-use crate::pass::StepEvent;
-use crate::pass::{FailedIn, Pass, ReadMode, Scope};
+use crate::pass::{FailedIn, Pass, ReadMode, Scope, StepEvent};
 use crate::placement::RankContext;
 use crate::replica::Membership;
+use crate::tap::on_backward;
 use crate::weights::LocalParams;
 
 /// The part of one rank in a pass that has begun, on any thread.
@@ -44,7 +44,7 @@ impl RankPass {
                 let path = path.to_string();
                 return Err(FusedError::GradientReturned { path });
             }
-            // If no other gradient has arrived, before sums are applied.
+            // If no other gradient has arrived, this is the check of the loss scale before sums are applied.
             self.pass.admits();
         }
         self.pass.end_forward_numbers();
@@ -83,7 +83,7 @@ impl RankPass {
     /// Returns the rank and its group.
     pub(in crate::fused) fn membership(&self) -> &Membership {
         self.context
-            .membership
+            .replica
             .as_ref()
             .expect("a training of replicas has a group")
     }

@@ -80,7 +80,7 @@ impl<M: Module> Ranks<M> {
             None => RankContext::on(&devices[0], policy.compute_dtype),
             Some(_) => RankContext::new(policy.clone(), &devices[0], None)?,
         };
-        let inventory = Inventory::take(&model, &first)?;
+        let inventory = Inventory::of(&model, &first)?;
         if policy.offload.is_some() && begins_offload {
             let made = host_allocation(&model, &session.optimizer.lock().fresh(), config);
             check_offload_fits(inventory.offloaded_bytes.saturating_add(made))?;
@@ -107,7 +107,7 @@ impl<M: Module> Ranks<M> {
             let member = Membership { group, rank };
             let context = RankContext::new(policy.clone(), &devices[rank], Some(member))?;
             let context = Arc::new(context);
-            let session = Arc::new(session.of_replica(context.membership_of_several().cloned()));
+            let session = Arc::new(session.of_replica(context.membership().cloned()));
             let attached =
                 AttachedModule::new(replica, &session, context, attached_modules.last())?;
             attached_modules.push(attached);
@@ -121,7 +121,7 @@ impl<M: Module> Ranks<M> {
     fn of(attached_modules: Vec<AttachedModule<M>>, given_devices: Option<Vec<Device>>) -> Self {
         let group = attached_modules[0]
             .context
-            .membership
+            .replica
             .as_ref()
             .map(|member| member.group.clone());
         let devices = match &group {

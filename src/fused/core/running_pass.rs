@@ -9,8 +9,7 @@ use burn::module::{Module, ParamId};
 use super::rank_pass::RankPass;
 use super::ranks::Ranks;
 use crate::error::FusedError;
-use crate::pass::{ClosureKind, FailedIn, PassSettings};
-use crate::pass::{Observers, Stage, StepEvent};
+use crate::pass::{ClosureKind, FailedIn, Observers, PassSettings, Stage, StepEvent};
 use crate::policy::GradientUse;
 use crate::replica::Group;
 use crate::weights::{AttachedModule, MasterParam, ParameterReport};
@@ -21,7 +20,7 @@ use crate::weights::{AttachedModule, MasterParam, ParameterReport};
 pub(in crate::fused) struct RunningPass<'a, M: Module> {
     pub(in crate::fused) attached_modules: &'a mut [AttachedModule<M>],
     /// The part of each rank; empty after the end.
-    pub(in crate::fused) ranks: Vec<RankPass>,
+    pub(in crate::fused) rank_passes: Vec<RankPass>,
     /// The group of replicas, also of one.
     pub(in crate::fused) group: Option<&'a Group>,
 }
@@ -35,10 +34,10 @@ impl<'a, M: Module> RunningPass<'a, M> {
     pub(super) fn begin(
         ranks: &'a mut Ranks<M>,
         settings: PassSettings,
-        closure: ClosureKind,
+        kind: ClosureKind,
     ) -> Self {
         let mut running_pass = Self {
-            ranks: Vec::new(),
+            rank_passes: Vec::new(),
             attached_modules: &mut ranks.attached_modules,
             group: ranks.group.as_deref(),
         };
@@ -47,14 +46,14 @@ impl<'a, M: Module> RunningPass<'a, M> {
             let transfers = transfers.filter(|_| settings.checkpointing.offload_inputs);
             let prefetcher = attached.has_block_copies.then(|| attached.prefetcher());
             let session = &attached.session;
-            running_pass.ranks.push(RankPass {
-                pass: session.begin(&settings, closure, prefetcher, transfers.cloned()),
+            running_pass.rank_passes.push(RankPass {
+                pass: session.begin(&settings, kind, prefetcher, transfers.cloned()),
                 local_params: attached.local_params.clone(),
                 context: attached.context.clone(),
                 reports_errors_late: ranks.reports_errors_late,
             });
         }
-        if let Some(observers) = &running_pass.ranks[0].pass.observers {
+        if let Some(observers) = &running_pass.rank_passes[0].pass.observers {
             let masters = running_pass.attached_modules[0].local_params.masters();
             for value in masters.filter_map(MasterParam::find) {
                 observers.emit(StepEvent::Tensor(Category::Parameter, &value));
@@ -72,7 +71,7 @@ impl<'a, M: Module> RunningPass<'a, M> {
         if applies && attached.local_params.have_accumulated() {
             return Ok(());
         }
-        let checks = self.ranks.iter().map(|rank| {
+        let checks = self.rank_passes.iter().map(|rank| {
             rank.check_reached(&attached.skeleton, &rank.pass.retained_gradients.lock())
         });
         checks.reduce(Result::or).unwrap_or(Ok(()))
@@ -80,7 +79,7 @@ impl<'a, M: Module> RunningPass<'a, M> {
 
     /// Returns the failure of the pass, if there is one; of several ranks, that of the first to fail.
     pub(super) fn check(&self) -> Result<(), FusedError> {
-        let failures = self.ranks.iter().enumerate();
+        let failures = self.rank_passes.iter().enumerate();
         let failures = failures.filter_map(|(rank, RankPass { pass, .. })| {
             Some((rank, pass.drawing.repeats, pass.take_failure()?))
         });
@@ -106,7 +105,7 @@ impl<'a, M: Module> RunningPass<'a, M> {
             local_params,
             context,
             ..
-        } in &self.ranks
+        } in &self.rank_passes
         {
             let gradients = std::mem::take(&mut *pass.retained_gradients.lock());
             pass.guarded(FailedIn::Update, || {
@@ -126,21 +125,26 @@ impl<'a, M: Module> RunningPass<'a, M> {
         &mut self,
         commits: bool,
     ) -> (Vec<(ParamId, ParameterReport)>, Option<Caught>) {
-        let ranks = std::mem::take(&mut self.ranks);
-        for RankPass { pass, .. } in &ranks {
+        let rank_passes = std::mem::take(&mut self.rank_passes);
+        for RankPass { pass, .. } in &rank_passes {
             // A clone of the model or another thread may still hold the pass, and must see that it is over: then they read no
             // parameter and don't take the lock of the generators.
             *pass.stage.lock() = Stage::Over;
         }
-        let observers = ranks.first().and_then(|rank| rank.pass.observers.clone());
-        let mut parameters = ranks.iter().map(|rank| rank.local_params.end(commits));
+        let observers = rank_passes
+            .first()
+            .and_then(|rank| rank.pass.observers.clone());
+        let mut parameters = rank_passes
+            .iter()
+            .map(|rank| rank.local_params.end(commits));
         let mut reports = parameters.next().unwrap_or_default();
         for rank in parameters {
             // Every rank has the same parameters in the same order.
             let both = reports.iter_mut().zip(rank);
             both.for_each(|((_, greatest), (_, report))| *greatest = report.max(*greatest));
         }
-        for (attached, RankPass { pass, .. }) in self.attached_modules.iter_mut().zip(&ranks) {
+        for (attached, RankPass { pass, .. }) in self.attached_modules.iter_mut().zip(&rank_passes)
+        {
             if !attached.local_params.retained.is_empty() {
                 attached.restore_retained_values();
             }
@@ -148,10 +152,10 @@ impl<'a, M: Module> RunningPass<'a, M> {
                 attached.update_block_order(&pass.blocks.block_order.lock());
             }
         }
-        for (attached, RankPass { pass, .. }) in self.attached_modules.iter().zip(&ranks) {
+        for (attached, RankPass { pass, .. }) in self.attached_modules.iter().zip(&rank_passes) {
             attached.session.end(pass, commits);
         }
-        drop(ranks);
+        drop(rank_passes);
         let emit = |observers: Arc<Observers>| catch(|| observers.emit(StepEvent::End)).err();
         (reports, observers.and_then(emit))
     }

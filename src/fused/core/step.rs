@@ -23,17 +23,17 @@ impl<M: Module> Core<M> {
     pub(in crate::fused) fn step<R>(
         &mut self,
         learning_rate: Option<ModuleLearningRate>,
-        closure: ClosureKind,
+        kind: ClosureKind,
         run: &mut PassClosure<'_, M, R>,
     ) -> Result<R, FusedError> {
         let Some(learning_rate) = learning_rate else {
-            let ended = self.accumulate(closure, run);
+            let ended = self.accumulate(kind, run);
             return self.resume_end_panic(ended);
         };
         let schedule = self.policies.schedule;
-        let computes = closure != ClosureKind::Nothing;
+        let computes = kind != ClosureKind::Nothing;
         if schedule == StepSchedule::Buffered && computes {
-            let ended = self.accumulate(closure, run);
+            let ended = self.accumulate(kind, run);
             if ended.is_ok() && self.has_accumulated() {
                 self.step_accumulated(learning_rate)?;
             }
@@ -44,10 +44,10 @@ impl<M: Module> Core<M> {
         let ended = catch(|| match schedule {
             StepSchedule::OnePass => {
                 let pipeline = self.policies.pipeline(GradientUse::Update, None);
-                self.pass(pipeline, None, closure, run)
+                self.pass(pipeline, None, kind, run)
             }
-            StepSchedule::Adaptive => self.adaptive_pass(GradientUse::Update, closure, run),
-            StepSchedule::TwoPass if computes => self.two_passes(closure, run),
+            StepSchedule::Adaptive => self.adaptive_pass(GradientUse::Update, kind, run),
+            StepSchedule::TwoPass if computes => self.two_passes(kind, run),
             StepSchedule::TwoPass | StepSchedule::Buffered => self.apply_buffered(run),
         });
         let failure = match (ended, self.end_panic.get_mut().take()) {
@@ -74,11 +74,14 @@ impl<M: Module> Core<M> {
         if !self.has_accumulated() {
             return self.refuse(FusedError::NothingAccumulated);
         }
-        self.step(Some(learning_rate), ClosureKind::Nothing, &mut |pass| {
-            if let Some(group) = pass.group {
-                group.begin(&vec![false; pass.ranks.len()]);
+        self.step(Some(learning_rate), ClosureKind::Nothing, &mut |running| {
+            if let Some(group) = running.group {
+                group.begin(&vec![false; running.rank_passes.len()]);
             }
-            pass.ranks.iter().for_each(RankPass::apply_accumulated);
+            running
+                .rank_passes
+                .iter()
+                .for_each(RankPass::apply_accumulated);
             Ok(())
         })
     }
@@ -112,7 +115,7 @@ impl<M: Module> Core<M> {
     /// dropped.
     fn accumulate<R>(
         &mut self,
-        closure: ClosureKind,
+        kind: ClosureKind,
         run: &mut PassClosure<'_, M, R>,
     ) -> Result<R, FusedError> {
         let gradient_use = match self.policies.in_state {
@@ -122,11 +125,11 @@ impl<M: Module> Core<M> {
         let schedule = self.policies.schedule;
         let ended = catch(|| match gradient_use {
             GradientUse::AccumulateInState if schedule != StepSchedule::OnePass => {
-                self.adaptive_pass(gradient_use, closure, run)
+                self.adaptive_pass(gradient_use, kind, run)
             }
             _ => {
                 let pipeline = self.policies.pipeline(gradient_use, None);
-                self.pass(pipeline, None, closure, run)
+                self.pass(pipeline, None, kind, run)
             }
         });
         let ended = match ended {
@@ -156,12 +159,12 @@ impl<M: Module> Core<M> {
     fn adaptive_pass<R>(
         &mut self,
         gradient_use: GradientUse,
-        closure: ClosureKind,
+        kind: ClosureKind,
         run: &mut PassClosure<'_, M, R>,
     ) -> Result<R, FusedError> {
         let clip = self.policies.lagged_coefficient();
         let pipeline = self.policies.pipeline(gradient_use, clip);
-        let output = self.pass(pipeline.clone(), None, closure, run)?;
+        let output = self.pass(pipeline.clone(), None, kind, run)?;
         let norm = pipeline.norm()?;
         if let Some(Norm {
             value,
@@ -184,13 +187,13 @@ impl<M: Module> Core<M> {
         &mut self,
         pipeline: GradientPipeline,
         numbers: Option<StepNumbers>,
-        closure: ClosureKind,
+        kind: ClosureKind,
         run: impl FnOnce(&RunningPass<M>) -> Result<R, FusedError>,
     ) -> Result<R, FusedError> {
         self.reports.last = StepReport::default();
         let (gradient_use, ranks) = (pipeline.gradient_use, &self.ranks);
         let session = &ranks.attached_modules[0].session;
-        let numbers = match (numbers, closure) {
+        let numbers = match (numbers, kind) {
             (Some(numbers), _) => numbers,
             (None, ClosureKind::Nothing) => StepNumbers::default(),
             (None, _) => session.begin_numbers(&ranks.devices, false)?,
@@ -207,7 +210,7 @@ impl<M: Module> Core<M> {
             true => Vec::new(),
             false => self.ranks.guard_statistics(),
         };
-        let mut running_pass = RunningPass::begin(&mut self.ranks, settings, closure);
+        let mut running_pass = RunningPass::begin(&mut self.ranks, settings, kind);
         let output =
             catch(|| run(&running_pass)).unwrap_or_else(|panic| match panic.downcast() {
                 // A block ends its step with an error.
@@ -219,7 +222,7 @@ impl<M: Module> Core<M> {
                 }
             })?;
         running_pass.check()?;
-        if !running_pass.ranks[0].local_params.retained.is_empty() {
+        if !running_pass.rank_passes[0].local_params.retained.is_empty() {
             running_pass.apply_retained(gradient_use)?;
         }
         let (reports, panic) = running_pass.end(true);

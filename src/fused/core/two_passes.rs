@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use backburn_base::is_cubecl;
 use burn::module::Module;
 
 use super::Core;
@@ -15,16 +14,16 @@ impl<M: Module> Core<M> {
     /// Runs a pass that measures all gradients, then a pass that applies them.
     pub(super) fn two_passes<R>(
         &mut self,
-        closure: ClosureKind,
+        kind: ClosureKind,
         run: &mut PassClosure<'_, M, R>,
     ) -> Result<R, FusedError> {
         let ranks = &self.ranks;
-        let reads = !ranks.devices.iter().any(is_cubecl);
+        let reads = !ranks.reports_errors_late;
         let losses = reads.then(Arc::<Losses>::default);
         let numbers = ranks.session().begin_numbers(&ranks.devices, true)?;
         let mut pipeline = self.policies.pipeline(GradientUse::Measure, None);
         pipeline.losses.clone_from(&losses);
-        let output = self.pass(pipeline.clone(), Some(numbers.clone()), closure, &mut *run)?;
+        let output = self.pass(pipeline.clone(), Some(numbers.clone()), kind, &mut *run)?;
         let Some((norm, coefficient)) = self.norm_to_use(&pipeline)? else {
             return Ok(output);
         };
@@ -34,7 +33,7 @@ impl<M: Module> Core<M> {
         if reads {
             pipeline.compare(norm);
         }
-        let output = self.pass(pipeline.clone(), Some(numbers), closure, run);
+        let output = self.pass(pipeline.clone(), Some(numbers), kind, run);
         let output = output.and_then(|output| pipeline.finish_comparison().map(|()| output));
         if let Err(FusedError::RandomNumbers { .. }) = output {
             // A model that has drawn without the lock waits for the lock in later steps.

@@ -18,8 +18,6 @@ use crate::config::FusedConfig;
 use crate::error::FusedError;
 use crate::weights::Role;
 #[cfg(feature = "cubecl")]
-use backburn_base::is_cubecl;
-#[cfg(feature = "cubecl")]
 use backburn_memory as memory;
 
 /// A model and its optimizer for fused training. Each parameter is updated during the backward pass, as
@@ -170,7 +168,7 @@ impl<M: Module> FusedOptimizer<M> {
         let fused = Self { core };
         log::info!("{fused}");
         #[cfg(feature = "cubecl")]
-        if fused.core.ranks.devices.iter().any(is_cubecl) {
+        if fused.core.ranks.reports_errors_late {
             memory::recommend_size_match(fused.core.ranks.local_params().bytes());
         }
         Ok(fused)

@@ -44,11 +44,15 @@ impl<M: Module> FusedOptimizer<M> {
             return self.core.refuse(FusedError::RunsTwice);
         }
         let mut forward = Some(forward);
-        self.core
-            .step(Some(learning_rate.into()), ClosureKind::Loss, &mut |pass| {
+        self.core.step(
+            Some(learning_rate.into()),
+            ClosureKind::Loss,
+            &mut |running| {
                 let forward = forward.take().expect("the step is one pass");
-                pass.ranks[0].forward_backward(&pass.attached_modules[0].module, forward)
-            })
+                running.rank_passes[0]
+                    .forward_backward(&running.attached_modules[0].module, forward)
+            },
+        )
     }
 
     /// Runs a [`step`](Self::step) with a closure that may run twice, as [exact
@@ -80,10 +84,14 @@ impl<M: Module> FusedOptimizer<M> {
         learning_rate: impl Into<ModuleLearningRate>,
         forward: impl Fn(&M) -> L,
     ) -> Result<L, FusedError> {
-        self.core
-            .step(Some(learning_rate.into()), ClosureKind::Loss, &mut |pass| {
-                pass.ranks[0].forward_backward(&pass.attached_modules[0].module, &forward)
-            })
+        self.core.step(
+            Some(learning_rate.into()),
+            ClosureKind::Loss,
+            &mut |running| {
+                running.rank_passes[0]
+                    .forward_backward(&running.attached_modules[0].module, &forward)
+            },
+        )
     }
 
     /// Runs the forward and backward pass of a micro-batch, and adds its gradients to those accumulated since the last
@@ -104,9 +112,9 @@ impl<M: Module> FusedOptimizer<M> {
     /// Panics as [`step`](Self::step) does.
     pub fn accumulate<L: Loss>(&mut self, forward: impl FnOnce(&M) -> L) -> Result<L, FusedError> {
         let mut forward = Some(forward);
-        self.core.step(None, ClosureKind::Loss, &mut |pass| {
+        self.core.step(None, ClosureKind::Loss, &mut |running| {
             let forward = forward.take().expect("an accumulation is one pass");
-            pass.ranks[0].forward_backward(&pass.attached_modules[0].module, forward)
+            running.rank_passes[0].forward_backward(&running.attached_modules[0].module, forward)
         })
     }
 
@@ -155,8 +163,8 @@ impl<M: Module> FusedOptimizer<M> {
     ) -> Result<R, FusedError> {
         let learning_rate = Some(learning_rate.into());
         self.core
-            .step(learning_rate, ClosureKind::Backward, &mut |pass| {
-                let (rank, model) = (&pass.ranks[0], &pass.attached_modules[0].module);
+            .step(learning_rate, ClosureKind::Backward, &mut |running| {
+                let (rank, model) = (&running.rank_passes[0], &running.attached_modules[0].module);
                 rank.run(|| {
                     let (output, gradients) = train(model);
                     rank.check_reached(model, &gradients)?;
@@ -173,8 +181,8 @@ impl<M: Module> FusedOptimizer<M> {
         mut train: impl FnMut(&M) -> Result<(R, GradientsParams), FusedError>,
     ) -> Result<R, FusedError> {
         self.core
-            .step(learning_rate, ClosureKind::Backward, &mut |pass| {
-                pass.ranks[0].run(|| train(&pass.attached_modules[0].module))
+            .step(learning_rate, ClosureKind::Backward, &mut |running| {
+                running.rank_passes[0].run(|| train(&running.attached_modules[0].module))
             })
     }
 
@@ -189,8 +197,8 @@ impl<M: Module> FusedOptimizer<M> {
     ///
     /// If the loss depends on no trainable parameter.
     pub fn dry_run<L: Loss>(&mut self, forward: impl FnOnce(&M) -> L) -> Result<L, FusedError> {
-        self.core.dry_run(|pass| {
-            pass.ranks[0].forward_backward(&pass.attached_modules[0].module, forward)
+        self.core.dry_run(|running| {
+            running.rank_passes[0].forward_backward(&running.attached_modules[0].module, forward)
         })
     }
 }

@@ -57,8 +57,8 @@ use threads::RankThreads;
 /// - Every rank draws its own random numbers in its forward pass and in blocks. They come from one seed per step and do
 ///   not depend on the numbers of other ranks. Burn's random generator is one per process. Unless earlier steps have
 ///   drawn nothing, ranks run their forward passes and the second runs of their blocks in turn. So a closure must not wait
-///   for another rank, or for a step of another training on another thread: a step then fails with
-///   [`RandomNumbersLocked`](crate::FusedError::RandomNumbersLocked) after ten seconds. Numbers that are drawn later
+///   for another rank, or for a step of another training on another thread, or compute for ten seconds without reading a trained
+///   parameter: a step then fails with [`RandomNumbersLocked`](crate::FusedError::RandomNumbersLocked). Numbers that are drawn later
 ///   (in hooks, or after the first gradient of a closure that runs the backward pass itself) are not repeatable.
 /// - After every step, running statistics are the mean over the ranks that have updated them, as in Burn's
 ///   multi-device training on one device.

@@ -96,9 +96,9 @@ impl<M: Module + 'static> FusedReplicas<M> {
         core.step(
             Some(learning_rate.into()),
             ClosureKind::Backward,
-            &mut |pass| {
-                let output = threads.run(pass, batches.clone(), &work)?;
-                pass.check_reached()?;
+            &mut |running| {
+                let output = threads.run(running, batches.clone(), &work)?;
+                running.check_reached()?;
                 Ok(output)
             },
         )
@@ -116,8 +116,8 @@ impl<M: Module + 'static> FusedReplicas<M> {
         let work: Work<M, B, R> =
             Arc::new(move |model, rank, batch| rank.run(|| train(model, batch)));
         let Self { core, threads } = self;
-        core.step(learning_rate, ClosureKind::Backward, &mut |pass| {
-            threads.run(pass, batches(), &work)
+        core.step(learning_rate, ClosureKind::Backward, &mut |running| {
+            threads.run(running, batches(), &work)
         })
     }
 
@@ -131,9 +131,9 @@ impl<M: Module + 'static> FusedReplicas<M> {
             rank.forward_backward(model, |model| forward(model, batch))
         });
         let Self { core, threads } = self;
-        core.step(learning_rate, ClosureKind::Loss, &mut |pass| {
-            let output = threads.run(pass, batches(), &work)?;
-            pass.check_reached()?;
+        core.step(learning_rate, ClosureKind::Loss, &mut |running| {
+            let output = threads.run(running, batches(), &work)?;
+            running.check_reached()?;
             Ok(output)
         })
     }

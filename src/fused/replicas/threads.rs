@@ -35,16 +35,16 @@ impl RankThreads {
     /// Returns the outputs in the order of the ranks. The failure of a rank fails its pass.
     pub(super) fn run<M: Module + 'static, B: Send + 'static, R: Send + 'static>(
         &self,
-        pass: &RunningPass<M>,
+        running: &RunningPass<M>,
         batches: Vec<Option<B>>,
         work: &Work<M, B, R>,
     ) -> Result<Vec<R>, FusedError> {
         let RunningPass {
-            ranks,
+            rank_passes,
             attached_modules,
             ..
-        } = pass;
-        let first = &ranks[0];
+        } = running;
+        let first = &rank_passes[0];
         let group = first.membership().group.clone();
         let has_batch: Vec<bool> = batches.iter().map(Option::is_some).collect();
         group.begin(&has_batch);
@@ -53,7 +53,7 @@ impl RankThreads {
 
         let (sender, computed) = channel();
         let (mut idle, mut at_work) = (Vec::new(), Vec::new());
-        for (rank, (rank_pass, batch)) in ranks.iter().zip(batches).enumerate() {
+        for (rank, (rank_pass, batch)) in rank_passes.iter().zip(batches).enumerate() {
             let Some(batch) = batch else {
                 idle.push(rank_pass);
                 continue;
