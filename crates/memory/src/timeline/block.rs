@@ -28,30 +28,11 @@ impl RecomputedBlock {
     /// Returns the bytes that the block would hold at this moment in a fused step if it kept its activations.
     #[doc(hidden)]
     pub fn held_at(&self, seconds: f64) -> usize {
-        if self.is_between(seconds) {
-            self.own().saturating_add(self.tape)
-        } else {
-            0
+        if !(self.forward..self.backward).contains(&seconds) {
+            return 0;
         }
-    }
-
-    /// Returns the bytes that the block would hold at this moment in a stock step, whose graph is smaller.
-    #[doc(hidden)]
-    pub fn held_in_stock_at(&self, seconds: f64) -> usize {
-        if self.is_between(seconds) {
-            self.own()
-        } else {
-            0
-        }
-    }
-
-    /// Returns the activations without the outputs, which are held in any case.
-    fn own(&self) -> usize {
-        self.activations.saturating_sub(self.outputs)
-    }
-
-    /// Returns `true` if its activations would be held at this moment.
-    fn is_between(&self, seconds: f64) -> bool {
-        (self.forward..self.backward).contains(&seconds)
+        // The outputs are held in any case.
+        let own = self.activations.saturating_sub(self.outputs);
+        own.saturating_add(self.tape)
     }
 }
