@@ -6,6 +6,7 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use backburn::optim::AdamWConfig;
 use backburn::{Budget, Checkpoint, Plan, Progress};
+use burn::tensor::Device;
 use serde::{Deserialize, Serialize};
 
 use crate::fit;
@@ -40,9 +41,13 @@ pub struct Training {
 }
 
 /// Returns the plan of the training in `folder`, if it has a plan that fits `budget`.
-pub fn plan(folder: &Path, budget: Option<Budget>) -> Result<Option<Plan<AdamWConfig>>> {
+pub fn plan(
+    folder: &Path,
+    budget: Option<Budget>,
+    device: &Device,
+) -> Result<Option<Plan<AdamWConfig>>> {
     let saved: Progress<Training> = Checkpoint::at(folder).progress()?;
-    let plan = fit::resumed(saved.user_data.plan, budget);
+    let plan = fit::resumed(saved.user_data.plan, budget, device);
     plan.with_context(|| of(folder))
 }
 

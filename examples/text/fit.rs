@@ -29,9 +29,11 @@ pub fn plan(
 pub fn resumed(
     saved: Option<Plan<AdamWConfig>>,
     budget: Option<Budget>,
+    device: &Device,
 ) -> Result<Option<Plan<AdamWConfig>>> {
-    match (saved, budget) {
-        (Some(plan), Some(Budget::Bytes(bytes))) if plan.device_bytes > bytes => bail!(
+    let bytes = budget.map(|budget| budget.bytes(&device.clone().inner()));
+    match (saved, bytes.transpose()?) {
+        (Some(plan), Some(bytes)) if plan.device_bytes > bytes => bail!(
             "was planned to take {} bytes, but `--fit` allows {bytes}: pass a larger `--fit`, or start a new training",
             plan.device_bytes
         ),

@@ -10,36 +10,17 @@
 //! cargo run --release -p text -- --fine-tune       # full fine-tuning, and LoRA on f32 and quantized weights
 //! ```
 
-#[path = "../shared/backend.rs"]
-mod backend;
-mod bigram;
-mod checkpoint;
-mod fine_tune;
-mod fit;
-#[path = "../shared/formats.rs"]
-mod formats;
-mod model;
-#[path = "../shared/offload.rs"]
-mod offload;
-mod optimizer;
-mod options;
-mod sample;
-mod technique;
-mod text;
-mod tokens;
-mod train;
-mod trainer;
-
 use anyhow::{Result, ensure};
 use backburn::memory::{RecordingAllocator, keep_pages};
 use backburn::{GradientCheckpointingConfig, MemoryEstimate};
 use clap::Parser;
 use peak_alloc::PeakAlloc;
 
-use checkpoint::Training;
-use options::Options;
-use text::Text;
-use train::HeldOut;
+use text::checkpoint::{self, Training};
+use text::options::Options;
+use text::text::Text;
+use text::train::HeldOut;
+use text::{fine_tune, fit, sample, train};
 
 static BYTES: PeakAlloc = PeakAlloc;
 
@@ -73,7 +54,7 @@ fn main() -> Result<()> {
     let technique = options.technique;
     let device = technique.device(place);
     let plan = match (&options.resume, options.fit) {
-        (Some(folder), budget) => checkpoint::plan(folder, budget)?,
+        (Some(folder), budget) => checkpoint::plan(folder, budget, &device)?,
         // Planning draws batches from a separate text, so that the training starts with the first batch.
         (None, Some(budget)) => {
             let batch = cut()?.batch(schedule.batch, &device);
@@ -93,7 +74,7 @@ fn main() -> Result<()> {
         formats: options.formats,
         optimizer: options.optimizer,
         ema: options.ema,
-        tokens: text.len(),
+        tokens: text.tokens(),
         checksum: text.checksum(),
         seed: options.seed,
         batch: schedule.batch,

@@ -83,7 +83,7 @@ impl Text {
     }
 
     /// Returns the number of tokens, including the held-out ones.
-    pub fn len(&self) -> usize {
+    pub fn tokens(&self) -> usize {
         self.tokens.len()
     }
 
