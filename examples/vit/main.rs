@@ -100,6 +100,7 @@ fn train(mut options: Options) -> Result<()> {
     if let Some(plan) = &plan {
         options.batch_size = plan.batch.try_into()?;
         options.accumulation = plan.accumulation.try_into()?;
+        config = config.with_micro_batches(plan.accumulation);
     }
     let outcome = if options.compare {
         compare::compare(&options, &config, &data, &initial)?

@@ -40,6 +40,9 @@ pub struct VitConfig {
     /// Makes each block a checkpointed block in fused training.
     #[config(default = false)]
     pub recompute_blocks: bool,
+    /// Micro-batches of a planned step, by which the gradients of mean losses are divided.
+    #[config(default = 1)]
+    pub micro_batches: usize,
 }
 
 impl VitConfig {
@@ -87,6 +90,7 @@ impl VitConfig {
             dropout: DropoutConfig::new(self.dropout).init(),
             blocks: (0..self.depth).map(|_| self.init_block(device)).collect(),
             recompute_blocks: self.recompute_blocks,
+            micro_batches: self.micro_batches,
             norm: self.init_norm(device),
             head: LinearConfig::new(self.dim, self.classes).init(device),
         }
@@ -123,6 +127,8 @@ pub struct Vit {
     blocks: Vec<Block>,
     #[module(skip)]
     recompute_blocks: bool,
+    #[module(skip)]
+    pub micro_batches: usize,
     norm: LayerNorm,
     head: Linear,
 }

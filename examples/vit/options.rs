@@ -90,7 +90,7 @@ pub struct Options {
     #[arg(
         long,
         value_name = "BYTES",
-        conflicts_with_all = ["stock", "compare", "devices", "offload", "states", "weights", "accumulation"]
+        conflicts_with_all = ["stock", "compare", "devices", "offload", "states", "weights", "accumulation", "gradient_checkpointing"]
     )]
     pub fit: Option<Budget>,
 

@@ -50,7 +50,11 @@ impl TrainStep for Vit {
 
     fn step(&self, batch: Batch) -> TrainOutput<ClassificationOutput> {
         let output = self.classify(batch);
-        TrainOutput::new(self, output.loss.backward(), output)
+        let loss = match self.micro_batches {
+            1 => output.loss.clone(),
+            parts => output.loss.clone() / parts as f32,
+        };
+        TrainOutput::new(self, loss.backward(), output)
     }
 }
 
