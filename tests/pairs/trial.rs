@@ -3,7 +3,7 @@
 use crate::by_hand::ByHand;
 use crate::common::*;
 use crate::model::{Batch, Model, batches, device};
-use crate::options::{Blocks, Event, Moment, Options, Stepped, Waiting};
+use crate::options::{Blocks, Event, Moment, Numbers, Options, Stepped, Waiting};
 use crate::refusals::refusals;
 use crate::training::Training;
 
@@ -67,7 +67,7 @@ impl Trial {
 
     fn run(mut self) -> Ended {
         if self.is_near() {
-            self.by_hand.policy.tolerance = 1e-2;
+            self.by_hand.policy.tolerance = self.tolerance();
         }
         for update in 0..UPDATES {
             let at = |moment| update == 1 && self.options.moment == moment;
@@ -148,9 +148,18 @@ impl Trial {
         sums && on_host
     }
 
+    /// Returns the tolerance of values that another backend computes. In half types a difference of rounding is large.
+    fn tolerance(&self) -> f64 {
+        match self.options.numbers {
+            Numbers::F32 | Numbers::F64 | Numbers::F64InF32 => 1e-5,
+            _ => 1e-2,
+        }
+    }
+
     fn assert_equal(&self, stock: &Model, fused: &Model) {
         if self.is_near() {
-            assert_near_weights(stock, fused, 1e-2, 1e-2);
+            let tolerance = self.tolerance();
+            assert_near_weights(stock, fused, tolerance, tolerance);
         } else {
             assert_equal_weights(stock, fused);
         }

@@ -32,10 +32,12 @@ fn dropout_draws_numbers_of_stock(device: &Device) {
     });
     assert_changed(&initial, &fused.model(), |_| true);
 
+    let record = fused.to_record();
     device.seed(8);
     train_fused(&mut fused, 1, 1e-2, loss);
     let after_one_seed = fused.model();
     let mut again = FusedOptimizer::new(stock, adamw()).unwrap();
+    again.load_record(record).unwrap();
     device.seed(9);
     train_fused(&mut again, 1, 1e-2, loss);
     let differ = weights(&after_one_seed) != weights(&again.model());

@@ -45,12 +45,19 @@ fn assert_loads_as_saved(config: &FusedConfig) {
 
 #[test]
 fn config_loads_as_saved() {
-    let blocks = GradientCheckpointingConfig::new().with_keep_activations(vec![true, false]);
+    let blocks = GradientCheckpointingConfig::new()
+        .with_keep_activations(vec![true, false])
+        .with_offload_inputs(true);
     let config = lagged()
         .with_loss_scaling(Some(scaling()))
         .with_full_precision_accumulation(true)
         .with_gradient_checkpointing(blocks)
-        .with_offload(Some(OffloadConfig::new(Offload::Updates)))
+        .with_averaging(Some(WeightAveragingConfig::new().with_decay(Some(0.5))))
+        .with_compute_dtype(Some(FloatDType::BF16))
+        .with_offload(Some(
+            OffloadConfig::new(Offload::Weights(OffloadedBlocks::Fraction(0.5)))
+                .with_min_elements(7),
+        ))
         .with_sharding(Sharding::Full)
         .with_ownership(Ownership::BySize)
         .with_max_bytes_in_flight(Some(1));

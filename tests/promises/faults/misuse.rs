@@ -20,16 +20,14 @@ fn assert_refused(device: &Device, words: &[&str], mistake: impl Fn(&Mlp, Tensor
     let (x, mut fused) = (x(device), fused(device));
     fused.step(1e-2, |model| model.loss(x.clone())).unwrap();
     let before = fused.model();
-    let record = fused.to_record().into_bytes().unwrap();
+    let mut twin = resumed(&fused, AdamWConfig::new().init(), || Mlp::init(device));
 
     let message = panic_of(|| fused.step(1e-2, |model| mistake(model, x.clone())).unwrap());
     for word in words {
         assert_says(&message, word);
     }
     assert_equal_weights(&before, &fused.model());
-    assert_eq!(fused.to_record().into_bytes().unwrap().len(), record.len());
 
-    let mut twin = resumed(&fused, AdamWConfig::new().init(), || Mlp::init(device));
     for fused in [&mut fused, &mut twin] {
         fused.step(1e-2, |model| model.loss(x.clone())).unwrap();
     }
@@ -232,6 +230,7 @@ fn optimizer_record_of_another_model_is_an_error(device: &Device) {
 
     let mut fused = fused(device);
     fused.step(1e-2, |model| model.loss(x.clone())).unwrap();
+    let mut twin = resumed(&fused, AdamWConfig::new().init(), || Mlp::init(device));
     let error = fused.load_record(other.to_record()).unwrap_err();
     assert_matches!(error, FusedError::ForeignRecord { path, .. }
         if path.ends_with("put.weight") || path.ends_with("put.bias"));
@@ -239,7 +238,6 @@ fn optimizer_record_of_another_model_is_an_error(device: &Device) {
     assert_says(&message, "which the model does not have");
 
     // The state still belongs to the model.
-    let mut twin = resumed(&fused, AdamWConfig::new().init(), || Mlp::init(device));
     for fused in [&mut fused, &mut twin] {
         fused.step(1e-2, |model| model.loss(x.clone())).unwrap();
     }

@@ -177,7 +177,7 @@ fn formats_fused_matches_stock(device: &Device) {
     }
 }
 
-/// Accumulation, exact clipping and a batch of hooks, against a loop with Burn alone.
+/// Accumulation equals a loop with Burn alone, and exact clipping by a norm that is not reached equals none.
 fn formats_with_all_policies_match_stock(device: &Device) {
     let (dtype, weights) = match device.supports_dtype(FloatDType::BF16) {
         true => (FloatDType::BF16, WeightFormat::Split24),

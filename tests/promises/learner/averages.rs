@@ -49,6 +49,27 @@ fn validated(run: Run, model: Watched, folder: &Path, validate: bool) -> (Vec<Ve
     (seen, result.model.first_weights())
 }
 
+/// Returns the averages after each of two epochs of a loop of its own.
+fn averages(model: Watched) -> Vec<Vec<f32>> {
+    let device = &Device::flex().autodiff();
+    let items: Vec<_> = (0..ITEMS)
+        .map(|index| Run::new(0).data.get(index).unwrap())
+        .collect();
+    let mut scheduler = Run::new(0).scheduler;
+    let config = FusedConfig::averaging(WeightAveragingConfig::new());
+    let mut fused = FusedOptimizer::new(model, Run::new(0).optimizer).unwrap();
+    fused = fused.with_config(config).unwrap();
+    let mut epoch = || {
+        for items in items.chunks(BATCH) {
+            let batch = PointBatcher.batch(items.to_vec(), device);
+            let rate = scheduler.step();
+            fused.step(rate, |model| model.output(batch).loss).unwrap();
+        }
+        fused.averaged().first_weights()
+    };
+    vec![epoch(), epoch()]
+}
+
 #[test]
 fn learner_validates_with_averages_that_checkpoints_hold() {
     let initial = Watched::init();
@@ -61,6 +82,7 @@ fn learner_validates_with_averages_that_checkpoints_hold() {
     assert_eq!(trained, same);
     assert_eq!(whole.len(), 2);
     assert_ne!(whole[1], trained);
+    assert_eq!(whole, averages(model()));
 
     let folder = folder();
     validated(Run::new(1), model(), folder.path(), true);
@@ -70,4 +92,13 @@ fn learner_validates_with_averages_that_checkpoints_hold() {
     };
     let (resumed, _) = validated(resumed, model(), folder.path(), true);
     assert_eq!(resumed, whole[1..]);
+
+    // As the book says: the averages of the last epoch.
+    let optimizer = AdamWConfig::new().init();
+    let config = FusedConfig::averaging(WeightAveragingConfig::new());
+    let mut fused = FusedOptimizer::new(initial, optimizer).unwrap();
+    fused = fused.with_config(config).unwrap();
+    let record = OptimizerRecord::load(folder.path().join("checkpoint/optim-2.bpk"));
+    fused.load_record(record.unwrap()).unwrap();
+    assert_eq!(fused.averaged().first_weights(), whole[1]);
 }

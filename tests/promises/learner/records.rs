@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use burn::lr_scheduler::LrSchedulerRecord;
+use burn::lr_scheduler::constant::ConstantLr;
 use burn::optim::LionConfig;
 use burn::store::ModuleRecord;
 
@@ -120,14 +121,23 @@ fn checkpoint_without_states_resumes() {
     for optimizer in [SgdConfig::new().init(), AdamWConfig::new().init()] {
         let run = Run {
             optimizer,
+            scheduler: ConstantLr::new(1e-2).into(),
             ..Run::new(3)
         };
-        run.resumed(|run, folder| {
-            let model = WithUnused {
-                inner: Regression::init(),
-                unused: Param::from_tensor(Tensor::ones([3], device)),
+        let init = || WithUnused {
+            inner: Regression::init(),
+            unused: Param::from_tensor(Tensor::ones([3], device)),
+        };
+        let initial = init();
+        let whole = run.in_way(true, copy(&initial, init), folder().path());
+        // The second launch starts from another model.
+        let resumed = run.resumed(|run, folder| {
+            let model = match run.resume {
+                None => copy(&initial, init),
+                Some(_) => init(),
             };
             run.in_way(true, model, folder)
         });
+        assert_equal_weights(&whole, &resumed);
     }
 }

@@ -17,9 +17,14 @@ fn hook_sees_path_id_value_and_gradient_once(device: &Device) {
         .step(LEARNING_RATE, |model| model.loss(&batches[1]))
         .unwrap();
 
+    assert_noted_once(&noting, &model, &gradients);
+}
+
+/// Panics unless a hook was called once for each parameter, with its path, id, value and gradient.
+fn assert_noted_once(noting: &Noting, model: &Network, gradients: &GradientsParams) {
     let notes = noting.0.lock().unwrap();
     assert_eq!(notes.len(), 6);
-    let values = weights(&model);
+    let values = weights(model);
     for (path, id, value, gradient) in notes.iter() {
         let (_, expected) = values.iter().find(|(other, _)| other == path).unwrap();
         assert_eq!(value.as_bytes(), expected.as_bytes(), "value of `{path}`");
@@ -27,11 +32,34 @@ fn hook_sees_path_id_value_and_gradient_once(device: &Device) {
             1 => gradients.get::<1>(*id).unwrap().into_data(),
             _ => gradients.get::<2>(*id).unwrap().into_data(),
         };
-        match is_exact(device) {
+        match is_exact(&model.devices()[0]) {
             true => assert_eq!(gradient.as_bytes(), expected.as_bytes(), "{path}"),
             false => gradient.assert_approx_eq::<f32>(&expected, Default::default()),
         }
     }
+}
+
+fn hook_sees_accumulated_unscaled_and_clipped_gradient(device: &Device) {
+    let model = Network::init(device);
+    let batches = batches(device, 2);
+    let mut gradients = summed(&model, &batches, Network::loss);
+    let coefficient = 0.5 / norm(&model, &mut gradients);
+    assert!(coefficient < 1.0);
+    map_gradients(&model, &mut gradients, |_, gradient| {
+        Some(gradient.mul_scalar(coefficient))
+    });
+    let scaling = LossScalingConfig::new().with_initial_scale(8.0);
+    let noting = Noting::default();
+    let mut fused = FusedOptimizer::new(model.clone(), SgdConfig::new().init())
+        .unwrap()
+        .with_hook(ParamGroup::all(), noting.clone())
+        .with_config(FusedConfig::exact(0.5).with_loss_scaling(Some(scaling)))
+        .unwrap();
+    fused.accumulate(|model| model.loss(&batches[0])).unwrap();
+    fused
+        .step_repeatable(LEARNING_RATE, |model| model.loss(&batches[1]))
+        .unwrap();
+    assert_noted_once(&noting, &model, &gradients);
 }
 
 fn policies_combined_match_stock(device: &Device) {
@@ -134,7 +162,11 @@ fn not_finite_gradient_stops_step_at_its_parameter(device: &Device) {
 
 fn gradient_statistics_match_those_of_stock(device: &Device) {
     let model = Network::init(device);
-    let batches = batches(device, 1);
+    // Without the first input, some gradients are zero.
+    let batches: Vec<_> = batches(device, 1)
+        .into_iter()
+        .map(|it| it.slice_fill([0..5, 0..1], 0.0))
+        .collect();
     let gradients = summed(&model, &batches, Network::loss);
     let gradient = gradients.get::<2>(model.input.weight.id).unwrap();
     let expected: Vec<f64> = gradient.into_data().iter().collect();
@@ -151,6 +183,7 @@ fn gradient_statistics_match_those_of_stock(device: &Device) {
     assert_eq!(paths, ["input.weight", "output.weight"]);
     let (found, count) = (found["input.weight"], expected.len() as f64);
     let zeros = expected.iter().filter(|g| **g == 0.0).count();
+    assert!((1..expected.len()).contains(&zeros));
     for (found, expected) in [
         (
             found.norm,
@@ -303,6 +336,7 @@ fn parameter_without_elements_matches_stock_in_every_way() {
 
 on_every_backend!(
     hook_sees_path_id_value_and_gradient_once,
+    hook_sees_accumulated_unscaled_and_clipped_gradient,
     policies_combined_match_stock,
     hook_sees_and_vetoes_retained_parameters,
     not_finite_gradient_stops_step_at_its_parameter,

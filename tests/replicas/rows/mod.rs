@@ -84,8 +84,11 @@ fn all_batches(row: &Row, steps: usize) -> Vec<Batches> {
     (0..steps).map(batches).collect()
 }
 
+/// With fewer than 4,096 elements a matrix has no states in 8 bits.
+const WIDTH: usize = 66;
+
 fn copied(row: &Row, initial: &Network) -> Network {
-    copy(initial, || row.network(6))
+    copy(initial, || row.network(WIDTH))
 }
 
 #[test]
@@ -93,7 +96,7 @@ fn row_of_table_equals_stock_and_writes_in_place() {
     let _alone = alone();
     for row in table::ROWS {
         println!("{}", row.name);
-        let initial = row.network(6);
+        let initial = row.network(WIDTH);
         let all_batches = all_batches(row, 4);
         let mut training = row.train(copied(row, &initial));
         for batches in &all_batches {
@@ -179,7 +182,7 @@ fn row_of_table_holds_bytes_that_it_names() {
 fn row_of_table_with_fault_at_any_stage_keeps_parameters() {
     let _alone = alone();
     for row in table::ROWS {
-        let initial = row.network(6);
+        let initial = row.network(WIDTH);
         let all_batches = all_batches(row, 3);
         // After some faults, each parameter has its value from before or after the step.
         for (fault, leaves_all) in [

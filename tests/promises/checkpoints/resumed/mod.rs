@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::*;
 
+mod other_models;
 mod user_data;
 
 /// A weight in column layout, which is recorded transposed, running statistics, and a frozen parameter.
@@ -261,52 +262,6 @@ on_every_backend!(
     load_that_fails_changes_nothing,
 );
 
-/// The checkpoint contains a layer that was removed from the model.
-#[test]
-fn changed_model_returns_to_its_checkpoint() {
-    let device = &Device::flex().autodiff();
-    let layer = || LinearConfig::new(4, 4).init(device);
-    let start = || {
-        let fused = FusedOptimizer::new(vec![layer(), layer()], AdamWConfig::new().init()).unwrap();
-        fused.with_config(FusedConfig::lagged(0.5)).unwrap()
-    };
-    let step = |fused: &mut FusedOptimizer<Vec<Linear>>| {
-        fused
-            .step(0.1, |layers| {
-                let x = Tensor::<2>::ones([3, 4], device);
-                let x = layers.iter().fold(x, |x, layer| layer.forward(x));
-                x.powi_scalar(2).sum()
-            })
-            .unwrap();
-    };
-    let mut fused = start();
-    step(&mut fused);
-    let (checkpoint, _folder) = saved(&fused);
-    let mut through = start();
-    checkpoint.load::<()>(&mut through).unwrap();
-
-    let whole = fused.model();
-    let first = |mut layers: Vec<Linear>| {
-        layers.truncate(1);
-        layers
-    };
-    fused.change_model(first).unwrap();
-    step(&mut fused);
-    fused
-        .change_model(|layers| [first(layers), whole[1..].to_vec()].concat())
-        .unwrap();
-    fused
-        .change_model(|layers| [first(layers), vec![layer()]].concat())
-        .unwrap();
-    checkpoint.load::<()>(&mut fused).unwrap();
-    for _ in 0..3 {
-        step(&mut through);
-        step(&mut fused);
-        assert_eq!(through.last_step().clipping, fused.last_step().clipping);
-    }
-    assert_equal_weights(&through.model(), &fused.model());
-}
-
 #[test]
 fn save_with_accumulated_gradients_is_an_error() {
     let folder = tempfile::tempdir().unwrap();
@@ -358,52 +313,6 @@ fn compact_checkpoint_is_small_and_resumes_same() {
         files(folder.path())[Path::new("step-1/optimizer.bpk")].len()
     });
     assert!(compact * 2 < full);
-}
-
-/// The states of Muon and of SGD with momentum have the same names.
-#[test]
-fn checkpoint_of_muon_is_refused_by_sgd_and_reverse() {
-    type Optimizers = [fn() -> burn::optim::ModuleOptimizer; 2];
-    let muons: Optimizers = [
-        || optim::MuonConfig::new().init(),
-        || burn::optim::MuonConfig::new().init(),
-    ];
-    let sgds: Optimizers = [
-        || {
-            optim::SgdConfig::new()
-                .with_momentum(Some(MomentumConfig::new()))
-                .init()
-        },
-        sgd,
-    ];
-    let adams: Optimizers = [
-        || optim::AdamConfig::new().init(),
-        || AdamWConfig::new().init(),
-    ];
-    let fused = |optimizer: fn() -> _| FusedOptimizer::new(Small::init(), optimizer()).unwrap();
-    for (same, others) in [(muons, &sgds[..]), (sgds, &muons), (adams, &[])] {
-        for saves in same {
-            let mut training = fused(saves);
-            step(&mut training);
-            let (checkpoint, _folder) = saved(&training);
-            for loads in same {
-                checkpoint.load::<()>(&mut fused(loads)).unwrap();
-            }
-            for other in others {
-                let mut training = fused(*other);
-                let before = contents(&training);
-                let refused = checkpoint.load::<()>(&mut training).unwrap_err();
-                assert!(contents(&training) == before);
-                let CheckpointError::Optimizer { error, .. } = &refused else {
-                    panic!("{refused}");
-                };
-                assert_matches!(error, FusedError::RecordOfAnotherOptimizer { path, .. } if path == "weight");
-                assert_says(&refused, "load the record of `Checkpoint::model`");
-                let model = Small::init().load_record(checkpoint.model().unwrap());
-                step(&mut FusedOptimizer::new(model, other()).unwrap());
-            }
-        }
-    }
 }
 
 /// A model with rows without elements, and a layer.
