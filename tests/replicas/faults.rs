@@ -56,6 +56,10 @@ fn failed_micro_batch_leaves_sum_of_those_before() {
                 model.loss(tokens)
             });
             assert_matches!(error, Err(FusedError::RankPanicked { rank: 0, .. }));
+            let reaches_nothing =
+                |_: &Network, tokens: Tensor<2, Int>| tokens.float().require_grad().mean();
+            let error = fused.accumulate(batches.clone(), reaches_nothing);
+            assert_matches!(error, Err(FusedError::LossWithoutParameters { .. }));
         }
         fused.step(RATE, batches.clone(), Network::loss).unwrap();
         fused.model()

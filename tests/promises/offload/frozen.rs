@@ -105,3 +105,35 @@ on_every_backend!(
     adapter_outside_of_blocks_is_refused_by_name,
     frozen_weights_rest_on_host_and_are_read_on_device,
 );
+
+#[test]
+fn valid_of_adapters_in_bf16_computes_as_training() {
+    let [host, device] = cpus();
+    let trained = ParamGroup::from_predicate("embedding");
+    let lora = adapters().set_dtype(FloatDType::BF16);
+    let mut model = Network::init(&host)
+        .apply_lora(lora)
+        .unfreeze_group(trained);
+    model.embedding = cast(model.embedding, FloatDType::BF16).unwrap();
+    let in_f32 = FusedConfig::new().with_compute_dtype(Some(FloatDType::F32));
+    let weights = config(&device, Offload::Weights(OffloadedBlocks::All));
+    let logits = |config: FusedConfig, device: &Device| {
+        let fused = FusedOptimizer::new(model.clone(), AdamConfig::new().init()).unwrap();
+        let mut fused = fused.with_config_on(config, device).unwrap();
+        let tokens = Tensor::<2, Int>::from_data([[0, 3, 1], [7, 2, 9]], device);
+        for _ in 0..3 {
+            fused
+                .step(RATE, |model| model.loss(tokens.clone()))
+                .unwrap();
+        }
+        let logits = fused.valid().logits(tokens.inner()).into_data();
+        logits.iter::<f64>().collect::<Vec<_>>()
+    };
+    let expected = logits(in_f32.clone(), &host);
+    let found = logits(in_f32.with_offload(Some(weights)), &device);
+    let are_near = expected
+        .iter()
+        .zip(&found)
+        .all(|(a, b)| (a - b).abs() <= 1e-5);
+    assert!(are_near, "{expected:?} {found:?}");
+}
