@@ -2,9 +2,7 @@
 
 use std::sync::Arc;
 
-use backburn_base::ModelKey;
 use backburn_base::caught::{Caught, catch};
-use backburn_memory as memory;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::Module;
 
@@ -91,7 +89,6 @@ impl<M: Module> Core<M> {
         &mut self,
         run: impl FnOnce(&RunningPass<M>) -> Result<R, FusedError>,
     ) -> Result<R, FusedError> {
-        memory::enter_dry_run(|| ModelKey::of(&self.ranks.attached().module));
         let pipeline = self.policies.pipeline(GradientUse::Measure, None);
         let ended = self.pass(pipeline, None, ClosureKind::Loss, run);
         self.resume_end_panic(ended)

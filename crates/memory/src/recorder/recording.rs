@@ -9,7 +9,6 @@ use super::super::error::MemoryError;
 use super::super::marks::MarkLog;
 use super::super::process::{self, Category, ProcessLog};
 use super::super::timeline::{MemoryTimeline, Phase};
-use backburn_base::ModelKey;
 
 /// `true` while a recording is in progress.
 static RECORDING: AtomicBool = AtomicBool::new(false);
@@ -21,7 +20,6 @@ struct Recording {
     /// Checkpointed blocks.
     blocks: SeenBlocks,
     /// Models of the dry runs.
-    dry_runs: Vec<ModelKey>,
     /// `true` after the limit was exceeded.
     ended: bool,
     log: Log,
@@ -58,7 +56,6 @@ pub(super) fn start(log: impl FnOnce() -> Log) -> Result<(), MemoryError> {
     }
     *current = Some(Recording {
         blocks: SeenBlocks::new(),
-        dry_runs: Vec::new(),
         ended: false,
         log: log(),
     });
@@ -78,19 +75,11 @@ pub(super) fn finish() -> Result<MemoryTimeline, MemoryError> {
     // The lock prevents another recording from starting before this one is read.
     let mut current = CURRENT.lock();
     RECORDING.store(false, Ordering::SeqCst);
-    let Recording {
-        blocks,
-        dry_runs,
-        log,
-        ..
-    } = current.take().ok_or(MemoryError::Empty)?;
-    Ok(MemoryTimeline {
-        dry_runs,
-        ..match log {
-            Log::Process(log) => log.finish(blocks)?,
-            Log::Marks(log) => log.finish(blocks)?,
-        }
-    })
+    let Recording { blocks, log, .. } = current.take().ok_or(MemoryError::Empty)?;
+    match log {
+        Log::Process(log) => log.finish(blocks),
+        Log::Marks(log) => log.finish(blocks),
+    }
 }
 
 /// Returns the largest growth of the recorded pass between two checks; `None` if the limit ended it.
@@ -195,14 +184,6 @@ pub fn report_use<const D: usize>(category: Category, tensor: &Tensor<D>) {
         Log::Marks(log) if category == Category::Gradient => log.show_gradient(),
         Log::Marks(_) => {}
     });
-}
-
-/// Reports the start of a dry run of this model, if a recording is in progress.
-pub fn enter_dry_run(model: impl FnOnce() -> ModelKey) {
-    if is_recording() {
-        let model = model();
-        with_recording(|recording| recording.dry_runs.push(model));
-    }
 }
 
 /// Reports a complete gradient and its size in bytes, if a recording is in progress.

@@ -18,7 +18,6 @@ use std::sync::LazyLock;
 use serde::{Deserialize, Serialize};
 
 use super::error::MemoryError;
-use backburn_base::ModelKey;
 
 /// Allocated memory over time, recorded by a [`MemoryRecorder`](super::MemoryRecorder).
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -34,9 +33,6 @@ pub struct MemoryTimeline {
     /// Gradients of parameters that were complete in a backward pass of a fused optimizer, in order.
     #[serde(default)]
     pub gradients: Vec<CompletedGradient>,
-    /// Models of the dry runs, in order.
-    #[serde(default)]
-    pub dry_runs: Vec<ModelKey>,
     /// Number of events that did not fit in the log. If there are any, the end of the recording is missing.
     pub lost: usize,
 }
