@@ -63,7 +63,6 @@ pub(super) fn replay(
         blocks: moments.blocks(blocks),
         gradients,
         lost: events::lost(),
-        ..MemoryTimeline::default()
     })
 }
 
