@@ -21,7 +21,7 @@ use burn::tensor::{Bytes, Device, Tensor};
 pub(crate) use extra_state::ExtraState;
 pub(crate) use extra_state_ids::{EXTRA_STATE_ID, average_id, is_average};
 pub(crate) use offloaded::Eviction;
-pub(crate) use query::{orthogonalizes, steps_alike};
+pub(crate) use query::{orthogonalizes, updates_are_equal};
 
 use offloaded::OffloadedStates;
 use removed::{RemovedOptimizer, RemovedParameters};

@@ -9,7 +9,7 @@ use backburn_optim::formats_may_refuse;
 use backburn_optim::optimizer_record::{RecordedState, read, write};
 use burn::module::ParamId;
 use burn::optim::ModuleOptimizer;
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{DType, Device, Shape, Tensor};
 
 use super::states::{joined, written};
 use super::{SharedOptimizer, step_one};
@@ -78,36 +78,54 @@ impl SharedOptimizer {
     }
 }
 
-/// Returns `true` if `fresh`, an optimizer without states, steps a parameter of this path and rank alike under both ids: in the same
-/// parameter group.
-pub(crate) fn steps_alike(
+/// Returns `true` if `fresh`, an optimizer without states, updates a parameter of this path and rank in the same way under both ids, as
+/// in one parameter group. An optimizer whose updates differ by chance counts as equal; formats of states are not compared.
+pub(crate) fn updates_are_equal(
     fresh: &ModuleOptimizer,
     path: &str,
     rank: usize,
     ids: [ParamId; 2],
 ) -> bool {
     let device = host(&Device::default());
-    let filled = |value: f64| with_rank!(rank, D => AnyTensor::from(Tensor::<D>::full([1; D], value, (&device, DType::F32))));
-    let stepped = |id| {
-        let mut optimizer = fresh.clone();
-        // Two gradients, because the first step of Adam does not depend on its betas.
-        let steps = || {
-            [0.3, 2.0].into_iter().fold(filled(1.0), |value, gradient| {
-                step_one(
-                    &mut optimizer,
-                    0.1.into(),
-                    path,
-                    id,
-                    value,
-                    filled(gradient),
-                )
-            })
-        };
-        let stepped = Call::default().make(steps).0;
-        stepped.ok().map(|value| value.0.into_data())
+    // Two by two elements if there are two dimensions.
+    let shape: Vec<_> = (1..=rank)
+        .map(|dim| match rank {
+            1 => 4,
+            _ if dim + 2 > rank => 2,
+            _ => 1,
+        })
+        .collect();
+    let tensor = |values: [f64; 4]| {
+        let values = Tensor::<1>::from_data(values, (&device, DType::F32));
+        with_rank!(rank, D => AnyTensor::from(values.reshape::<D, _>(Shape::from(shape.clone()))))
     };
-    let [a, b] = ids.map(stepped);
-    a == b
+    let updated = |id| {
+        let mut optimizer = fresh.clone();
+        // Signs, sizes and a norm that momentum, decay, clipping and AMSGrad treat in different ways.
+        let gradients = [
+            [0.3, -2.0, 0.01, 1.0],
+            [-0.1, 0.5, -0.02, -0.05],
+            [4.0, -8.0, 0.0, 3.0],
+        ];
+        let steps = || {
+            gradients
+                .into_iter()
+                .fold(tensor([1.0, -0.5, 0.3, -2.0]), |value, gradient| {
+                    step_one(
+                        &mut optimizer,
+                        0.1.into(),
+                        path,
+                        id,
+                        value,
+                        tensor(gradient),
+                    )
+                })
+        };
+        let updated = Call::default().make(steps).0;
+        updated.ok().map(|value| value.0.into_data())
+    };
+    let [before, after] = ids.map(updated);
+    before == after || before != updated(ids[0])
 }
 
 /// Returns `true` if `fresh`, an optimizer without states, orthogonalizes the update of this parameter, as Muon does.

@@ -14,7 +14,7 @@ use super::ranks::Ranks;
 use crate::error::FusedError;
 use crate::files::load_same;
 use crate::record;
-use crate::shared_optimizer::{SharedOptimizer, average_id, steps_alike};
+use crate::shared_optimizer::{SharedOptimizer, average_id, updates_are_equal};
 use crate::tap::collect_graph;
 use crate::weights::{AttachedModule, Inventory, LocalParams};
 
@@ -88,8 +88,8 @@ impl<M: Module> Core<M> {
         Ok(())
     }
 
-    /// Returns an error if a parameter group of the optimizer or of a hook contains ids of the parameters from `before` a load, so that
-    /// it would not match the loaded `model`.
+    /// Returns an error if a parameter group of the optimizer or of a hook contains the ids that parameters had `before` a load, and
+    /// matches other parameters of the loaded `model`.
     fn check_groups(
         &self,
         fresh: &ModuleOptimizer,
@@ -98,17 +98,17 @@ impl<M: Module> Core<M> {
     ) -> Result<(), FusedError> {
         for (before, Parameter { path, param, .. }) in before.into_iter().zip(list(model)) {
             let ids = [before, param.id()];
-            if ids[0] == ids[1] || !param.is_active() {
+            if ids[0] == ids[1] {
                 continue;
             }
             let mut hooks = self.policies.hooks.0.iter();
-            let is_lost = |group: &ParamGroup| {
+            let differs = |group: &ParamGroup| {
                 let [before, after] = ids.map(|id| group.matches(&id, Some(&path)));
                 before != after
             };
-            let what = if hooks.any(|(group, _)| is_lost(group)) {
+            let what = if hooks.any(|(group, _)| differs(group)) {
                 "a hook"
-            } else if !steps_alike(fresh, &path, param.shape().num_dims(), ids) {
+            } else if !updates_are_equal(fresh, &path, param.shape().num_dims(), ids) {
                 "the optimizer"
             } else {
                 continue;

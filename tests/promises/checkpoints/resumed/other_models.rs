@@ -1,5 +1,8 @@
 //! Checkpoints of a model that has changed since, and of another optimizer.
 
+use burn::grad_clipping::GradientClippingConfig;
+use burn::optim::{LearningRate, MuonConfig, Optimizer};
+
 use super::*;
 
 /// The checkpoint contains a layer that was removed from the model.
@@ -99,15 +102,15 @@ fn checkpoint_of_muon_is_refused_by_sgd_and_reverse() {
 fn group_of_ids_is_refused_and_group_of_paths_loads() {
     let device = Device::flex().autodiff();
     let init = || -> Vec<Linear> { vec![LinearConfig::new(4, 4).init(&device); 1] };
-    let decay = |decay| optim::AdamWConfig::new().with_weight_decay(decay);
+    let adamw = |decay| optim::AdamWConfig::new().with_weight_decay(decay);
     let x = Tensor::<2>::ones([2, 4], &device);
     let step = |fused: &mut FusedOptimizer<Vec<Linear>>| {
         let loss = |model: &Vec<Linear>| model[0].forward(x.clone()).powi_scalar(2).mean();
         fused.step(1e-2, loss).unwrap();
     };
     let start = |model: Vec<Linear>, of_optimizer: ParamGroup, of_hook: ParamGroup| {
-        let optimizer = decay(0.5).init();
-        let optimizer = optimizer.with_group(of_optimizer, decay(0.0).build(), None);
+        let optimizer = adamw(0.5).init();
+        let optimizer = optimizer.with_group(of_optimizer, adamw(0.0).build(), None);
         let fused = FusedOptimizer::new(model, optimizer).unwrap();
         fused.with_hook(of_hook, GradientStatistics::new())
     };
@@ -140,5 +143,88 @@ fn group_of_ids_is_refused_and_group_of_paths_loads() {
     for mut resumed in [loaded, of_ids] {
         step(&mut resumed);
         assert_equal_weights(&through.model(), &resumed.model());
+    }
+}
+
+/// SGD with noise in its updates.
+#[derive(Clone)]
+struct Noisy;
+
+impl Optimizer for Noisy {
+    type State<const D: usize> = ();
+
+    fn step<const D: usize>(
+        &self,
+        rate: LearningRate,
+        tensor: Tensor<D>,
+        gradient: Tensor<D>,
+        _state: Option<()>,
+    ) -> (Tensor<D>, Option<()>) {
+        let noise = tensor.random_like(Distribution::Normal(0.0, 1.0));
+        (tensor - (gradient + noise) * rate, None)
+    }
+
+    fn to_device<const D: usize>(_state: (), _device: &Device) {}
+}
+
+#[test]
+fn optimizer_that_draws_loads() {
+    let device = Device::flex().autodiff();
+    let training = || {
+        let model: Linear = LinearConfig::new(4, 4).init(&device);
+        FusedOptimizer::new(model, Noisy.into()).unwrap()
+    };
+    let first = training();
+    let (checkpoint, _folder) = saved(&first);
+    let mut other = training();
+    checkpoint.load::<()>(&mut other).unwrap();
+    assert_equal_weights(&first.model(), &other.model());
+}
+
+/// Groups whose optimizers differ only in a later update, or by the clipping of a large gradient.
+#[test]
+fn group_of_ids_is_refused_for_any_setting() {
+    let device = Device::flex().autodiff();
+    let init = || -> Linear { LinearConfig::new(4, 4).init(&device) };
+    type Grouped = fn(ParamGroup) -> ModuleOptimizer;
+    let optimizers: [Grouped; 5] = [
+        |group| {
+            let other = AdamConfig::new().with_amsgrad(true).build();
+            AdamConfig::new().init().with_group(group, other, None)
+        },
+        |group| {
+            let other = LionConfig::new().with_beta_1(0.5).build();
+            LionConfig::new().init().with_group(group, other, None)
+        },
+        |group| {
+            let other = AdamConfig::new().build();
+            let clipping = GradientClippingConfig::Norm(5.0).init();
+            AdamConfig::new()
+                .init()
+                .with_group(group, other, Some(clipping))
+        },
+        |group| {
+            let other = AdamWConfig::new().with_cautious_weight_decay(true).build();
+            AdamWConfig::new().init().with_group(group, other, None)
+        },
+        |group| {
+            let other = MuonConfig::new()
+                .with_momentum(MomentumConfig::new())
+                .build();
+            let muon = MuonConfig::new().build();
+            let adamw = AdamWConfig::new().init();
+            let all = adamw.with_group(ParamGroup::from_path("weight"), muon, None);
+            all.with_group(group, other, None)
+        },
+    ];
+    for (index, grouped) in optimizers.into_iter().enumerate() {
+        let by_path = grouped(ParamGroup::from_path("weight"));
+        let (checkpoint, _folder) = saved(&FusedOptimizer::new(init(), by_path).unwrap());
+        let model = init();
+        let by_id = grouped(ParamGroup::from_ids(vec![model.weight.id]));
+        let mut other = FusedOptimizer::new(model, by_id).unwrap();
+        let error = checkpoint.load::<()>(&mut other);
+        let error = error.err().unwrap_or_else(|| panic!("{index} loads"));
+        assert_says(&error, "`weight`");
     }
 }
