@@ -141,7 +141,7 @@ impl Policies {
         if measures {
             pipeline.measure(pipeline.gradient_use.steps() && !self.tolerates_overflow());
         }
-        // Under this schedule, only a dry run measures: with the memory of a step.
+        // Under this schedule, only a dry run measures. It takes as much memory as a step.
         let is_dry_run = pipeline.gradient_use == GradientUse::Measure
             && self.schedule == StepSchedule::Adaptive;
         if !pipeline.gradient_use.steps() && !is_dry_run {

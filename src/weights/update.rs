@@ -60,8 +60,10 @@ impl MasterParam {
             (Ok(Some(gradient)), GradientUse::AccumulateInState | GradientUse::Update) => {
                 self.step(pass, gradient)
             }
-            (Ok(Some(_measured)), _) => self.state.lock().outcome = Some(Outcome::Measured),
-            (Ok(None), _) => self.state.lock().outcome = Some(Outcome::Vetoed),
+            (Ok(None), GradientUse::AccumulateInState | GradientUse::Update) => {
+                self.state.lock().outcome = Some(Outcome::Vetoed);
+            }
+            (Ok(_), _) => self.state.lock().outcome = Some(Outcome::Measured),
             (Err(error), _) => pass.fail(FailedIn::Update, error),
         }
     }

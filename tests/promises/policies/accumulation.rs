@@ -121,3 +121,31 @@ fn parts_without_items_or_with_failing_part_leave_nothing() {
     assert_nothing_accumulated(&mut fused);
     assert_equal_weights(&before, &fused.model());
 }
+
+#[test]
+fn dry_run_between_micro_batches_changes_nothing() {
+    let device = flex();
+    let skips = LossScalingConfig::new().with_overflow(Overflow::SkipParameter);
+    let lagged = FusedConfig::clipping(GlobalNormClippingConfig::Lagged(0.1));
+    for config in [
+        FusedConfig::scaling(skips),
+        lagged.with_loss_scaling(Some(skips)),
+    ] {
+        let initial = Network::init(&device);
+        let batches = batches(&device, 2);
+        let trained = |dry: Option<Tensor<2>>| {
+            let fused = FusedOptimizer::new(initial.copied(), AdamConfig::new().init()).unwrap();
+            let mut fused = fused.with_config(config.clone()).unwrap();
+            fused.accumulate(|model| model.loss(&batches[0])).unwrap();
+            if let Some(batch) = dry {
+                fused.dry_run(|model| model.loss(&batch)).unwrap();
+            }
+            fused.step_accumulated(LEARNING_RATE).unwrap();
+            fused.model()
+        };
+        let expected = trained(None);
+        for batch in [batches[1].clone(), infinite(&device)] {
+            assert_equal_weights(&expected, &trained(Some(batch)));
+        }
+    }
+}
