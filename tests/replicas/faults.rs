@@ -163,3 +163,26 @@ fn panic_that_panics_when_dropped_ends_step_on_all_ranks() {
         }
     });
 }
+
+#[test]
+fn step_that_reaches_nothing_applies_sums_in_any_schedule() {
+    let (_alone, device, initial) = begin();
+    let batches = tokens(device, &[2, 4]);
+    let scaling = LossScalingConfig::new();
+    for config in [
+        FusedConfig::new(),
+        FusedConfig::exact(1e-3),
+        FusedConfig::clipping(GlobalNormClippingConfig::ExactInBuffer(1e-3)),
+        FusedConfig::scaling(scaling),
+    ] {
+        let mut fused = replicas(&initial, &flex(2), config.clone());
+        fused.accumulate(batches.clone(), Network::loss).unwrap();
+        let before = fused.model();
+        let reaches_nothing =
+            |_: &Network, tokens: Tensor<2, Int>| tokens.float().require_grad().mean();
+        fused
+            .step_repeatable(RATE, batches.clone(), reaches_nothing)
+            .unwrap();
+        assert_changed(&before, &fused.model(), |_| true);
+    }
+}

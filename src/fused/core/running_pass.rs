@@ -63,12 +63,11 @@ impl<'a, M: Module> RunningPass<'a, M> {
         running_pass
     }
 
-    /// Returns an error if the backward passes of all ranks together have reached no parameter, unless the pass has applied
-    /// accumulated gradients.
-    pub(in crate::fused) fn check_reached(&self) -> Result<(), FusedError> {
+    /// Returns an error if the backward passes of all ranks together have reached no parameter, unless they belong to a step that
+    /// applies accumulated gradients.
+    pub(in crate::fused) fn check_reached(&self, is_step: bool) -> Result<(), FusedError> {
         let attached = &self.attached_modules[0];
-        let applies = self.rank_passes[0].pass.pipeline.gradient_use.steps();
-        if applies && attached.local_params.have_accumulated() {
+        if is_step && attached.local_params.have_accumulated() {
             return Ok(());
         }
         let checks = self.rank_passes.iter().map(|rank| {

@@ -98,7 +98,7 @@ impl<M: Module + 'static> FusedReplicas<M> {
             ClosureKind::Backward,
             &mut |running| {
                 let output = threads.run(running, batches.clone(), &work)?;
-                running.check_reached()?;
+                running.check_reached(true)?;
                 Ok(output)
             },
         )
@@ -131,9 +131,10 @@ impl<M: Module + 'static> FusedReplicas<M> {
             rank.forward_backward(model, |model| forward(model, batch))
         });
         let Self { core, threads } = self;
+        let is_step = learning_rate.is_some();
         core.step(learning_rate, ClosureKind::Loss, &mut |running| {
             let output = threads.run(running, batches(), &work)?;
-            running.check_reached()?;
+            running.check_reached(is_step)?;
             Ok(output)
         })
     }
