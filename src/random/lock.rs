@@ -79,8 +79,9 @@ pub(crate) fn locked_error(place: String) -> FusedError {
             (`std::thread::spawn`), where they take turns"
         }
         false => {
-            "Its holder has neither read a trained parameter nor received a gradient for ten seconds. A closure must not wait for \
-            another step. Call that step, and whatever else takes long (another model, loading of data), before or after this one"
+            "Its holder has neither read a trained parameter nor received a gradient for ten seconds. The closure of a step must not \
+            wait for another step on another thread, so call the other step before or after it. What takes long in a closure (another \
+            model, loading of data) belongs before the step"
         }
     };
     FusedError::RandomNumbersLocked { place, advice }
