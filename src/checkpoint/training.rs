@@ -79,7 +79,7 @@ impl Training {
             serde_json::from_slice(&bytes).map_err(|error| unreadable(error.to_string()))?;
         if format != FORMAT {
             return Err(unreadable(format!(
-                "it has format {format}, and this version of backburn reads format {FORMAT}: use a newer version"
+                "it has format {format}, and this version of backburn reads format {FORMAT}: use the version that wrote it"
             )));
         }
         let training: Self =

@@ -23,7 +23,7 @@ pub(crate) struct Resident {
     /// Peak bytes on the device while one gradient is transferred, the next is computed, and the new weight is fetched.
     pub(crate) gradients_in_flight: usize,
     /// Bytes of the largest gradient in f32, if gradients in a half type are converted to be added to a sum in f32.
-    pub(crate) widened: usize,
+    pub(crate) gradient_in_f32: usize,
 }
 
 impl Resident {
@@ -41,7 +41,7 @@ impl Resident {
             Some(GlobalNormClippingConfig::ExactInBuffer(_))
         );
         let has_buffer = accumulates || is_buffered;
-        let widens = has_buffer && config.full_precision_accumulation;
+        let sums_in_f32 = has_buffer && config.full_precision_accumulation;
         let mut in_flight = StatesInFlight::within(config.max_bytes_in_flight);
         let mut resident = Self::default();
         for (parameter, state) in parameters.iter().zip(states) {
@@ -61,8 +61,8 @@ impl Resident {
                 false => bytes,
             };
             resident.averages += average;
-            if widens && bytes < in_f32 {
-                resident.widened = resident.widened.max(in_f32);
+            if sums_in_f32 && bytes < in_f32 {
+                resident.gradient_in_f32 = resident.gradient_in_f32.max(in_f32);
             }
             let device = &mut resident.states;
             match request.offload {

@@ -126,8 +126,8 @@ macro_rules! trainer {
             /// on the model that [`model`](Self::model) returns. Later steps do not change its running statistics.
             ///
             /// It computes as the training does: on its device, and in [`compute_dtype`](crate::FusedConfig::compute_dtype). Its record holds the
-            /// weights as they are stored, in full precision. An exception are adapters on offloaded weights: they are merged into a copy of
-            /// the weights on the host, so save [`model`](Self::model).
+            /// weights as they are stored, in full precision. Adapters on offloaded weights are an exception: they are merged into a copy of the
+            /// weights on the host, and the trained weights are in `compute_dtype`. Save [`model`](Self::model) instead.
             pub fn valid(&self) -> M {
                 self.core.valid()
             }

@@ -100,7 +100,7 @@ impl RankContext {
     }
 
     /// Returns the rank and its group, if there are other ranks: a single rank never waits.
-    pub(crate) fn membership(&self) -> Option<&Membership> {
+    pub(crate) fn membership_of_several(&self) -> Option<&Membership> {
         self.replica
             .as_ref()
             .filter(|member| member.group.ranks() > 1)
@@ -211,7 +211,7 @@ impl RankContext {
     /// Returns the engine that fetches weights for blocks, if any are offloaded.
     pub(crate) fn engine_of_blocks(&self) -> Option<&Arc<OffloadEngine>> {
         let shards = |member: &Membership| !member.group.replicates_weights();
-        let shards = self.membership().is_some_and(shards);
+        let shards = self.membership_of_several().is_some_and(shards);
         let is_offloaded = |engine: &&Arc<OffloadEngine>| {
             engine.config.offloaded_blocks().is_some()
                 || (shards && !engine.config.offloads_states())

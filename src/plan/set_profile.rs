@@ -140,7 +140,7 @@ impl<'a> SetProfile<'a> {
         let (profile, states) = (self.profile, self.states);
         let (parameters, bytes) = (&profile.parameters, &states.bytes);
         let resident = Resident::of(parameters, bytes, &self.config, accumulation > 1);
-        let in_flight = states.update.max(resident.widened) + resident.states_in_flight;
+        let in_flight = states.update.max(resident.gradient_in_f32) + resident.states_in_flight;
         let device = resident.states + in_flight.max(resident.gradients_in_flight);
         (device, resident.host_weights + resident.host_states)
     }

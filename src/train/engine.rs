@@ -73,7 +73,7 @@ fn train<M: LearnerModel>(
     let TrainOutput { grads, item } = catch(step).unwrap_or_else(|panic| match panic.text() {
         // The message of `GradientsParams::remove(id).unwrap()`.
         Some(text) if text.contains("`None` value") => panic!(
-        "{text}. (If `TrainStep::step` reads a gradient here: those of trained parameters are released when its backward pass \
+        "{text}. (Does `TrainStep::step` read a gradient here? Those of trained parameters are released when its backward pass \
         returns. Read or change them in a hook, see `FusedLearner::with_hook`)"
         ),
         _ => panic.resume(),

@@ -90,7 +90,7 @@ impl LocalParam {
             dtype: context.compute_dtype(master.dtype),
             assigned: context.residency(master.id, &master.storage.location, master.dtype, &device),
             is_offloaded: master.storage.location.is_host,
-            membership: context.membership().cloned(),
+            membership: context.membership_of_several().cloned(),
             is_pinned: AtomicBool::new(false),
             is_retained: false,
             offloaded_base: None,

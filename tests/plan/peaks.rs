@@ -212,11 +212,11 @@ fn weights_that_maker_holds_are_counted_twice() {
 }
 
 #[test]
-fn shared_weights_of_maker_with_other_tensors_are_counted_twice() {
+fn shared_weights_are_counted_twice_beside_new_tensors() {
     let _alone = alone();
     let layer: Linear = LinearConfig::new(512, 2048).init(&device());
     drop(layer.valid());
-    // The table is made anew, so the maker allocates as many bytes as the model has.
+    // The table is created again, so `init` allocates as many bytes as the model has.
     let table = RotaryEncodingConfig::new(2048, 512);
     let init = || (layer.clone(), table.init(&device()));
     let loss = |(layer, _): &(Linear, RotaryEncoding), items: usize| {

@@ -44,7 +44,7 @@ impl RankPass {
                 let path = path.to_string();
                 return Err(FusedError::GradientReturned { path });
             }
-            // If no other gradient has arrived, this is the check of the loss scale before sums are applied.
+            // Checks the loss scale before sums are applied, if no other gradient has arrived.
             self.pass.admits();
         }
         self.pass.end_forward_numbers();

@@ -107,7 +107,7 @@ impl<M: Module> Ranks<M> {
             let member = Membership { group, rank };
             let context = RankContext::new(policy.clone(), &devices[rank], Some(member))?;
             let context = Arc::new(context);
-            let session = Arc::new(session.of_replica(context.membership().cloned()));
+            let session = Arc::new(session.of_replica(context.membership_of_several().cloned()));
             let attached =
                 AttachedModule::new(replica, &session, context, attached_modules.last())?;
             attached_modules.push(attached);

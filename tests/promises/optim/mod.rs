@@ -117,7 +117,7 @@ pub fn assert_equal<const D: usize>(
             DType::F32 | DType::F64 if exact => stock.as_bytes() == ours.as_bytes(),
             DType::F32 | DType::F64 => near(stock, ours, 1e-3),
             // Computed in f32 and rounded once, while Burn rounds after every operation.
-            _ => have_moved_alike(&before, stock, ours),
+            _ => moves_are_similar(&before, stock, ours),
         };
         assert!(same, "{name}, step {step}: stock {stock}, ours {ours}");
     }
@@ -129,7 +129,7 @@ pub fn assert_equal<const D: usize>(
 }
 
 /// Returns `true` if the difference of both moves from `before` is at most half of the move in stock Burn, in the L2 norm.
-pub fn have_moved_alike(before: &TensorData, stock: &TensorData, ours: &TensorData) -> bool {
+pub fn moves_are_similar(before: &TensorData, stock: &TensorData, ours: &TensorData) -> bool {
     let distance = |a: &TensorData, b: &TensorData| -> f64 {
         let squares = a.iter::<f64>().zip(b.iter::<f64>());
         squares.map(|(a, b)| (a - b) * (a - b)).sum::<f64>().sqrt()

@@ -10,7 +10,7 @@ use burn::optim::decay::WeightDecayConfig;
 use burn::optim::{self as stock, AdjustLrFn};
 
 use crate::common::*;
-use crate::optim::{assert_equal, gradients, have_moved_alike, run};
+use crate::optim::{assert_equal, gradients, moves_are_similar, run};
 use crate::policies::scale;
 
 mod formats;
@@ -157,7 +157,7 @@ fn muon_steps_in_f64_and_half_types_match_stock(device: &Device) {
                     let stock = run(stock, parameter.clone(), &gradients);
                     let ours = run(ours, parameter.clone(), &gradients);
                     for (stock, ours) in stock.iter().zip(&ours) {
-                        let is_near = have_moved_alike(&before, stock, ours);
+                        let is_near = moves_are_similar(&before, stock, ours);
                         assert!(is_near, "{dtype:?}: {stock} {ours}");
                     }
                 }
