@@ -1,7 +1,7 @@
 //! Events between two steps, or between two micro-batches.
 
 use crate::model::Model;
-use crate::options::{Averages, Clipping, Event, Moment, Options, Scaling};
+use crate::options::{Clipping, Event, Moment, Options, Scaling};
 use crate::training::{Training, freeze, thaw};
 use crate::trial::{Trial, values_of};
 
@@ -11,27 +11,19 @@ impl Trial {
     /// Runs the event in the middle. Returns `true` if training continues.
     pub fn event(&mut self) -> bool {
         let options = self.options;
-        let within = options.moment == Moment::Within;
-        let amid_group = within && options.micro_batches() > 1;
-        let adapts = options.scaling != Scaling::None || options.clipping == Clipping::Lagged;
-        let averages = options.averages != Averages::None;
+        if !options.event_has_effect() {
+            return true;
+        }
         match options.event {
             Event::None => {}
-            Event::Freeze if amid_group && options.in_state() => {}
             Event::Freeze => return self.change(freeze),
-            Event::Record if !amid_group && options.loads() => {
-                self.replace(|training| training.recorded(&options));
-            }
-            Event::Checkpoint if !amid_group && options.loads() => {
-                self.replace(|training| training.saved(&options));
-            }
-            Event::Record | Event::Checkpoint => {}
+            Event::Record => self.replace(|training| training.recorded(&options)),
+            Event::Checkpoint => self.replace(|training| training.saved(&options)),
             Event::Panic => {
                 let batch = self.batch();
                 self.training.panic(&batch);
             }
-            Event::NotFinite if options.trains_all() => self.overflow(amid_group),
-            Event::NotFinite => {}
+            Event::NotFinite => self.overflow(),
             Event::Keep => {
                 let model = self.training.model();
                 let values = values_of(&model);
@@ -41,15 +33,10 @@ impl Trial {
                 let batch = self.batch();
                 self.training.dry_run(&batch, self.in_blocks);
             }
-            Event::Parts if !amid_group && !adapts && !averages && !options.in_state() => {
-                self.replace(|training| training.parts(&options));
-            }
-            Event::Parts => {}
+            Event::Parts => self.replace(|training| training.parts(&options)),
             Event::Thread => self.elsewhere = true,
             Event::Idle => self.is_idle = true,
-            Event::Remove if amid_group && options.in_state() => {}
             Event::Remove => return self.change(Model::without_norm),
-            Event::Change if amid_group && options.in_state() => {}
             Event::Change => return self.change(|model| model),
             Event::Drop => {
                 self.training.drop_accumulated();
@@ -84,7 +71,7 @@ impl Trial {
     }
 
     /// Runs an additional step whose gradients overflow.
-    fn overflow(&mut self, amid_group: bool) {
+    fn overflow(&mut self) {
         let mut batch = self.batch();
         if let Some(last) = batch.pop() {
             batch.push(last.overflowing());
@@ -98,8 +85,7 @@ impl Trial {
                     self.by_hand.fail_in_buffer(&batch);
                 }
             }
-            (Scaling::None, _) => {}
-            _ if self.options.in_state() && amid_group => {}
+            (Scaling::None, _) => unreachable!("the event has no effect"),
             _ => {
                 let skips = self.options.scaling != Scaling::SkipParameter;
                 self.step_with(&batch).unwrap();

@@ -46,9 +46,10 @@ fn least(mut drawn: Vec<usize>) -> (Options, String) {
     }
 }
 
-/// Returns the number of reasons for which a training is refused.
+/// Returns the number of reasons for which a training is refused, or has no event.
 fn refused(drawn: &[usize]) -> usize {
-    refusals::refusals(&Options::of(drawn)).len()
+    let options = Options::of(drawn);
+    refusals::refusals(&options).len() + usize::from(!options.event_has_effect())
 }
 
 /// Runs all trainings. For each failure it prints the plainest training that fails.

@@ -118,6 +118,32 @@ impl Options {
         self.weights != Weights::Plain
     }
 
+    /// Returns `true` if the event does something with these options.
+    pub fn event_has_effect(&self) -> bool {
+        let is_within_group = self.moment == Moment::Within && self.micro_batches() > 1;
+        let is_exact = matches!(self.clipping, Clipping::Exact | Clipping::ExactInBuffer);
+        let adapts = self.scaling != Scaling::None || self.clipping == Clipping::Lagged;
+        let is_on_one = self.devices == Devices::One;
+        match self.event {
+            Event::None | Event::Panic | Event::Keep | Event::Thread | Event::Drop => true,
+            Event::Freeze | Event::Remove | Event::Change => !(is_within_group && self.in_state()),
+            Event::Record | Event::Checkpoint => !is_within_group && self.loads(),
+            Event::NotFinite => {
+                let is_noticed = match self.scaling {
+                    Scaling::None => is_exact,
+                    _ => !(is_within_group && self.in_state()),
+                };
+                self.trains_all() && is_noticed
+            }
+            Event::Parts => {
+                let is_recorded = adapts || self.averages != Averages::None || self.in_state();
+                !is_within_group && !is_recorded
+            }
+            Event::DryRun => is_on_one,
+            Event::Idle => !is_on_one,
+        }
+    }
+
     /// Returns `true` if a hook halves the gradients of a parameter.
     pub fn halves(&self, path: &str) -> bool {
         matches!(self.hooks, Hooks::Halving | Hooks::Both) && path.contains("layers")

@@ -40,8 +40,9 @@ pub fn pairs(kinds: &[usize], refused: impl Fn(&[usize]) -> usize) -> Vec<Vec<us
         let is_free = |kind: usize| first.iter().all(|(of_pair, _)| *of_pair != kind);
         made_plainer(&mut drawn, is_free, &refused);
         missing.remove(&first);
-        for pair in pairs_of(&drawn) {
-            missing.remove(&pair);
+        // A refused training does not train its other pairs.
+        if refused(&drawn) == 0 {
+            pairs_of(&drawn).for_each(|pair| _ = missing.remove(&pair));
         }
         trainings.push(drawn);
     }
