@@ -287,7 +287,27 @@ fn warm_up_then_cosine() -> ModuleLrScheduler {
     config.init().expect("the schedule is valid")
 }
 
-/// The files under `folder` with the content of the metric logs.
+/// The scalars and tensors of a record, as text, without the state of gradient policies, which stock Burn does not have.
+fn recorded(file: &Path) -> String {
+    let reader = burn_pack::Reader::from_file(file).unwrap();
+    let mut scalars = reader.scalars().clone();
+    let of_policies = scalars
+        .keys()
+        .find_map(|name| name.strip_suffix("gradient_norm"));
+    if let Some(id) = of_policies.map(str::to_string) {
+        scalars.retain(|name, _| !name.starts_with(&id));
+    }
+    let tensors = reader.into_tensors().unwrap().into_iter();
+    let tensors = tensors.map(|it| {
+        let bytes = it.to_bytes().unwrap().to_vec();
+        format!("{} {:?} {:?} {bytes:?}", it.name, it.dtype, it.shape)
+    });
+    let mut tensors: Vec<_> = tensors.collect();
+    tensors.sort();
+    format!("{scalars:?} {tensors:?}")
+}
+
+/// The files under `folder` with the content of the metric logs and of the records.
 fn files(folder: &Path) -> Vec<(String, String)> {
     let mut found = Vec::new();
     let mut folders = vec![folder.to_path_buf()];
@@ -299,9 +319,10 @@ fn files(folder: &Path) -> Vec<(String, String)> {
                 continue;
             }
             let name = path.strip_prefix(folder).unwrap().display().to_string();
-            let content = match path.extension().is_some_and(|e| e == "log") {
-                true => std::fs::read_to_string(&path).unwrap(),
-                false => String::new(),
+            let content = match path.extension().and_then(|it| it.to_str()) {
+                Some("log") => std::fs::read_to_string(&path).unwrap(),
+                Some("bpk") => recorded(&path),
+                _ => String::new(),
             };
             found.push((name, content));
         }
