@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use backburn_base::{caught::catch_message, flush};
+use backburn_base::{caught::catch, flush};
 use burn::tensor::Device;
 use parking_lot::{ArcMutexGuard, Mutex, RawMutex};
 
@@ -112,8 +112,9 @@ impl Debug for RngLock {
 impl Drop for RngLock {
     fn drop(&mut self) {
         // With `fusion`, queued operations draw their numbers when they run. The next use of a lost device reports it.
-        let flushed = catch_message(|| self.devices.iter().for_each(flush));
-        flushed.unwrap_or_else(|error| log::debug!("{error}"));
+        if catch(|| self.devices.iter().for_each(flush)).is_err() {
+            log::debug!("a device could not draw its numbers");
+        }
         PROGRESS.fetch_add(1, Ordering::Relaxed);
         // The next thread takes its turn even if this one asks again at once.
         if let Some(guard) = self.guard.take() {
