@@ -45,7 +45,7 @@ pub(super) struct Profile {
 }
 
 impl Profile {
-    /// Creates the profile of `parameters`, of which updates copy `shared` bytes.
+    /// Creates the profile of `parameters`. The first update copies `shared` bytes of them, which have another owner.
     pub(super) fn new(storage: WeightStorage, parameters: Vec<Entry>, shared: usize) -> Self {
         Self {
             storage,
