@@ -11,7 +11,7 @@ use crate::product::Effect::{Add, Set};
 use crate::product::{Matrix, ON_POOL, multiply};
 use crate::simd::{exp, max, sum_of, tanh, vectorized};
 
-/// Elements of a part of a head in a half type.
+/// Elements of a part of a head in a half type, and of a part of the gradient of a head.
 const TILE: usize = 1024 * 1024;
 
 /// A token that is not ignored, with its target and the factor of its loss.
@@ -61,6 +61,7 @@ impl Problem {
         // The gradient has the layout of the weight.
         let is_transposed = is_transposed(&weight);
         let size = self.options.chunk_size.min(counted.len());
+        let tile = (TILE / d_model).max(1);
         let (mut logits, mut chunk) = (vec![0.0; size * classes], vec![0.0; size * d_model]);
         let mut of_hidden = vec![0.0; if needed[0] { tokens * d_model } else { 0 }];
         let mut of_weight = vec![0.0; if needed[1] { classes * d_model } else { 0 }];
@@ -81,13 +82,16 @@ impl Problem {
             let losses: Vec<f32> = losses.collect();
             loss += losses.into_iter().map(f64::from).sum::<f64>();
             if needed[1] {
-                let logits = Matrix::new(&logits, rows.len(), classes);
-                let [a, b] = match is_transposed {
-                    true => [states, logits],
-                    false => [logits, states],
-                };
-                let row = b.sizes[1];
-                multiply(&mut of_weight, row, a.transposed(), b, Add, ON_POOL);
+                let logits = Matrix::new(&logits, rows.len(), classes).transposed();
+                // In parts, because `gemm` copies all columns of a factor at once.
+                for start in (0..classes).step_by(tile) {
+                    let logits = logits.part(&(start..classes.min(start + tile)));
+                    let (first, row, a, b) = match is_transposed {
+                        true => (start, classes, states.transposed(), logits.transposed()),
+                        false => (start * d_model, d_model, logits, states),
+                    };
+                    multiply(&mut of_weight[first..], row, a, b, Add, ON_POOL);
+                }
             }
             if needed[0] {
                 for (start, head) in tiles(&weight, is_transposed) {
