@@ -2,7 +2,7 @@
 
 use backburn::gradient_checkpointing;
 use backburn_nn::{
-    AttentionOptions, LinearCrossEntropyOptions, attention, layer_norm, linear,
+    AttentionOptions, LinearCrossEntropyOptions, attention, embedding, layer_norm, linear,
     linear_cross_entropy, rms_norm, rotary, swiglu,
 };
 use burn::module::Module;
@@ -12,7 +12,7 @@ use burn::nn::{
 };
 use burn::tensor::{Device, Int, Tensor};
 
-const LENGTH: usize = 9;
+const LENGTH: usize = 15;
 const DIM: usize = 8;
 
 /// A decoder with one layer, whose head is the embedding.
@@ -50,7 +50,7 @@ impl Decoder {
             .map(|at| ((at * 7 + text) % 11) as i64)
             .collect();
         let text = Tensor::<1, Int>::from_data(&text[..], &device);
-        let x = self.embedding.forward(text.clone().unsqueeze());
+        let x = embedding(&self.embedding, text.clone().unsqueeze());
         let run = |layer: &Layer, x| layer.forward(x);
         let x = match is_in_block {
             true => gradient_checkpointing(&self.layer, x, run),

@@ -1,17 +1,22 @@
 //! Embedding.
 
+use std::collections::HashMap;
+use std::slice;
+
 use backburn_base::AnyTensor;
 use burn::nn::Embedding;
 use burn::tensor::module::embedding as rows;
-use burn::tensor::{IndexingUpdateOp, Int, Tensor};
+use burn::tensor::{DType, IndexingUpdateOp, Int, Tensor};
 
+use crate::elements::have_kernel;
 use crate::node::{Computed, operation};
 
 /// Returns the rows of the weight of `layer` at `tokens`, as [`Embedding::forward`] does. The output and the gradient are the same to
 /// the bit.
 ///
 /// For the backward pass it keeps `tokens`. The gradient is the gradient of the output, added up for each token. On `flex` it is one
-/// buffer, where Burn has two at once, because `Tensor::zeros` of Burn 0.22 makes a copy of its buffer.
+/// buffer, where Burn has two at once, because `Tensor::zeros` of Burn 0.22 makes a copy of its buffer. If the weight is also the head,
+/// and not a leaf of the graph (it is none in fused training), the gradient is added to that of the head in place.
 ///
 /// # Shapes
 ///
@@ -26,20 +31,47 @@ pub fn embedding(layer: &Embedding, tokens: Tensor<2, Int>) -> Tensor<3> {
     let weight = layer.weight.val();
     let shape = weight.dims();
     let run = |[weight]: [AnyTensor; 1], _: [bool; 1]| {
-        let tokens = tokens.clone();
-        let output = rows(weight.of_rank(), tokens.clone());
-        Computed::new(output.into(), move |gradient| {
-            // `reshape` would take a size of 0 for the size of the dimension before.
+        let adds = have_kernel(slice::from_ref(&weight)) && shape.iter().product::<usize>() > 0;
+        let output = rows(weight.of_rank(), tokens.clone()).into();
+        // `reshape` would take a size of 0 for the size of the dimension before.
+        let tokens = tokens.clone().flatten::<1>(0, 1);
+        let backward = move |gradient: AnyTensor, sum: Option<AnyTensor>| {
             let gradient = gradient.of_rank::<3>().flatten::<2>(0, 1);
-            let zeros = Tensor::<2>::full(shape, 0.0, (&gradient.device(), gradient.dtype()));
-            let tokens = tokens.flatten::<1>(0, 1);
-            let sum = zeros.select_assign(0, tokens, gradient, IndexingUpdateOp::Add);
-            [AnyTensor::from(sum)]
-        })
+            let options = (gradient.device(), gradient.dtype());
+            let zeros = |shape| Tensor::full(shape, 0.0, (&options.0, options.1));
+            match sum {
+                Some(sum) => {
+                    // The gradients of a token are added up first, so that the bits are those of the sum of two matrices.
+                    let of_tokens = add(zeros(gradient.dims()), first_uses(&tokens), gradient);
+                    add(sum.of_rank(), tokens, of_tokens).into()
+                }
+                None => add(zeros(shape), tokens, gradient).into(),
+            }
+        };
+        match adds {
+            true => Computed::adding(shape, output, backward),
+            false => Computed::new(output, |gradient| [backward(gradient, None)]),
+        }
     };
     let compose = |[weight]: [AnyTensor; 1]| {
         let tokens = Tensor::from_inner(tokens.clone());
         rows(weight.of_rank(), tokens).into()
     };
     operation([weight.into()], run, compose).of_rank()
+}
+
+/// Adds `values`, `[tokens, d_model]`, to the rows of `sum` at `tokens`.
+fn add(sum: Tensor<2>, tokens: Tensor<1, Int>, values: Tensor<2>) -> Tensor<2> {
+    sum.select_assign(0, tokens, values, IndexingUpdateOp::Add)
+}
+
+/// Returns for each token the position of the first that is equal.
+fn first_uses(tokens: &Tensor<1, Int>) -> Tensor<1, Int> {
+    let mut first = HashMap::new();
+    let data = tokens.clone().into_data();
+    let positions = (0..).zip(data.iter::<i64>());
+    let positions: Vec<i64> = positions
+        .map(|(position, token)| *first.entry(token).or_insert(position))
+        .collect();
+    Tensor::from_data(positions.as_slice(), (&tokens.device(), DType::I64))
 }

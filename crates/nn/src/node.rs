@@ -4,6 +4,7 @@
 //!
 //! - The backward pass computes with tensors without autodiff only: the graph is locked while its backward steps run.
 //! - A node keeps what its backward function captures, and the inputs that are marked in `kept`.
+//! - A gradient that is removed from the container is registered again, in the sum that the backward function returns.
 
 #![allow(deprecated)] // `NdArray`: Burn 0.22 still ships it.
 
@@ -21,7 +22,7 @@ use burn::backend::{
     Autodiff, Backend, BackendTensor, DispatchDevice, DispatchKindConversion, DispatchTensor,
     TensorMetadata,
 };
-use burn::tensor::{DType, Device, GradientCheckpointingStrategy, Tensor};
+use burn::tensor::{DType, Device, GradientCheckpointingStrategy, Shape, Tensor};
 use parking_lot::Mutex;
 
 /// Most inputs of an operation.
@@ -30,7 +31,7 @@ const INPUTS: usize = 4;
 /// A tensor, or none, for each input.
 type Each = Vec<Option<AnyTensor>>;
 
-/// Computes the gradients of the inputs from the gradient of the output, and the inputs that the tape keeps.
+/// Computes the gradients of the inputs from the gradient of the output, and the inputs that the tape keeps, or the sum to add to.
 type Function = Box<dyn FnOnce(AnyTensor, Each) -> Each + Send>;
 
 /// The result of an operation on tensors without autodiff, with its backward pass.
@@ -38,6 +39,8 @@ pub(crate) struct Computed {
     pub(crate) output: AnyTensor,
     /// `true` for each input that the tape keeps.
     kept: Vec<bool>,
+    /// Shape of the sum that the function receives, to add to it, in place of its only input.
+    adds_to: Option<Shape>,
     backward: Function,
 }
 
@@ -64,7 +67,22 @@ impl Computed {
         Self {
             output,
             kept: kept.into(),
+            adds_to: None,
             backward: Box::new(backward),
+        }
+    }
+
+    /// Creates the result of an operation on one matrix whose gradient has few rows. `backward` also receives the sum of the gradients of
+    /// other uses that ran before, if there is one, and adds to it: autodiff would need the memory of two matrices.
+    pub(crate) fn adding(
+        shape: [usize; 2],
+        output: AnyTensor,
+        backward: impl FnOnce(AnyTensor, Option<AnyTensor>) -> AnyTensor + Send + 'static,
+    ) -> Self {
+        let backward = |gradient, [sum]: [_; 1]| [backward(gradient, sum)];
+        Self {
+            adds_to: Some(shape.into()),
+            ..Self::keeping([false], output, backward)
         }
     }
 }
@@ -140,7 +158,7 @@ where
             });
             let inputs = inputs.collect();
             let step = BackwardStep(Arc::new(Mutex::new(Some(computed.backward))));
-            prepared.finish((step, inputs), output)
+            prepared.finish((step, computed.adds_to, inputs), output)
         }
         OpsKind::UnTracked(prepared) => prepared.finish(output),
     })
@@ -164,8 +182,8 @@ where
     B: Backend,
     DispatchTensor: DispatchKindConversion<B>,
 {
-    /// The step, and for each input its node, if the tape keeps it, and its type.
-    type State = (BackwardStep, Vec<(Option<NodeId>, DType)>);
+    /// The step, the shape of a sum that it adds to, and for each input its node, if the tape keeps it, and its type.
+    type State = (BackwardStep, Option<Shape>, Vec<(Option<NodeId>, DType)>);
 
     fn backward(
         self,
@@ -174,13 +192,25 @@ where
         checkpointer: &mut Checkpointer,
     ) {
         let gradient = any::<B>(gradients.consume::<B>(&ops.node));
-        let (step, inputs) = ops.state;
+        let (step, adds_to, inputs) = ops.state;
         let (kept, dtypes): (Vec<_>, Vec<_>) = inputs.into_iter().unzip();
         let kept = kept.into_iter();
         let kept = kept.map(|id| Some(any::<B>(checkpointer.retrieve_node_output(id?))));
+        let mut received: Each = kept.collect();
+        // The container keeps the gradient of a leaf, so that only the requirement of this node allows its removal.
+        if let Some(shape) = adds_to
+            && let Some(parent) = &ops.parents[0]
+            && parent.requirement == ops.node.requirement
+        {
+            // Without a sum, the zero that is registered here is removed again.
+            let zero = Tensor::<2>::zeros([1, 1], (&gradient.device(), dtypes[0]));
+            gradients.register::<B>(parent.id, primitive(zero.into_dispatch()));
+            let sum = any::<B>(gradients.consume::<B>(parent));
+            received[0] = (sum.shape() == shape).then_some(sum);
+        }
         let function = step.0.lock().take();
         let function = function.expect("a backward step runs once");
-        let found = function(gradient, kept.collect()).into_iter().zip(dtypes);
+        let found = function(gradient, received).into_iter().zip(dtypes);
         for (parent, (gradient, dtype)) in ops.parents.into_iter().zip(found) {
             if let (Some(parent), Some(gradient)) = (parent, gradient) {
                 let gradient = gradient.in_type(dtype).0.into_dispatch();

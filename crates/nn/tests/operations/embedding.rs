@@ -4,7 +4,7 @@ use backburn_base::AnyTensor;
 use backburn_nn::embedding;
 use burn::module::{Param, ParamId};
 use burn::nn::{Embedding, EmbeddingConfig};
-use burn::tensor::{Device, FloatDType, Int, Tensor};
+use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
 
 use crate::case::{Case, assert_case, assert_same_places};
 
@@ -60,6 +60,54 @@ fn embedding_equals_burn_to_the_bit() {
         let found = gradient(embedding(&layer, tokens([3, 40], 7, &device)));
         let expected = gradient(layer.forward(tokens([3, 40], 7, &device)));
         found.assert_eq(&expected, true);
+    }
+}
+
+/// Returns the gradient of a leaf of `[classes, width]`, if a function of it is the embedding and the head.
+fn tied_gradient(
+    [classes, width]: [usize; 2],
+    dtype: FloatDType,
+    weight: impl Fn(Tensor<2>) -> Tensor<2>,
+    embedding: impl Fn(&Embedding, Tensor<2, Int>) -> Tensor<3>,
+) -> TensorData {
+    let device = Device::flex().autodiff();
+    let numbers = |count: usize, step: f32| {
+        let numbers = Tensor::<1, Int>::arange(0..count as i64, &device).float();
+        (numbers * step).sin().cast(dtype)
+    };
+    let leaf = numbers(classes * width, 0.3).reshape([classes, width]);
+    let leaf = leaf.require_grad();
+    let weight = weight(leaf.clone());
+    let output = embedding(
+        &layer(&weight.clone().into()),
+        tokens([3, 40], classes as i64, &device),
+    );
+    let factors = numbers(3 * 40 * width, 0.7).reshape([3, 40, width]);
+    let hidden = (output * factors).flatten::<2>(0, 1);
+    let loss = hidden.matmul(weight.transpose()).tanh().sum();
+    let gradient = leaf.grad(&loss.backward());
+    gradient.expect("the leaf is used").into_data()
+}
+
+#[test]
+fn embedding_that_is_head_equals_burn_to_the_bit() {
+    let dtypes = [
+        FloatDType::F64,
+        FloatDType::F32,
+        FloatDType::BF16,
+        FloatDType::F16,
+    ];
+    // The second weight is no leaf, so that the gradient is added to that of the head in place.
+    let weights: [fn(Tensor<2>) -> Tensor<2>; 2] = [|leaf| leaf, |leaf| leaf * 3];
+    for shape in [[1, 1], [1, 8], [7, 8]] {
+        for (dtype, weight) in dtypes
+            .iter()
+            .flat_map(|it| weights.map(|weight| (*it, weight)))
+        {
+            let found = tied_gradient(shape, dtype, weight, embedding);
+            let expected = tied_gradient(shape, dtype, weight, |layer, it| layer.forward(it));
+            found.assert_eq(&expected, true);
+        }
     }
 }
 
