@@ -15,8 +15,9 @@ use crate::node::{Computed, operation};
 /// the bit.
 ///
 /// For the backward pass it keeps `tokens`. The gradient is the gradient of the output, added up for each token. On `flex` it is one
-/// buffer, where Burn has two at once, because `Tensor::zeros` of Burn 0.22 makes a copy of its buffer. If the weight is also the head,
-/// and not a leaf of the graph (it is none in fused training), the gradient is added to that of the head in place.
+/// buffer, where Burn has two at once, because `Tensor::zeros` of Burn 0.22 makes a copy of its buffer. If the same tensor is also the head
+/// of [`linear_cross_entropy`](crate::linear_cross_entropy) and not a leaf of the graph (in fused training no parameter is a leaf), it is
+/// added to the gradient of the head in place.
 ///
 /// # Shapes
 ///

@@ -25,13 +25,14 @@ use burn::backend::{
 use burn::tensor::{DType, Device, GradientCheckpointingStrategy, Shape, Tensor};
 use parking_lot::Mutex;
 
-/// Most inputs of an operation.
+/// Largest number of inputs of an operation.
 const INPUTS: usize = 4;
 
 /// A tensor, or none, for each input.
 type Each = Vec<Option<AnyTensor>>;
 
-/// Computes the gradients of the inputs from the gradient of the output, and the inputs that the tape keeps, or the sum to add to.
+/// Computes the gradients of the inputs from the gradient of the output, and from the inputs that the tape keeps. One that adds to a sum
+/// receives the sum in place of the input.
 type Function = Box<dyn FnOnce(AnyTensor, Each) -> Each + Send>;
 
 /// The result of an operation on tensors without autodiff, with its backward pass.
@@ -39,7 +40,7 @@ pub(crate) struct Computed {
     pub(crate) output: AnyTensor,
     /// `true` for each input that the tape keeps.
     kept: Vec<bool>,
-    /// Shape of the sum that the function receives, to add to it, in place of its only input.
+    /// Shape of the sum that the function adds to, if it does.
     adds_to: Option<Shape>,
     backward: Function,
 }
@@ -72,8 +73,8 @@ impl Computed {
         }
     }
 
-    /// Creates the result of an operation on one matrix whose gradient has few rows. `backward` also receives the sum of the gradients of
-    /// other uses that ran before, if there is one, and adds to it: autodiff would need the memory of two matrices.
+    /// Creates the result of an operation on one matrix, most rows of whose gradient are zero. `backward` also receives the sum of the
+    /// gradients of the matrix so far, if there is one, and adds to it. Autodiff would add a second matrix.
     pub(crate) fn adding(
         shape: [usize; 2],
         output: AnyTensor,
@@ -197,12 +198,12 @@ where
         let kept = kept.into_iter();
         let kept = kept.map(|id| Some(any::<B>(checkpointer.retrieve_node_output(id?))));
         let mut received: Each = kept.collect();
-        // The container keeps the gradient of a leaf, so that only the requirement of this node allows its removal.
+        // `consume` removes the gradient of a tensor that was computed, as this one, but copies that of a leaf, which would count twice.
         if let Some(shape) = adds_to
             && let Some(parent) = &ops.parents[0]
             && parent.requirement == ops.node.requirement
         {
-            // Without a sum, the zero that is registered here is removed again.
+            // `consume` panics without a gradient. A zero of another shape means that there was none.
             let zero = Tensor::<2>::zeros([1, 1], (&gradient.device(), dtypes[0]));
             gradients.register::<B>(parent.id, primitive(zero.into_dispatch()));
             let sum = any::<B>(gradients.consume::<B>(parent));

@@ -5,14 +5,17 @@ use burn::tensor::{DType, Tensor, TensorData};
 use rayon::prelude::*;
 
 use super::Problem;
-use crate::elements::{Elements, have_kernel, is_transposed, scaled, tensor};
+use crate::elements::{Elements, have_kernel, is_transposed, scaled, tensor, tensor_of};
 use crate::node::Computed;
 use crate::product::Effect::{Add, Set};
 use crate::product::{Matrix, ON_POOL, multiply};
 use crate::simd::{exp, max, sum_of, tanh, vectorized};
 
-/// Elements of a part of a head in a half type, and of a part of the gradient of a head.
+/// Elements of a tile of a head in a half type.
 const TILE: usize = 1024 * 1024;
+
+/// Elements of a tile of the gradient of a head. With fewer, the logits are read more often.
+const GRADIENT_TILE: usize = 4 * TILE;
 
 /// A token that is not ignored, with its target and the factor of its loss.
 #[derive(Clone, Copy)]
@@ -61,10 +64,16 @@ impl Problem {
         // The gradient has the layout of the weight.
         let is_transposed = is_transposed(&weight);
         let size = self.options.chunk_size.min(counted.len());
-        let tile = (TILE / d_model).max(1);
+        let row = if is_transposed { classes } else { d_model };
+        let tile = (GRADIENT_TILE / row).max(1) * row;
         let (mut logits, mut chunk) = (vec![0.0; size * classes], vec![0.0; size * d_model]);
         let mut of_hidden = vec![0.0; if needed[0] { tokens * d_model } else { 0 }];
-        let mut of_weight = vec![0.0; if needed[1] { classes * d_model } else { 0 }];
+        // A gradient in a half type has a buffer for each tile, which is freed when it is converted.
+        let buffer = match weight.dtype() {
+            DType::F32 => usize::MAX,
+            _ => tile,
+        };
+        let mut of_weight = zeros(if needed[1] { classes * d_model } else { 0 }, buffer);
         let mut loss = 0.0;
         for rows in counted.chunks(size.max(1)) {
             for (state, row) in chunk.chunks_mut(d_model).zip(rows) {
@@ -82,15 +91,18 @@ impl Problem {
             let losses: Vec<f32> = losses.collect();
             loss += losses.into_iter().map(f64::from).sum::<f64>();
             if needed[1] {
-                let logits = Matrix::new(&logits, rows.len(), classes).transposed();
-                // In parts, because `gemm` copies all columns of a factor at once.
-                for start in (0..classes).step_by(tile) {
-                    let logits = logits.part(&(start..classes.min(start + tile)));
-                    let (first, row, a, b) = match is_transposed {
-                        true => (start, classes, states.transposed(), logits.transposed()),
-                        false => (start * d_model, d_model, logits, states),
-                    };
-                    multiply(&mut of_weight[first..], row, a, b, Add, ON_POOL);
+                let logits = Matrix::new(&logits, rows.len(), classes);
+                let [a, b] = match is_transposed {
+                    true => [states, logits],
+                    false => [logits, states],
+                };
+                // In tiles of rows, because `gemm` copies the whole of `a`.
+                let tiles = of_weight.iter_mut();
+                let tiles = tiles.flat_map(|buffer| buffer.chunks_mut(tile));
+                for (index, to) in tiles.enumerate() {
+                    let start = index * tile / row;
+                    let a = a.transposed().part(&(start..start + to.len() / row));
+                    multiply(to, row, a, b, Add, ON_POOL);
                 }
             }
             if needed[0] {
@@ -125,18 +137,25 @@ impl Problem {
             });
             let of_weight = needed[1].then(|| {
                 let factor = if counted.is_empty() { 1.0 } else { factor };
-                let of_weight = scaled(of_weight, factor);
+                let of_weight = of_weight.into_iter().map(|it| scaled(it, factor));
                 match is_transposed {
                     true => {
-                        let of_weight = tensor(of_weight, [d_model, classes], &like_weight);
+                        let of_weight = tensor_of(of_weight, [d_model, classes], &like_weight);
                         of_weight.of_rank::<2>().transpose().into()
                     }
-                    false => tensor(of_weight, [classes, d_model], &like_weight),
+                    false => tensor_of(of_weight, [classes, d_model], &like_weight),
                 }
             });
             [of_hidden, of_weight]
         })
     }
+}
+
+/// Returns `count` zeros in buffers of `size` elements; the last one may be smaller.
+fn zeros(count: usize, size: usize) -> Vec<Vec<f32>> {
+    let starts = (0..count).step_by(size);
+    let buffers = starts.map(|start| vec![0.0; size.min(count - start)]);
+    buffers.collect()
 }
 
 /// Returns the head in f32, in the order of its memory, with the first class of each part: all of it, or in parts if it has a half type,

@@ -47,8 +47,8 @@ impl LinearCrossEntropyOptions {
         );
         if let Some(cap) = self.soft_cap {
             assert!(
-                cap > 0.0 && cap.is_finite(),
-                "`soft_cap` is {cap}: it must be a positive number"
+                cap as f32 > 0.0 && (cap as f32).is_finite(),
+                "`soft_cap` is {cap}: it must be a positive number of f32"
             );
         }
     }
@@ -72,7 +72,7 @@ impl LinearCrossEntropyOptions {
 ///
 /// # Panics
 ///
-/// If the shapes differ from those above, `chunk_size` is 0, `smoothing` is not from 0 to 1, or `soft_cap` is not a positive number; on
+/// If the shapes differ from those above, `chunk_size` is 0, `smoothing` is not from 0 to 1, or `soft_cap` is not a positive number of f32; on
 /// `flex` also if a target is neither ignored nor a class, except in f64. Otherwise the loss is NaN, and the token adds no gradient.
 pub fn linear_cross_entropy(
     hidden: Tensor<2>,

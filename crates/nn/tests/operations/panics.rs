@@ -147,6 +147,11 @@ fn invalid_argument_panics_with_its_name() {
                 options.soft_cap = Some(0.0)
             });
         }),
+        (&["`soft_cap`", "f32"], &|| {
+            lose([5, 4], &[0; 3], None, |options| {
+                options.soft_cap = Some(1e39)
+            });
+        }),
     ];
     for (index, (names, call)) in table.into_iter().enumerate() {
         let message = catch_message(call).expect_err(&format!("{index} panics"));
