@@ -1,7 +1,5 @@
 //! Search for the longest context that trains within a number of bytes.
 
-use backburn::LinearCrossEntropyLossConfig;
-
 use crate::model::Preset;
 use crate::variant::BLOCKS;
 use crate::{printed, training};
@@ -55,7 +53,7 @@ pub fn train(context: usize, tile: usize) {
     let config = Preset::Small.config(256).with_context(context);
     let config = config
         .with_recompute_layers(true)
-        .with_loss(Some(LinearCrossEntropyLossConfig::new()))
+        .with_loss_chunk(Some(256))
         .with_tile((tile > 0).then_some(tile));
     training::train(&BLOCKS, &config);
 }

@@ -14,7 +14,8 @@
 //! the rarer tokens are mapped into it.
 //!
 //! `pytorch` trains the preset `medium` on one piece of 512 tokens, in f32, in Burn and in PyTorch, from the same weights, which the losses
-//! of the first and of the third step show. It needs a `python3` with PyTorch (`pip install torch`); without, its rows say so.
+//! of the first and of the third step show. The chunked loss recomputes its logits in PyTorch, and computes its gradient in the forward
+//! pass in Burn. It needs a `python3` with PyTorch (`pip install torch`); without, its rows say so.
 //! *allocated* is the peak of the bytes in multiples of the parameters' bytes P: in Burn all allocations of the program, in PyTorch
 //! those of tensors. *resident* is the peak of the resident memory over that before the model. For the time each variant takes turns
 //! with stock Burn, a step each.

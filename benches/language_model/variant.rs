@@ -1,6 +1,5 @@
 //! The rows of the table.
 
-use backburn::LinearCrossEntropyLossConfig;
 use backburn::optim::{AdamWConfig, StateFormat, WeightFormat};
 use burn::module::Module;
 use burn::optim::ModuleOptimizer;
@@ -99,14 +98,10 @@ impl Variant {
     }
 
     pub fn config(&self, config: LanguageModelConfig) -> LanguageModelConfig {
-        let loss = LinearCrossEntropyLossConfig::new();
-        let loss = match self.tiled {
-            true => loss.with_chunk_size(32),
-            false => loss,
-        };
+        let chunk = if self.tiled { 64 } else { 256 };
         config
             .with_recompute_layers(self.blocks)
-            .with_loss(self.chunked.then_some(loss))
+            .with_loss_chunk(self.chunked.then_some(chunk))
             .with_tile(self.tiled.then_some(256))
     }
 

@@ -106,7 +106,7 @@ impl Training {
             .config
             .clone()
             .with_recompute_layers(asked.config.recompute_layers)
-            .with_loss(asked.config.loss.clone());
+            .with_loss_chunk(asked.config.loss_chunk);
         let same = |option: &str, saved: &dyn Debug, asked: &dyn Debug| {
             let (saved, asked) = (format!("{saved:?}"), format!("{asked:?}"));
             ensure!(

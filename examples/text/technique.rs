@@ -2,8 +2,7 @@
 
 use backburn::optim as ours;
 use backburn::{
-    FusedConfig, FusedError, GradientCheckpointingConfig, LinearCrossEntropyLossConfig, Plan,
-    PlanError, WeightAveragingConfig,
+    FusedConfig, FusedError, GradientCheckpointingConfig, Plan, PlanError, WeightAveragingConfig,
 };
 use burn::prelude::*;
 use clap::ValueEnum;
@@ -14,6 +13,9 @@ use crate::model::LanguageModelConfig;
 use crate::offload::Waiting;
 use crate::optimizer::Optimizer;
 use crate::trainer::Trainer;
+
+/// Tokens whose logits are in memory at a time.
+pub const LOSS_CHUNK: usize = 256;
 
 /// Training technique; each needs less memory than the one before.
 #[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,7 +28,7 @@ pub enum Technique {
     Balanced,
     /// Fused, with the layers as checkpointed blocks.
     Block,
-    /// Like `block`, with the loss in chunks of tokens.
+    /// Like `block`, with the loss in chunks of tokens. It equals Burn's up to rounding.
     Chunked,
 }
 
@@ -72,10 +74,12 @@ impl Technique {
 
     /// Returns `config` with the changes of this technique.
     pub fn applied_to(self, config: &LanguageModelConfig) -> LanguageModelConfig {
-        config
-            .clone()
-            .with_recompute_layers(matches!(self, Self::Block | Self::Chunked))
-            .with_loss((self == Self::Chunked).then(LinearCrossEntropyLossConfig::new))
+        let recomputes = matches!(self, Self::Block | Self::Chunked);
+        let config = config.clone().with_recompute_layers(recomputes);
+        match self {
+            Self::Chunked => config.with_loss_chunk(Some(LOSS_CHUNK)),
+            _ => config,
+        }
     }
 
     /// Starts a training of the model of `config`.

@@ -5,10 +5,8 @@ mod experts;
 mod layer;
 mod preset;
 
-use backburn::{
-    Head, LinearCrossEntropyLoss, LinearCrossEntropyLossConfig, gradient_checkpointing,
-};
-use backburn_nn::{embedding, rms_norm};
+use backburn::gradient_checkpointing;
+use backburn_nn::{LinearCrossEntropyOptions, embedding, linear_cross_entropy, rms_norm};
 use burn::module::Initializer;
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig, RmsNorm, RmsNormConfig};
@@ -59,8 +57,8 @@ pub struct LanguageModelConfig {
     /// Makes each layer a checkpointed block in fused training.
     #[config(default = false)]
     pub recompute_layers: bool,
-    /// Loss over chunks of the logits; over all at once if `None`.
-    pub loss: Option<LinearCrossEntropyLossConfig>,
+    /// Number of tokens whose logits are in memory at a time; all if `None`.
+    pub loss_chunk: Option<usize>,
     /// Number of tokens that a layer computes at a time; all if `None`. Other tokens are needed only as keys and values.
     pub tile: Option<usize>,
 }
@@ -89,7 +87,7 @@ impl LanguageModelConfig {
             head: (!self.tied).then(|| head.init(device)),
             window: self.window,
             recompute_layers: self.recompute_layers,
-            loss: self.loss.as_ref().map(LinearCrossEntropyLossConfig::init),
+            loss_chunk: self.loss_chunk,
             tile: self.tile,
         }
     }
@@ -108,7 +106,7 @@ pub struct LanguageModel {
     #[module(skip)]
     recompute_layers: bool,
     #[module(skip)]
-    loss: Option<LinearCrossEntropyLoss>,
+    loss_chunk: Option<usize>,
     #[module(skip)]
     tile: Option<usize>,
 }
@@ -145,10 +143,15 @@ impl LanguageModel {
     pub fn next(&self, text: Tensor<2, Int>) -> Tensor<2> {
         let (hidden, _) = self.hidden(text);
         let [_, length, _] = hidden.dims();
-        let last = hidden.narrow(1, length - 1, 1).squeeze_dim(1);
+        let last = hidden.narrow(1, length - 1, 1).squeeze_dim::<2>(1);
+        last.matmul(self.head().transpose())
+    }
+
+    /// Returns the weight of the head, `[vocabulary, dim]`.
+    fn head(&self) -> Tensor<2> {
         match &self.head {
-            Some(head) => head.logits(last),
-            None => self.embedding.logits(last),
+            Some(head) => head.weight.val().transpose(),
+            None => self.embedding.weight.val(),
         }
     }
 
@@ -185,24 +188,17 @@ impl LanguageModel {
 
     /// Returns the mean cross entropy of the tokens `next`, `[tokens]`, from the states `hidden`, `[tokens, dim]`.
     fn cross_entropy(&self, hidden: Tensor<2>, next: Tensor<1, Int>) -> Tensor<1> {
-        match &self.head {
-            Some(head) => cross_entropy(head, self.loss.as_ref(), hidden, next),
-            None => cross_entropy(&self.embedding, self.loss.as_ref(), hidden, next),
-        }
-    }
-}
-
-fn cross_entropy<H: Head>(
-    head: &H,
-    loss: Option<&LinearCrossEntropyLoss>,
-    hidden: Tensor<2>,
-    next: Tensor<1, Int>,
-) -> Tensor<1> {
-    match loss {
-        Some(loss) => loss.forward(head, hidden, next),
-        // In f32 for any type of the weights, because probabilities need this precision.
-        None => CrossEntropyLossConfig::new()
-            .init(&hidden.device())
-            .forward(head.logits(hidden).cast(FloatDType::F32), next),
+        let (tokens, head) = (next.dims()[0], self.head());
+        let Some(chunk_size) = self.loss_chunk else {
+            // In f32 for any type of the weights, because probabilities need this precision.
+            let logits = hidden.matmul(head.transpose()).cast(FloatDType::F32);
+            let loss = CrossEntropyLossConfig::new().init(&logits.device());
+            return loss.forward(logits, next);
+        };
+        let options = LinearCrossEntropyOptions {
+            chunk_size,
+            ..Default::default()
+        };
+        linear_cross_entropy(hidden, head, next, None, &options) / tokens as f64
     }
 }

@@ -63,10 +63,11 @@ fn language_model_experts_without_tokens_match_stock(device: &Device) {
 
 fn language_model_in_blocks_chunks_and_tiles_matches_stock(device: &Device) {
     let texts: Vec<_> = (0..3).map(|_| text(device, 6)).collect();
-    let loss = LinearCrossEntropyLossConfig::new().with_chunk_size(3);
     let tiled = || config().with_tile(Some(3));
     for config in [
-        config().with_recompute_layers(true).with_loss(Some(loss)),
+        config()
+            .with_recompute_layers(true)
+            .with_loss_chunk(Some(3)),
         tiled(),
         tiled().with_recompute_layers(true),
     ] {

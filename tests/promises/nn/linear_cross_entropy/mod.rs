@@ -213,6 +213,18 @@ fn loss_in_chunks_trains_as_stock(device: &Device) {
         let loss = |model: &Bigram, _| model.chunked(&loss, &text);
         assert_trains_as_stock(|| Bigram::init(kind, device), 4, loss);
     }
+    let loss = config().with_chunk_size(5).init();
+    let of_layer_in_block = |model: &Bigram, _| {
+        let x = model.embedding.forward(text.tokens.clone().unsqueeze());
+        let run = |layer: &Linear, x: Tensor<3>| layer.forward(x).tanh();
+        let x = gradient_checkpointing(&model.hidden, x, run).squeeze_dim(0);
+        loss.forward(model.head.as_ref().unwrap(), x, text.targets.clone())
+    };
+    assert_trains_as_stock(
+        || Bigram::init(HeadKind::WithBias, device),
+        4,
+        of_layer_in_block,
+    );
     let weights = token_weights(10, device);
     let config = config().with_chunk_size(5).with_pad_tokens(Some(vec![3]));
     for reduction in [LossReduction::Mean, LossReduction::Sum, LossReduction::None] {
