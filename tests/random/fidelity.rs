@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use burn::nn::transformer::TransformerEncoderInput;
 
 use crate::common::*;
-use crate::{ALONE, Model};
+use crate::{ALONE, Dropping, Last, Model, dropping, keep};
 
 fn dropout_draws_numbers_of_stock(device: &Device) {
     let _alone = ALONE.lock();
@@ -197,7 +197,33 @@ fn model_drawn_in_order_starts_as_stock(device: &Device) {
     assert!(weights(&stock) != weights(&fused), "they draw elsewhere");
 }
 
+fn block_that_begins_to_draw_repeats_its_mask(device: &Device) {
+    let _alone = ALONE.lock();
+    let seen = Last::default();
+    let mut fused = FusedOptimizer::new(dropping(device), SgdConfig::new().init())
+        .unwrap()
+        .with_hook(ParamGroup::all(), keep(&seen));
+    let quiet = |(weight, _): &Dropping, x: Tensor<1>| weight.val() * x;
+    let draws = |(weight, dropout): &Dropping, x: Tensor<1>| dropout.forward(weight.val() * x);
+    for is_drawn in [false, false, true, true] {
+        let step = |model: &Dropping| {
+            let x = Tensor::ones([64], device);
+            let y = match is_drawn {
+                true => gradient_checkpointing(model, x, draws),
+                false => gradient_checkpointing(model, x, quiet),
+            };
+            (y.clone().sum(), y.detach())
+        };
+        let (_, y) = fused.step(0.0, step).unwrap();
+        let y: Vec<f32> = y.into_data().iter().collect();
+        // The gradient of the weight, which is 1, is the mask of the second run.
+        assert_eq!(*seen.lock().unwrap(), y, "another mask");
+        assert_eq!(y.contains(&0.0), is_drawn);
+    }
+}
+
 on_every_backend!(
+    block_that_begins_to_draw_repeats_its_mask,
     dropout_draws_numbers_of_stock,
     passes_of_exact_clipping_drop_same_elements,
     second_run_of_block_sees_numbers_of_first,

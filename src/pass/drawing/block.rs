@@ -146,8 +146,11 @@ impl RandomRun {
         next.advance(Run::Block);
         let (_, outer) = self.scope.outer_numbers();
         *outer.lock() = Some(next);
+        // On CubeCL only the first pass observes whether blocks draw, and a later one may begin to. Ranks would repeat in turn.
+        let is_unobserved = pass.membership.is_none() && pass.blocks.draw_unobserved();
         let source = match pass.drawing.found.lock()[BLOCKS] {
             Draws::Numbers => self.source,
+            _ if is_unobserved => self.source,
             _ => NumberSource::Nothing,
         };
         (self.stream, source)

@@ -235,6 +235,7 @@ impl Pass {
         match self.membership {
             Some(_) => drawing.end_turn(),
             None if drawing.found.lock()[BLOCKS] == Draws::Numbers => {}
+            None if self.blocks.draw_unobserved() => {}
             None => self.release_generators(),
         }
     }
