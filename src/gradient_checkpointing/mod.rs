@@ -317,6 +317,7 @@ where
     }
     let (outputs, strategy) = (specs.tensors.len(), specs.strategy);
     let (pass, node_name) = (scope.pass.clone(), name.clone());
+    let reads_parameters = !block_reads.reads.is_empty();
     let checkpointed = CheckpointedBlock {
         name,
         call: BlockCall {
@@ -332,7 +333,13 @@ where
         index,
     };
     let recompute = Box::new(|gradients, signal| checkpointed.run(gradients, signal));
-    let node = Arc::new(CheckpointNode::new(pass, node_name, recompute, outputs));
+    let node = Arc::new(CheckpointNode::new(
+        pass,
+        node_name,
+        reads_parameters,
+        recompute,
+        outputs,
+    ));
     let anchor = node.anchor(tracked, &device, strategy);
     tap_outputs(output, &node, &anchor, strategy)
 }

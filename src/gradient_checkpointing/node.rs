@@ -5,7 +5,7 @@ use burn::backend::DispatchTensor;
 use burn::tensor::{Device, GradientCheckpointingStrategy, Tensor};
 use parking_lot::Mutex;
 
-use crate::pass::{FailedIn, Pass};
+use crate::pass::{FailedIn, Pass, Stage};
 use crate::tap::{GradientSink, PassedGradients, tap};
 use crate::weights::{TrackedTensor, Unused};
 
@@ -32,6 +32,8 @@ pub(super) struct CheckpointNode {
     pass: Arc<Pass>,
     /// Name of the block.
     name: String,
+    /// `true` if the block read parameters of the training.
+    reads_parameters: bool,
     recompute: Mutex<Option<Recompute>>,
     /// Gradients of the outputs.
     pub(super) output_gradients: Mutex<Vec<Option<DispatchTensor>>>,
@@ -40,10 +42,17 @@ pub(super) struct CheckpointNode {
 }
 
 impl CheckpointNode {
-    pub(super) fn new(pass: Arc<Pass>, name: String, recompute: Recompute, outputs: usize) -> Self {
+    pub(super) fn new(
+        pass: Arc<Pass>,
+        name: String,
+        reads_parameters: bool,
+        recompute: Recompute,
+        outputs: usize,
+    ) -> Self {
         Self {
             pass,
             name,
+            reads_parameters,
             recompute: Mutex::new(Some(recompute)),
             output_gradients: Mutex::new(vec![None; outputs]),
             input_gradients: Mutex::default(),
@@ -80,6 +89,13 @@ impl CheckpointNode {
     fn run_once(&self, signal: &DispatchTensor) {
         let recompute = self.recompute.lock().take();
         if let Some(recompute) = recompute {
+            if self.reads_parameters && matches!(*self.pass.stage.lock(), Stage::Over) {
+                panic!(
+                    "the block {} was recomputed outside of its training step: a tensor left the closure of the step with its \
+                     graph. Detach the tensor in the closure",
+                    self.name
+                );
+            }
             let output_gradients = std::mem::take(&mut *self.output_gradients.lock());
             *self.input_gradients.lock() = self.pass.guarded(FailedIn::Closure, || {
                 recompute(output_gradients, signal.clone())

@@ -240,3 +240,29 @@ fn block_on_another_device_trains_if_activations_are_moved() {
         fused
     });
 }
+
+#[test]
+fn block_of_ended_step_is_refused_in_next_step() {
+    let (mut fused, _, x) = start();
+    let run = |layer: &Linear, x: Tensor<2>| layer.forward(x);
+    let (_, state) = fused
+        .step(RATE, |model| {
+            let state = gradient_checkpointing(&model.input, x.clone(), run);
+            (
+                model.blocks[0].forward(state.clone().detach()).mean(),
+                state,
+            )
+        })
+        .unwrap();
+    let refused = message(&mut fused, |model| {
+        model.blocks[1].forward(state.clone()).mean()
+    });
+    let start = "the block `input` (";
+    assert!(refused.starts_with(start), "{refused}");
+    let end = "Detach the tensor in the closure";
+    assert!(refused.ends_with(end), "{refused}");
+    let state = state.detach();
+    let loss = |model: &Stack| model.blocks[1].forward(state.clone()).mean();
+    fused.step(RATE, loss).unwrap();
+    assert!(fused.last_step().updated > 0);
+}
