@@ -17,6 +17,7 @@ use serde_json::json;
 use crate::decoder::Decoder;
 use crate::first_factors;
 use crate::names;
+use crate::replace::replace;
 use crate::tensor_file;
 
 pub const WEIGHTS: &str = "adapter_model.safetensors";
@@ -122,7 +123,8 @@ impl Adapters {
         });
         let file = folder.join(CONFIG);
         let text = serde_json::to_string_pretty(&config)? + "\n";
-        std::fs::write(&file, text).with_context(|| format!("{} can't be written", file.display()))
+        replace(&file, text.as_bytes())
+            .with_context(|| format!("{} can't be written", file.display()))
     }
 
     /// Returns `decoder`, which has adapters, with the factors in a file of `peft`, in `dtype`. Those that the file lacks stay.

@@ -7,6 +7,7 @@ use anyhow::{Context, Result};
 use crate::losses::Losses;
 use crate::model_files::CARD;
 use crate::options::Options;
+use crate::replace::replace;
 
 /// Writes the description of the model that `options` have trained in `steps` steps to `folder`.
 pub fn write(options: &Options, steps: usize, losses: Losses, folder: &Path) -> Result<()> {
@@ -42,7 +43,7 @@ pub fn write(options: &Options, steps: usize, losses: Losses, folder: &Path) -> 
         loss(losses.after),
     );
     let file = folder.join(CARD);
-    std::fs::write(&file, text).with_context(|| format!("{} can't be written", file.display()))
+    replace(&file, text.as_bytes()).with_context(|| format!("{} can't be written", file.display()))
 }
 
 /// Returns the last part of a path.

@@ -153,7 +153,7 @@ impl DecoderConfig {
         let key_value_heads = match (written.num_key_value_heads, kind.as_str()) {
             (Some(number), _) => number,
             (None, "llama") => heads,
-            (None, _) => bail!("`num_key_value_heads` is missing: add it"),
+            (None, _) => bail!("`num_key_value_heads` is missing or null: add it"),
         };
         ensure!(
             key_value_heads > 0 && heads.is_multiple_of(key_value_heads),

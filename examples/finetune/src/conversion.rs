@@ -38,9 +38,9 @@ impl Conversion {
         }
         let weights = DType::from(weights(options, plan));
         match (weights, dtype) {
-            (DType::BF16, DType::F32) if has_low_bits(options, plan) => Self::LowBits,
-            (DType::BF16, DType::F32) => Self::Nothing,
             _ if weights == dtype => Self::Nothing,
+            (DType::BF16, _) if has_low_bits(options, plan) => Self::LowBits,
+            (DType::BF16, DType::F32) => Self::Nothing,
             _ => Self::Rounding,
         }
     }
@@ -115,6 +115,7 @@ mod tests {
             ("--method full", DType::BF16, Conversion::Rounding),
             ("--weights bf16", DType::BF16, Conversion::Nothing),
             ("--weights bf16", DType::F32, Conversion::LowBits),
+            ("--weights bf16", DType::F16, Conversion::LowBits),
             ("--weights stochastic", DType::BF16, Conversion::Nothing),
             ("--weights stochastic", DType::F32, Conversion::Nothing),
             ("--weights stochastic", DType::F16, Conversion::Rounding),

@@ -51,17 +51,23 @@ impl Data {
                 (all, documents.into_rows(length, options.pad))
             }
         };
-        let (rows, cut) = rows_of(trained, length, options.pad);
-        let (held_out, cut_held_out) = rows_of(held_out, length, options.pad);
-        let cut = cut + cut_held_out;
-        if cut > 0 {
-            say!(
-                "{} cut off after {length} tokens: raise `--length` for more",
-                print::count(cut, "document")
-            );
+        let (rows, long) = rows_of(trained, length, options.pad);
+        let (held_out, long_held_out) = rows_of(held_out, length, options.pad);
+        let long = long + long_held_out;
+        if long > 0 {
+            let documents = print::count(long, "document");
+            match options.pad {
+                true => say!(
+                    "{documents} cut off after {length} tokens, and left out if none counts before: raise `--length` for more"
+                ),
+                false => say!(
+                    "warning: {documents} with an answer divided after {length} tokens: the rest of the answer is trained without \
+                     its question. Raise `--length`, or cut them off with `--pad`"
+                ),
+            }
         }
         ensure!(
-            !rows.is_empty() || cut == 0,
+            !rows.is_empty() || long == 0 || !options.pad,
             "no document has a token that counts in its first {length} tokens: raise `--length`"
         );
         ensure!(
@@ -102,10 +108,33 @@ impl Documents {
     }
 }
 
-/// Returns rows, and how many documents are cut off.
+/// Returns rows, and how many documents are cut off; without `pad`, how many with an answer are divided.
 fn rows_of(documents: Vec<Encoded>, length: usize, pad: bool) -> (Rows, usize) {
     match pad {
         true => Rows::padded(documents, length),
-        false => (Rows::packed(documents, length), 0),
+        false => {
+            let is_answer = |it: &&Encoded| it.counted.contains(&false);
+            let answers = documents.iter().filter(is_answer);
+            let divided = answers.filter(|it| it.tokens.len() > length + 1).count();
+            (Rows::packed(documents, length), divided)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn divided_answers_are_counted_but_not_divided_texts() {
+        let document = |tokens: usize, prompt: usize| Encoded {
+            tokens: vec![1; tokens],
+            counted: (0..tokens).map(|token| token >= prompt).collect(),
+            crosses: false,
+        };
+        let documents = vec![document(20, 4), document(9, 4), document(30, 0)];
+        for (pad, expected) in [(false, 1), (true, 2)] {
+            assert_eq!(rows_of(documents.clone(), 8, pad).1, expected);
+        }
     }
 }

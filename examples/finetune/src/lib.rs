@@ -45,6 +45,7 @@ mod print;
 mod python_json;
 mod python_text;
 mod python_value;
+mod replace;
 mod result;
 mod room;
 mod rope;

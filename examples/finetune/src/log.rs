@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, anyhow};
 use serde::{Deserialize, Serialize};
 
-use crate::model_files;
+use crate::replace::replace;
 
 /// Name of the file.
 pub const LOG: &str = "log.jsonl";
@@ -70,7 +70,7 @@ impl Log {
                 Err(_) => return Err(foreign()),
             }
         }
-        model_files::replace(&path, kept.as_bytes()).with_context(unwritable)?;
+        replace(&path, kept.as_bytes()).with_context(unwritable)?;
         let file = OpenOptions::new().append(true).open(&path);
         Ok(Self {
             file: file.with_context(unwritable)?,

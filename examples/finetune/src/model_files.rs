@@ -1,7 +1,6 @@
 //! Files of a model that `transformers` loads, and of adapters that `peft` loads.
 
 use std::fs::File;
-use std::io::Write;
 use std::path::Path;
 
 use anyhow::{Context, Result};
@@ -10,6 +9,7 @@ use burn::tensor::DType;
 use crate::adapters::{self, Adapters};
 use crate::chat::TOOL_USE_FILE;
 use crate::decoder::Decoder;
+use crate::replace::{replace, replace_with};
 use crate::weights;
 
 /// Files of the base that the model needs, those of its config first. They are copied as they are: a version of `transformers` does
@@ -115,23 +115,6 @@ fn copy(names: &[&str], base: &Path, folder: &Path) -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// Writes `bytes` to a new file and renames it to `file`, which may be a link to a file of the user.
-pub fn replace(file: &Path, bytes: &[u8]) -> std::io::Result<()> {
-    replace_with(file, |to| to.write_all(bytes))
-}
-
-/// Replaces `file` as [`replace`] does, by a file that `write` writes.
-fn replace_with(
-    file: &Path,
-    write: impl FnOnce(&mut File) -> std::io::Result<()>,
-) -> std::io::Result<()> {
-    let mut name = file.file_name().unwrap_or_default().to_owned();
-    name.push(".tmp");
-    let incomplete = file.with_file_name(name);
-    write(&mut File::create(&incomplete)?)?;
-    std::fs::rename(&incomplete, file)
 }
 
 /// Creates `folder`, if it does not exist.

@@ -53,14 +53,16 @@ impl Output {
     ///
     /// # Errors
     ///
-    /// If it is the folder of the base, or if another training writes to it.
-    pub fn open(folder: &Path, base: &Path, overwrite: bool) -> Result<Self> {
+    /// If it is the folder of one of the `sources`, which are options and their folders, or if another training writes to it.
+    pub fn open(folder: &Path, sources: &[(&str, &Path)], overwrite: bool) -> Result<Self> {
         let absolute = |path: &Path| std::fs::canonicalize(path).ok();
-        let same = absolute(folder).is_some() && absolute(folder) == absolute(base);
-        ensure!(
-            !same,
-            "`--output` is the folder of `--model`: name another, so that the base stays"
-        );
+        for (option, source) in sources {
+            let same = absolute(folder).is_some() && absolute(folder) == absolute(source);
+            ensure!(
+                !same,
+                "`--output` is the folder of `{option}`: name another, so that its files stay"
+            );
+        }
         create(folder)?;
         let is_known = folder.join(LOCK).exists();
         let lock = lock(folder)?;
@@ -226,7 +228,8 @@ fn lock(folder: &Path) -> Result<File> {
 /// Removes the incomplete files of a run that was killed while it wrote.
 fn remove_incomplete(folder: &Path) -> Result<()> {
     let all = COPIED.iter().copied();
-    let all = all.chain([LIST, LOG, weights::WEIGHTS, adapters::WEIGHTS]);
+    let all = all.chain([LIST, LOG, CARD, weights::WEIGHTS]);
+    let all = all.chain([adapters::WEIGHTS, adapters::CONFIG]);
     for name in all {
         let file = folder.join(format!("{name}.tmp"));
         match std::fs::remove_file(&file) {

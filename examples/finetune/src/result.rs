@@ -54,9 +54,9 @@ impl TrainingResult<'_> {
                 step = checkpoint.at_step(best.step).load(&mut fused)?;
                 say!("the weights of step {step} are written: their held-out loss is the lowest");
             }
-            (None, Some(_)) => say!(
-                "no checkpoint of this training has a held-out loss, so the last weights are written"
-            ),
+            (None, Some(_)) => {
+                say!("no checkpoint with a held-out loss was kept, so the last weights are written")
+            }
             _ => {}
         }
         let plan = self.saved.plan.as_ref();

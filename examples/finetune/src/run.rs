@@ -65,6 +65,10 @@ fn fine_tune(options: &Options, stop: &AtomicBool, bytes: &PeakAlloc) -> Result<
         );
     }
     let (rows, held_out) = (&data.rows, &data.held_out);
+    ensure!(
+        !held_out.is_empty() || !options.follows_loss(),
+        "`--keep-best` and `--patience` need the held-out loss: raise `--held-out`, add documents, or name a file with `--validation`"
+    );
     let prompt = match &options.prompt {
         Some(prompt) => tokens.prompt(prompt, data.is_chats)?,
         None if held_out.is_empty() => rows.beginning(PROMPT),
@@ -90,12 +94,15 @@ fn fine_tune(options: &Options, stop: &AtomicBool, bytes: &PeakAlloc) -> Result<
         say!("{fused}");
         return Ok(0);
     }
-    ensure!(
-        !held_out.is_empty() || !options.follows_loss(),
-        "`--keep-best` and `--patience` need the held-out loss: raise `--held-out`, or name a file with `--validation`"
-    );
 
-    let mut output = Output::open(&options.output, &options.model, options.overwrite)?;
+    let mut sources = vec![("--model", options.model.as_path())];
+    sources.extend(
+        options
+            .adapters
+            .iter()
+            .map(|it| ("--adapters", it.as_path())),
+    );
+    let mut output = Output::open(&options.output, &sources, options.overwrite)?;
     let checkpoints = Checkpoints::of(options);
     let mut saved = Saved::new(Settings::new(options, &data)?, steps);
     let newest = checkpoints.newest()?;
@@ -110,9 +117,16 @@ fn fine_tune(options: &Options, stop: &AtomicBool, bytes: &PeakAlloc) -> Result<
         options.patience
     ));
     if output.finished()? == Some(&finished) {
+        let is_over = newest
+            .as_ref()
+            .is_some_and(|it| it.is_over(options.patience));
         say!(
-            "the training is done, and its result is in {}: nothing is written. Raise `--epochs` or `--steps` to train on",
-            options.output.display()
+            "the training is done, and its result is in {}: nothing is written. Raise {} to train on",
+            options.output.display(),
+            match is_over {
+                true => "`--patience`",
+                false => "`--epochs` or `--steps`",
+            }
         );
         return Ok(steps);
     }

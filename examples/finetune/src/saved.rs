@@ -136,6 +136,12 @@ impl Saved {
         is_lowest
     }
 
+    /// Returns `true` if so many checkpoints have no lower loss that the training ends.
+    pub fn is_over(&self, patience: Option<usize>) -> bool {
+        let later = self.best.map_or(0, |best| best.later);
+        patience.is_some_and(|patience| later >= patience)
+    }
+
     /// Returns the identity of this training after its last step, with files in `format`.
     pub fn finished(&self, format: String) -> Finished {
         Finished {

@@ -139,11 +139,11 @@ impl Training<'_> {
 
     /// Returns `true` if the held-out loss has not become lower for too long.
     fn is_over(&self, saved: &Saved) -> bool {
-        let later = saved.best.map_or(0, |best| best.later);
-        let is_over = self.patience.is_some_and(|patience| later >= patience);
+        let is_over = saved.is_over(self.patience);
         if is_over {
+            let later = saved.best.map_or(0, |best| best.later);
             say!(
-                "no lower held-out loss in {}: the training ends",
+                "no lower held-out loss in {}: the training ends. Raise `--patience` to train on",
                 count(later, "checkpoint")
             );
         }

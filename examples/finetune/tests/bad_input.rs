@@ -152,6 +152,14 @@ fn output_of_another_training_is_refused() {
     let refused =
         |out: &Path, more: &str| format!("{:#}", command(&model, &data, out, &[more]).unwrap_err());
     assert!(refused(&model, "--steps 1").contains("is the folder of `--model`"));
+    let adapters = folder.path().join("adapters");
+    let lora = "--method lora --steps 1 --overwrite";
+    command(&model, &data, &adapters, &[lora]).unwrap();
+    let error = refused(
+        &adapters,
+        &format!("{lora} --adapters {}", adapters.display()),
+    );
+    assert!(error.contains("is the folder of `--adapters`"), "{error}");
     command(&model, &data, &out, &["--steps 1"]).unwrap();
     fs::remove_dir_all(out.join("checkpoints")).unwrap();
     let error = refused(&out, "--steps 2");

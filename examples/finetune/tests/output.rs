@@ -239,7 +239,7 @@ fn second_run_in_same_output_is_refused() {
     let (data, model) = (text(folder.path()), reference("llama"));
     let out = folder.path().join("out");
     fs::create_dir_all(&out).unwrap();
-    let running = output::Output::open(&out, &model, false).unwrap();
+    let running = output::Output::open(&out, &[("--model", &model)], false).unwrap();
     let error = command(&model, &data, &out, &["--steps 1"]).unwrap_err();
     let error = format!("{error:#}");
     assert!(error.contains("another run trains in"), "{error}");
@@ -321,7 +321,9 @@ fn file_of_base_that_output_links_to_is_unchanged() {
     let out = folder.path().join("out");
     fs::create_dir(&out).unwrap();
     let files = ["config.json", "tokenizer.json", "tokenizer_config.json"];
-    for file in files {
+    let card = "the card of the base";
+    fs::write(model.join("README.md"), card).unwrap();
+    for file in files.into_iter().chain(["README.md"]) {
         fs::hard_link(model.join(file), out.join(file)).unwrap();
     }
     command(&model, &data, &out, &["--steps 1 --overwrite"]).unwrap();
@@ -330,6 +332,7 @@ fn file_of_base_that_output_links_to_is_unchanged() {
         assert!(fs::read(model.join(file)).unwrap() == base, "{file}");
         assert!(fs::read(out.join(file)).unwrap() == base, "{file}");
     }
+    assert_eq!(fs::read_to_string(model.join("README.md")).unwrap(), card);
 }
 
 #[test]
