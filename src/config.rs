@@ -59,8 +59,8 @@ config_struct! {
         /// are summed in their own type in a step without micro-batches, unless they are
         /// [buffered](crate::GlobalNormClippingConfig::ExactInBuffer) for their norm.
         pub full_precision_accumulation (with_full_precision_accumulation): bool = false,
-        /// An average of the weights in f32, exponential (EMA) or uniform (SWA). It is stored at the location of the weight
-        /// (on the host, or on the device of its owner), updated after each step of the parameter, and saved in the
+        /// An average of the weights in f32 (in f64 of those in f64), exponential (EMA) or uniform (SWA). It is stored at the location
+        /// of the weight (on the host, or on the device of its owner), updated after steps of the parameter, and saved in the
         /// optimizer's record.
         pub averaging (with_averaging): Option<WeightAveragingConfig> = None,
         /// The [checkpointed blocks](crate::gradient_checkpointing()) that are recomputed, and the location of their inputs until

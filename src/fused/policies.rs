@@ -103,7 +103,7 @@ impl Policies {
         kept.then_some(&self.adaptive)
     }
 
-    /// Returns the gradient pipeline of a pass; `clip` is the clipping factor, if gradients are clipped.
+    /// Returns the gradient pipeline of a pass; `clip` is the clipping coefficient, if gradients are clipped.
     pub(crate) fn pipeline(
         &self,
         gradient_use: GradientUse,
@@ -158,7 +158,7 @@ impl Policies {
         }
     }
 
-    /// Returns the clipping factor for gradients of this norm, if they are clipped. Lagged clipping always uses the
+    /// Returns the clipping coefficient for gradients of this norm, if they are clipped. Lagged clipping always uses the
     /// previous norm.
     pub(crate) fn coefficient(&self, norm: f64) -> Option<f64> {
         if self.clips_lagged() {
@@ -167,7 +167,7 @@ impl Policies {
         self.config.clipping?.coefficient(norm)
     }
 
-    /// Returns the factor of lagged clipping for the next pass.
+    /// Returns the coefficient of lagged clipping for the next pass.
     pub(crate) fn lagged_coefficient(&self) -> Option<f64> {
         let norm = self.adaptive.lock().gradient_norm;
         self.config.clipping?.coefficient(norm?)

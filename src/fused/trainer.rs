@@ -11,6 +11,8 @@ macro_rules! trainer {
             ///
             /// # Errors
             ///
+            /// An error drops the training, because it takes `self`: save a checkpoint before.
+            ///
             /// - An option is out of range (a norm or scale that is not positive, an interval of zero), or contradicts
             ///   another option or an optimizer that accumulates in its state.
             /// - An option of several devices is set on `FusedOptimizer`.

@@ -26,7 +26,9 @@ impl TransferWorkers {
     ) -> Result<Self, FusedError> {
         let worker = |name| {
             Worker::new(name).map_err(|error| FusedError::Offload {
-                reason: format!("a background thread could not be started: {error}"),
+                reason: format!(
+                    "a background thread could not be started: {error}. Raise the limit of threads"
+                ),
             })
         };
         Ok(Self {

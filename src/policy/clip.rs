@@ -72,7 +72,7 @@ impl GlobalNormClippingConfig {
         }
     }
 
-    /// Returns the factor for the gradients, if they are clipped. A norm that is not finite has no factor.
+    /// Returns the coefficient of the gradients, if they are clipped. A norm that is not finite has none.
     pub(crate) fn coefficient(self, norm: f64) -> Option<f64> {
         let clips = norm.is_finite() && norm > self.max_norm();
         clips.then(|| self.max_norm() / norm)

@@ -49,7 +49,7 @@ pub enum Overflow {
     /// Skips the whole step, as PyTorch's `GradScaler` does. If a gradient in f16 overflows only without a scale below 1, the step ends
     /// with [`FusedError::GradientNotFinite`], and parameters whose gradients were complete earlier are updated. The forward and backward pass run twice, as with
     /// [exact clipping](crate::GlobalNormClippingConfig::Exact): the first pass checks the gradients and releases
-    /// them.
+    /// them. With [`ExactInBuffer`](crate::GlobalNormClippingConfig::ExactInBuffer) they run once, and running statistics stay updated.
     SkipStep,
     /// One pass: parameters whose own gradient is not finite are unchanged, the others are updated. This is an
     /// approximation. It waits for each gradient, which costs time on a GPU.

@@ -78,7 +78,7 @@ impl AccumulateInState for AdamWConfig {
     fn refusal(&self) -> Option<&'static str> {
         let cautious = self.cautious_weight_decay;
         let cautious =
-            cautious.then_some("cautious weight decay needs the update of the whole batch");
+            cautious.then_some("cautious weight decay needs the update of the whole batch: switch it off, or accumulate in a buffer");
         cautious.or(refusal_of_epsilon(self.epsilon))
     }
 }

@@ -63,7 +63,7 @@ impl AccumulateInState for SgdConfig {
             None => Some("`Sgd` without momentum has no state: set `with_momentum`"),
             Some(momentum) => momentum
                 .nesterov
-                .then_some("Nesterov's momentum needs the gradient of the whole batch"),
+                .then_some("Nesterov's momentum needs the gradient of the whole batch: switch it off, or accumulate in a buffer"),
         }
     }
 }

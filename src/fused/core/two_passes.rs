@@ -60,7 +60,7 @@ impl<M: Module> Core<M> {
         Ok(output)
     }
 
-    /// Returns the norm that a pass has measured, and the clipping factor. `None` if the step is skipped after an
+    /// Returns the norm that a pass has measured, and the clipping coefficient. `None` if the step is skipped after an
     /// overflow.
     fn norm_to_use(
         &mut self,

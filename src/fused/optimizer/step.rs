@@ -140,9 +140,9 @@ impl<M: Module> FusedOptimizer<M> {
     /// # Ok::<(), backburn::FusedError>(())
     /// ```
     ///
-    /// `train` returns any value, and the gradients of the model as Burn's optimizers take them. They contain only the
-    /// gradients of parameters that are [retained](Self::num_retained) to the end of the pass. The others are released,
-    /// so `param.val().grad(&gradients)` returns `None`; a [hook](Self::with_hook) receives each. On a CubeCL device
+    /// `train` returns any value, and the gradients of the model as Burn's optimizers take them. They contain the gradients of
+    /// parameters that are [retained](Self::num_retained) to the end of the pass, and a stand-in for each other parameter, whose
+    /// gradient was applied and released: a [hook](Self::with_hook) receives it. On a CubeCL device
     /// the backward pass must run on the thread of the closure, because each thread has its own stream. With loss
     /// scaling, `train` runs the backward pass of [`scale_loss`](crate::scale_loss) of its loss, and all gradients are
     /// scaled.
@@ -150,12 +150,14 @@ impl<M: Module> FusedOptimizer<M> {
     /// # Errors
     ///
     /// Returns the errors of [`step_repeatable`](Self::step_repeatable), and one if loss scaling is on and `train` did
-    /// not scale its loss. In this case nothing has changed.
+    /// not scale its loss. In this case nothing has changed. If `train` replaces or removes a stand-in, or adds a gradient, the error is
+    /// [`FusedError::GradientReturned`].
     ///
     /// # Panics
     ///
-    /// Panics as [`step`](Self::step) does, but `train` may run one backward pass. If it panics after that, the parameters that were
-    /// stepped keep their new values and states.
+    /// Panics as [`step`](Self::step) does, but `train` may run one backward pass. It also panics if `train` reads a stand-in, or a
+    /// parameter after its gradient was applied (on CubeCL and remote devices a stand-in is NaN). If it panics after the backward pass,
+    /// the parameters that were stepped keep their new values and states.
     pub fn step_with_backward<R>(
         &mut self,
         learning_rate: impl Into<ModuleLearningRate>,

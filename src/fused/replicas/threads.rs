@@ -25,7 +25,7 @@ impl RankThreads {
     pub(super) fn new(ranks: usize) -> Result<Self, FusedError> {
         let thread = |rank| {
             Worker::new(&format!("rank {rank}")).map_err(|error| FusedError::Replicas {
-                reason: format!("no thread could be started for rank {rank}: {error}"),
+                reason: format!("no thread could be started for rank {rank}: {error}. Raise the limit of threads"),
             })
         };
         (0..ranks).map(thread).collect::<Result<_, _>>().map(Self)
