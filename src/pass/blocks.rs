@@ -1,7 +1,6 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use backburn_base::is_cubecl;
 use burn::tensor::Device;
 use parking_lot::Mutex;
 
@@ -107,11 +106,6 @@ impl Blocks {
     pub(super) fn next_seed(&self, device: &Device) -> u64 {
         let first = || Seeds::from(self.step_seeds.next(device));
         self.block_seeds.get_or_init(first).next()
-    }
-
-    /// Returns `true` if blocks may draw without an observation, on CubeCL devices.
-    pub(super) fn draw_unobserved(&self) -> bool {
-        self.drawn_on.lock().iter().any(is_cubecl)
     }
 
     /// Records that a block draws on these devices.

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use backburn_base::is_cubecl;
 use burn::tensor::Device;
 use parking_lot::Mutex;
 
@@ -147,7 +148,8 @@ impl RandomRun {
         let (_, outer) = self.scope.outer_numbers();
         *outer.lock() = Some(next);
         // On CubeCL only the first pass observes whether blocks draw, and a later one may begin to. Ranks would repeat in turn.
-        let is_unobserved = pass.membership.is_none() && pass.blocks.draw_unobserved();
+        let on_cubecl = self.stream.devices.iter().any(is_cubecl);
+        let is_unobserved = on_cubecl && pass.membership.is_none();
         let source = match pass.drawing.found.lock()[BLOCKS] {
             Draws::Numbers => self.source,
             _ if is_unobserved => self.source,

@@ -3,7 +3,7 @@
 //! # Invariants
 //!
 //! - A step that may draw holds the lock of the generators until no run has to repeat its numbers: to the end of the forward
-//!   pass, or of the pass if a block drew, or of the step if it has several ranks or passes.
+//!   pass, or of the pass if a block drew or has a CubeCL device, or of the step if it has several ranks or passes.
 //! - Ranks draw in turn, and so do blocks on several threads of a closure.
 //! - A run without the lock neither seeds the generators nor draws a seed. Its result is compared with that of its repetition.
 
@@ -235,7 +235,8 @@ impl Pass {
         match self.membership {
             Some(_) => drawing.end_turn(),
             None if drawing.found.lock()[BLOCKS] == Draws::Numbers => {}
-            None if self.blocks.draw_unobserved() => {}
+            // These are only assumed to draw nothing.
+            None if self.blocks.drawn_on.lock().iter().any(is_cubecl) => {}
             None => self.release_generators(),
         }
     }
