@@ -17,7 +17,7 @@ use crate::node::{Computed, operation};
 /// For the backward pass it keeps `tokens`. The gradient is the gradient of the output, added up for each token. On `flex` it is one
 /// buffer, where Burn has two at once, because `Tensor::zeros` of Burn 0.22 makes a copy of its buffer. If the same tensor is also the head
 /// of [`linear_cross_entropy`](crate::linear_cross_entropy) and not a leaf of the graph (in fused training no parameter is a leaf), it is
-/// added to the gradient of the head in place.
+/// added to the gradient of the head in place, with a buffer for the rows of the tokens. Not if there are more tokens than classes.
 ///
 /// # Shapes
 ///
@@ -32,7 +32,9 @@ pub fn embedding(layer: &Embedding, tokens: Tensor<2, Int>) -> Tensor<3> {
     let weight = layer.weight.val();
     let shape = weight.dims();
     let run = |[weight]: [AnyTensor; 1], _: [bool; 1]| {
-        let adds = have_kernel(slice::from_ref(&weight)) && shape.iter().product::<usize>() > 0;
+        // For many tokens and few classes a matrix of its own takes less.
+        let has_few_tokens = tokens.dims().iter().product::<usize>() < shape[0];
+        let adds = has_few_tokens && shape[1] > 0 && have_kernel(slice::from_ref(&weight));
         let output = rows(weight.of_rank(), tokens.clone()).into();
         // `reshape` would take a size of 0 for the size of the dimension before.
         let tokens = tokens.clone().flatten::<1>(0, 1);

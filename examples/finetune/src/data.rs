@@ -61,8 +61,8 @@ impl Data {
                     "{documents} cut off after {length} tokens, and left out if none counts before: raise `--length` for more"
                 ),
                 false => say!(
-                    "warning: {documents} with an answer divided after {length} tokens: the rest of the answer is trained without \
-                     its question. Raise `--length`, or cut them off with `--pad`"
+                    "warning: {documents} with an answer after the first {length} tokens: it is trained without the text before. \
+                     Raise `--length`, or cut documents off with `--pad`"
                 ),
             }
         }
@@ -108,15 +108,17 @@ impl Documents {
     }
 }
 
-/// Returns rows, and how many documents are cut off; without `pad`, how many with an answer are divided.
+/// Returns rows, and how many documents are cut off; without `pad`, how many have an answer after their first row.
 fn rows_of(documents: Vec<Encoded>, length: usize, pad: bool) -> (Rows, usize) {
     match pad {
         true => Rows::padded(documents, length),
         false => {
-            let is_answer = |it: &&Encoded| it.counted.contains(&false);
-            let answers = documents.iter().filter(is_answer);
-            let divided = answers.filter(|it| it.tokens.len() > length + 1).count();
-            (Rows::packed(documents, length), divided)
+            let has_answer_later = |it: &&Encoded| {
+                let later = it.counted.get(length + 1..).unwrap_or_default();
+                it.counted.contains(&false) && later.contains(&true)
+            };
+            let long = documents.iter().filter(has_answer_later).count();
+            (Rows::packed(documents, length), long)
         }
     }
 }
@@ -126,14 +128,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn divided_answers_are_counted_but_not_divided_texts() {
+    fn answers_after_first_row_are_counted_but_not_texts() {
         let document = |tokens: usize, prompt: usize| Encoded {
             tokens: vec![1; tokens],
             counted: (0..tokens).map(|token| token >= prompt).collect(),
             crosses: false,
         };
-        let documents = vec![document(20, 4), document(9, 4), document(30, 0)];
-        for (pad, expected) in [(false, 1), (true, 2)] {
+        let answered = Encoded {
+            counted: (0..20).map(|token| token == 3).collect(),
+            ..document(20, 20)
+        };
+        let documents = vec![document(20, 4), document(9, 4), document(30, 0), answered];
+        for (pad, expected) in [(false, 1), (true, 3)] {
             assert_eq!(rows_of(documents.clone(), 8, pad).1, expected);
         }
     }

@@ -124,7 +124,7 @@ fn fine_tune(options: &Options, stop: &AtomicBool, bytes: &PeakAlloc) -> Result<
             "the training is done, and its result is in {}: nothing is written. Raise {} to train on",
             options.output.display(),
             match is_over {
-                true => "`--patience`",
+                true => "`--patience` (and `--epochs` or `--steps`, if all are made)",
                 false => "`--epochs` or `--steps`",
             }
         );

@@ -143,7 +143,7 @@ impl Training<'_> {
         if is_over {
             let later = saved.best.map_or(0, |best| best.later);
             say!(
-                "no lower held-out loss in {}: the training ends. Raise `--patience` to train on",
+                "no lower held-out loss in {}: `--patience` ends the training",
                 count(later, "checkpoint")
             );
         }

@@ -99,7 +99,7 @@ fn embedding_that_is_head_equals_burn_to_the_bit() {
     ];
     // The second weight is no leaf, so that the gradient is added to that of the head in place.
     let weights: [fn(Tensor<2>) -> Tensor<2>; 2] = [|leaf| leaf, |leaf| leaf * 3];
-    for shape in [[1, 1], [1, 8], [7, 8]] {
+    for shape in [[1, 1], [1, 8], [7, 8], [121, 1], [200, 8]] {
         for (dtype, weight) in dtypes
             .iter()
             .flat_map(|it| weights.map(|weight| (*it, weight)))
