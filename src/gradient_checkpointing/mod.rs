@@ -139,6 +139,8 @@ use crate::weights::{
 /// [`FusedError::RandomNumbers`](crate::FusedError::RandomNumbers). Of a block that uses no generator of Burn, up to 1,024 elements of
 /// each output are compared, up to rounding, and none on a remote device. CubeCL devices are not checked, because that would wait for the
 /// device. They also draw one seed for all steps, so seeding the device later affects only numbers that are drawn outside of blocks.
+/// On CubeCL a block that begins to draw in a later step repeats its numbers on one device, but not on several, nor while another
+/// training has the lock.
 ///
 /// # Gradients
 ///

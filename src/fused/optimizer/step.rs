@@ -141,8 +141,8 @@ impl<M: Module> FusedOptimizer<M> {
     /// ```
     ///
     /// `train` returns any value, and the gradients of the model as Burn's optimizers take them. They contain the gradients of
-    /// parameters that are [retained](Self::num_retained) to the end of the pass, and a stand-in for each other parameter, whose
-    /// gradient was applied and released: a [hook](Self::with_hook) receives it. On a CubeCL device
+    /// parameters that are [retained](Self::num_retained) to the end of the pass, and a stand-in for each other one that is read
+    /// outside of checkpointed blocks. Its gradient was applied and released: a [hook](Self::with_hook) receives it. On a CubeCL device
     /// the backward pass must run on the thread of the closure, because each thread has its own stream. With loss
     /// scaling, `train` runs the backward pass of [`scale_loss`](crate::scale_loss) of its loss, and all gradients are
     /// scaled.
