@@ -136,7 +136,7 @@ impl Saved {
         is_lowest
     }
 
-    /// Returns `true` if so many checkpoints have no lower loss that the training ends.
+    /// Returns `true` if the last `patience` checkpoints have no lower loss.
     pub fn is_over(&self, patience: Option<usize>) -> bool {
         let later = self.best.map_or(0, |best| best.later);
         patience.is_some_and(|patience| later >= patience)
