@@ -15,7 +15,7 @@ use burn::tensor::{Device, Int, Tensor};
 const LENGTH: usize = 15;
 const DIM: usize = 8;
 
-/// A decoder with one layer, whose head is the embedding.
+/// A decoder with one layer, whose head is the embedding. It has more classes than tokens, some of which are equal.
 #[derive(Module, Debug)]
 pub struct Decoder {
     embedding: Embedding,
@@ -33,7 +33,7 @@ struct Layer {
 impl Decoder {
     pub fn init(device: &Device) -> Self {
         Self {
-            embedding: EmbeddingConfig::new(11, DIM).init(device),
+            embedding: EmbeddingConfig::new(16, DIM).init(device),
             layer: Layer {
                 rms_norm: RmsNormConfig::new(DIM).init(device),
                 output: LinearConfig::new(DIM, DIM).init(device),
