@@ -55,6 +55,8 @@ pub(crate) struct Pass {
     pub(crate) closure_kind: ClosureKind,
     /// `true` after the closure has scaled its loss, or if it need not.
     scaled: AtomicBool,
+    /// `true` after a gradient of a parameter has arrived.
+    pub(crate) has_received: AtomicBool,
     /// Each running hook holds a clone.
     running_hooks: Arc<()>,
     /// The random numbers.
@@ -121,7 +123,7 @@ impl Pass {
         matches!(*self.stage.lock(), Stage::Failed(_))
     }
 
-    /// Begins the backward pass.
+    /// Begins the backward pass, after the random numbers of the forward pass have ended.
     ///
     /// # Errors
     ///
@@ -134,15 +136,9 @@ impl Pass {
                 None
             }
         };
-        failure.map_or(Ok(()), Failure::into_result)
-    }
-
-    /// Takes the failure of the pass, if there is one.
-    pub(crate) fn take_failure(&self) -> Option<Failure> {
-        match &mut *self.stage.lock() {
-            Stage::Failed(failed) => failed.by.take(),
-            _ => None,
-        }
+        failure.map_or(Ok(()), Failure::into_result)?;
+        self.end_forward_numbers();
+        Ok(())
     }
 
     /// Calls the hooks for the parameter at `path`.
@@ -269,6 +265,7 @@ impl Session {
             stage: Mutex::new(stage),
             closure_kind: kind,
             scaled: AtomicBool::new(!scales),
+            has_received: AtomicBool::new(false),
             running_hooks: Arc::default(),
             drawing: Drawing::new(numbers),
             membership: self.membership.clone(),

@@ -33,7 +33,7 @@ pub(crate) enum Stage {
 #[derive(Debug, Default)]
 pub(crate) struct Failed {
     /// The first failure, until it is taken.
-    pub(super) by: Option<Failure>,
+    pub(crate) by: Option<Failure>,
     /// `true` if an update has failed: gradients that have already arrived are not applied either.
     pub(super) in_update: bool,
 }

@@ -5,8 +5,7 @@ use burn::backend::{Dispatch, DispatchTensor};
 use burn::tensor::{Device, GradientCheckpointingStrategy, Tensor};
 use parking_lot::Mutex;
 
-use super::graph_gc::next_operation;
-use super::{Delivery, GradientSink, PassedGradients, TapBackend, collect_graph};
+use super::{Delivery, GradientSink, PassedGradients, TapBackend, collect_graph, next_operation};
 
 /// Depth between two ticks.
 const SPACING: usize = 8;
@@ -85,28 +84,20 @@ impl Default for Position {
     }
 }
 
-impl Position {
-    /// Returns the index of the tick of the next read. An operation adds one level of depth at most, so the tick is deeper than the
-    /// operations of the graph so far, at the latest after some more reads.
-    fn advance(&mut self) -> usize {
-        let ticks = (next_operation() - self.begun) / OPERATIONS;
-        let ticks = FIRST_TICKS + usize::try_from(ticks).unwrap_or(usize::MAX / 2);
-        self.tick = ticks.clamp(self.tick + 1, self.tick + MOST_TICKS);
-        self.tick
-    }
-}
-
 impl Clock {
-    /// Returns the tick of the next read.
+    /// Returns the tick of the next read. An operation adds one level of depth at most, so the tick is deeper than the operations of
+    /// the graph so far, at the latest after some more reads.
     pub(crate) fn tick(&mut self, position: &mut Position) -> DispatchTensor {
-        let index = position.advance();
-        if self.ticks.len() <= index {
-            let before = next_operation();
-            self.extend_to(index);
-            // New ticks are not operations of the graph, and neither is this count.
-            position.begun += next_operation() - before + 1;
+        let now = next_operation();
+        let ticks = usize::try_from((now - position.begun) / OPERATIONS).unwrap_or(usize::MAX / 2);
+        let next = position.tick + 1;
+        position.tick = (FIRST_TICKS + ticks).clamp(next, position.tick + MOST_TICKS);
+        if self.ticks.len() <= position.tick {
+            self.extend_to(position.tick);
+            // New ticks are not operations of the graph.
+            position.begun += next_operation() - now;
         }
-        self.ticks[index].clone()
+        self.ticks[position.tick].clone()
     }
 
     fn extend_to(&mut self, index: usize) {
@@ -178,13 +169,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn position_overtakes_operations() {
+    fn clock_overtakes_operations() {
+        let mut clocks = Clocks::default();
+        let clock = clocks.of(&Device::flex(), GradientCheckpointingStrategy::default());
         let mut position = Position::default();
-        let mut last = position.advance();
+        let mut advance = || {
+            clock.lock().tick(&mut position);
+            position.tick
+        };
+        let mut last = advance();
         // Without reads, then two for each read.
         (0..500).for_each(|_| _ = next_operation());
         for read in 1..100 {
-            let tick = position.advance();
+            let tick = advance();
             assert!(tick > last && tick <= last + MOST_TICKS);
             let depth = 500 + 3 * read;
             assert!(read < 10 || (tick + 1) * SPACING > depth, "{read}: {tick}");

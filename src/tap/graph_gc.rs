@@ -1,9 +1,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use burn::backend::autodiff::NodeId;
 use burn::tensor::Device;
 
-use super::collect_graph;
+use super::{collect_graph, next_operation};
 
 /// Minimum number of operations between two collections.
 const FEW: u64 = 256;
@@ -55,9 +54,4 @@ pub(crate) fn collect_graph_if_due(device: &Device) {
         COLLECTED.store(now, Ordering::Relaxed);
         collect_graph(device);
     }
-}
-
-/// Returns the number of the next operation of autodiff, on any thread. Each call takes one, so the numbers differ.
-pub(crate) fn next_operation() -> u64 {
-    NodeId::new().value
 }

@@ -31,7 +31,7 @@ use burn::backend::{
 use burn::tensor::{Device, Tensor};
 
 pub(crate) use clock::{Clock, Clocks, Position};
-pub(crate) use graph_gc::{GraphGc, collect_graph_if_due, next_operation};
+pub(crate) use graph_gc::{GraphGc, collect_graph_if_due};
 pub(crate) use on_backward::on_backward;
 
 /// The receiver of the complete gradient of a tapped value.
@@ -211,6 +211,11 @@ pub(crate) fn covers(device: &Device) -> bool {
         DispatchDevice::Remote(_) => true,
         _ => false,
     }
+}
+
+/// Returns the number of the next operation of autodiff, on any thread. Each call takes one, so the numbers differ.
+pub(crate) fn next_operation() -> u64 {
+    NodeId::new().value
 }
 
 /// Returns the autodiff node of `tensor`, which its clones share; `None` without autodiff.

@@ -75,9 +75,7 @@ impl LocalParams {
 
     /// Returns the bytes of the values that have another owner, which the next update copies.
     pub(crate) fn shared_bytes(&self) -> usize {
-        let stepped = self
-            .iter()
-            .filter(|it| !self.retained.contains(&it.master.id));
+        let stepped = self.iter().filter(|it| !it.is_retained);
         stepped
             .map(|local_param| local_param.master.shared_bytes())
             .sum()
@@ -106,14 +104,22 @@ impl LocalParams {
         parameters.for_each(|id| self.get(*id).pin_copy());
     }
 
-    /// Reports the gradients that the backward pass has not reported, in module order.
+    /// Reports the gradients, or the accumulated sums, that the backward pass has not reported, in module order.
     pub(crate) fn report_remaining(&self, pass: &Arc<Pass>) {
-        for local_param in self
-            .all
-            .iter()
-            .filter(|local_param| !local_param.is_retained)
-        {
-            local_param.report_remaining(pass);
+        for local_param in self.all.iter().filter(|it| !it.is_retained) {
+            let arrived = match &mut local_param.state.lock().gradient {
+                GradientState::Done { .. } => continue,
+                // The loss does not depend on this read.
+                GradientState::Pending(expecting) => {
+                    expecting.tapped = None;
+                    expecting.partial.take()
+                }
+                GradientState::Idle => None,
+            };
+            match arrived {
+                Some(partial) => local_param.report_untapped(pass, partial.whole()),
+                None => local_param.report_gradient(pass, None),
+            }
         }
     }
 
@@ -123,16 +129,10 @@ impl LocalParams {
         masters.any(|master| !matches!(master.accumulated(), Accumulated::Nothing))
     }
 
-    /// Returns `true` if a gradient has arrived in this pass. `retained` has those of retained parameters.
-    pub(crate) fn have_received(&self, retained: &GradientsParams) -> bool {
-        self.all.iter().any(|local_param| {
-            let has_arrived = match &local_param.state.lock().gradient {
-                GradientState::Idle => false,
-                GradientState::Pending(expecting) => expecting.partial.is_some(),
-                GradientState::Done { received } => *received,
-            };
-            has_arrived || (local_param.is_retained && local_param.is_retained_in(retained))
-        })
+    /// Returns `true` if `gradients` has a gradient of a retained parameter.
+    pub(crate) fn retained_are_in(&self, gradients: &GradientsParams) -> bool {
+        let mut retained = self.retained.iter().map(|id| self.get(*id));
+        retained.any(|local_param| local_param.is_retained_in(gradients))
     }
 
     /// Reports the gradients of the retained parameters, in module order.

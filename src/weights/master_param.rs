@@ -127,7 +127,7 @@ impl MasterParam {
         };
         let value = value.0.into_dispatch();
         let is_shared = self.storage.detects_sole_owner && !value.can_mut();
-        state.value = Some(Tensor::<1>::from_dispatch(value).into());
+        state.value = Some(AnyTensor(Tensor::from_dispatch(value)));
         self.bytes() * usize::from(is_shared)
     }
 

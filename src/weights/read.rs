@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use backburn_base::{AnyTensor, lift};
+use parking_lot::Mutex;
 
 use super::copy::CopyLifetime;
 use super::gradient_state::{Expecting, GradientState};
@@ -122,17 +123,7 @@ impl LocalParam {
                 }
                 self.tapped(&pass, &graph)
             }
-            ReadMode::Unrecorded(block_reads) => {
-                if self.is_offloaded {
-                    self.fetch_on_worker(None);
-                }
-                self.note_block_read(&mut self.state.lock(), &block_reads);
-                // Counts the gathered value in the peak.
-                drop(self.membership.as_ref().map(|it| self.count_gathered(it)));
-                // A recurrent layer reads its parameters once per time step.
-                pass.blocks.collect_graph(&self.device);
-                self.constant_of(self.plain(CopyLifetime::BlockRun))
-            }
+            ReadMode::Unrecorded(block_reads) => self.read_unrecorded(&pass, &block_reads),
             ReadMode::Hook(called_for) => panic!(
                 "parameter `{}` was read in a hook{}, where the autodiff graph of the model is locked: a hook receives \
                  the value of its own parameter. For other parameters keep the result of `FusedOptimizer::model()` from before the step, or \
@@ -141,6 +132,19 @@ impl LocalParam {
                 called_for.map_or(String::new(), |path| format!(" for parameter `{path}`"))
             ),
         }
+    }
+
+    /// Returns the value as a constant, for a block that runs without recording.
+    fn read_unrecorded(self: &Arc<Self>, pass: &Pass, block_reads: &BlockReads) -> AnyTensor {
+        if self.is_offloaded {
+            self.fetch_on_worker(None);
+        }
+        self.note_block_read(&mut self.state.lock(), block_reads);
+        // Counts the gathered value in the peak.
+        drop(self.membership.as_ref().map(|it| self.count_gathered(it)));
+        // A recurrent layer reads its parameters once per time step.
+        pass.blocks.collect_graph(&self.device);
+        self.constant_of(self.plain(CopyLifetime::BlockRun))
     }
 
     /// Counts a pending gradient until the block that reads the parameter is recomputed.
@@ -224,8 +228,8 @@ impl LocalParam {
             _ => self.resident_value(&mut state, CopyLifetime::Graph),
         };
         let expecting = self.expecting(&mut state);
-        let pending_gradient = PendingGradient::default();
-        *pending_gradient.lock() = Some(expecting.pending_count.clone());
+        let pending_gradient: PendingGradient =
+            Arc::new(Mutex::new(Some(expecting.pending_count.clone())));
         graph.taps.lock().push(pending_gradient.clone());
         let tick = self.clock.lock().tick(&mut graph.position.lock());
         let runs_backward =
@@ -241,7 +245,7 @@ impl LocalParam {
                 .and_then(|it| self.count_gathered(it)),
         };
         let leaf = lift(value.0, self.master.strategy).require_grad();
-        let tapped = AnyTensor::from(tap(leaf, tick, Arc::new(sink)));
+        let tapped = AnyTensor(tap(leaf, tick, Arc::new(sink)));
         expecting.tapped = Some((graph.clone(), tapped.clone()));
         tapped
     }

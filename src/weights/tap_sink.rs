@@ -4,6 +4,7 @@
 //! [`report_untapped`](LocalParam::report_untapped). The module `update` applies it.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use backburn_base::{AnyTensor, with_rank};
 use backburn_memory::Category;
@@ -16,7 +17,7 @@ use super::gradient_state::GradientState;
 use super::local_param::LocalParam;
 use crate::device;
 use crate::error::FusedError;
-use crate::pass::{self, ClosureKind, FailedIn, Pass, PendingGradient, StepEvent};
+use crate::pass::{ClosureKind, FailedIn, Pass, PendingGradient, Stage, StepEvent};
 use crate::placement::Residency;
 use crate::policy::PartialSum;
 use crate::replica::HeldBytes;
@@ -35,34 +36,21 @@ pub(super) struct TapSink {
 
 impl GradientSink for TapSink {
     fn receive(&self, gradient: DispatchTensor) -> PassedGradients {
-        let path = &self.local_param.master.path;
-        if matches!(*self.pass.stage.lock(), pass::Stage::Forward) {
-            return self.pass.guarded(FailedIn::Closure, || {
-                panic!(
-                    "backward was called inside the forward closure of a fused step: return the loss instead. Parameter \
-                     `{path}` and all others are unchanged"
-                )
-            });
-        }
-        if matches!(*self.pass.stage.lock(), pass::Stage::Over) {
-            panic!(
-                "the gradient of parameter `{path}` arrived outside of a training step: a tensor \
-                 left the closure of its step with its graph. Detach the tensor in the closure"
-            );
+        if matches!(*self.pass.stage.lock(), Stage::Forward | Stage::Over) {
+            return self.refuse();
         }
         if self.pass.closure_kind == ClosureKind::Backward {
             self.pass.end_forward_numbers();
         }
-        let admits = self.pass.admits();
+        self.pass.has_received.store(true, Ordering::Relaxed);
         self.pass.drawing.report_progress();
-        let gradient = Tensor::<1>::from_dispatch(gradient);
         self.pending_gradient.lock().take();
+        let gradient = AnyTensor(Tensor::from_dispatch(gradient));
         self.pass.guarded(FailedIn::Closure, || {
             if let Some(observers) = &self.pass.observers {
                 observers.emit(StepEvent::Tensor(Category::Gradient, &gradient));
             }
-            let gradient = gradient.into();
-            self.local_param.add_gradient(&self.pass, gradient, admits)
+            self.local_param.add_gradient(&self.pass, gradient);
         });
         PassedGradients {
             other: self.applied.as_ref().map(|applied| applied.register()),
@@ -71,9 +59,28 @@ impl GradientSink for TapSink {
     }
 }
 
+impl TapSink {
+    /// Refuses a gradient that arrives before or after the backward pass of its step.
+    fn refuse(&self) -> PassedGradients {
+        let path = &self.local_param.master.path;
+        if matches!(*self.pass.stage.lock(), Stage::Over) {
+            panic!(
+                "the gradient of parameter `{path}` arrived outside of a training step: a tensor \
+                 left the closure of its step with its graph. Detach the tensor in the closure"
+            );
+        }
+        self.pass.guarded(FailedIn::Closure, || {
+            panic!(
+                "backward was called inside the forward closure of a fused step: return the loss instead. Parameter \
+                 `{path}` and all others are unchanged"
+            )
+        })
+    }
+}
+
 impl LocalParam {
-    /// Adds a gradient to the sum. If no other gradient is pending and the pass `admits` it, reports the sum.
-    fn add_gradient(self: &Arc<Self>, pass: &Arc<Pass>, gradient: AnyTensor, admits: bool) {
+    /// Adds a gradient to the sum. If no other gradient is pending, reports the sum.
+    fn add_gradient(self: &Arc<Self>, pass: &Arc<Pass>, gradient: AnyTensor) {
         let mut state = self.state.lock();
         let GradientState::Pending(expecting) = &mut state.gradient else {
             unreachable!("a gradient is pending until it arrives")
@@ -97,7 +104,7 @@ impl LocalParam {
         };
         state.gradient = GradientState::Done { received: true };
         drop(state);
-        if !admits {
+        if !pass.admits() {
             return;
         }
         // One queue keeps the order of arrival.
@@ -134,30 +141,13 @@ impl LocalParam {
         }
     }
 
-    /// Reports the gradient, or the accumulated sum, if the backward pass has not reported it.
-    pub(super) fn report_remaining(&self, pass: &Arc<Pass>) {
-        let arrived = match &mut self.state.lock().gradient {
-            GradientState::Done { .. } => return,
-            // The loss does not depend on this read.
-            GradientState::Pending(expecting) => {
-                expecting.tapped = None;
-                expecting.partial.take()
-            }
-            GradientState::Idle => None,
-        };
-        match arrived {
-            Some(partial) => self.report_untapped(pass, partial.whole()),
-            None => self.report_gradient(pass, None),
-        }
-    }
-
     /// Returns `true` if `gradients` contains the gradient of this retained parameter.
     pub(super) fn is_retained_in(&self, gradients: &GradientsParams) -> bool {
         let id = self.master.id;
         with_rank!(self.master.shape.num_dims(), D => gradients.get::<D>(id).is_some())
     }
 
-    /// Reports the gradient of a retained parameter, if `gradients` contains it.
+    /// Reports the gradient of a retained parameter, or without one its accumulated sum.
     pub(super) fn report_retained(&self, pass: &Arc<Pass>, gradients: &mut GradientsParams) {
         let id = self.master.id;
         let gradient = with_rank!(
@@ -166,7 +156,7 @@ impl LocalParam {
         );
         match gradient {
             Some(gradient) => self.report_untapped(pass, gradient),
-            None => self.report_remaining(pass),
+            None => self.report_gradient(pass, None),
         }
     }
 

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use backburn_base::AnyTensor;
 use backburn_base::caught::{Caught, catch};
 use backburn_memory::Category;
+use backburn_optim::Average;
 use burn::backend::TensorMetadata;
 use burn::tensor::Tensor;
 
@@ -56,15 +57,13 @@ impl MasterParam {
             let call = || hooks.call(&self.path, self.id, &value, gradient);
             pass.call_hooks(&self.path, call)
         };
-        match (called, gradient_use) {
-            (Ok(Some(gradient)), GradientUse::AccumulateInState | GradientUse::Update) => {
-                self.step(pass, gradient)
+        match called {
+            Err(error) => pass.fail(FailedIn::Update, error),
+            Ok(_) if gradient_use == GradientUse::Measure => {
+                self.state.lock().outcome = Some(Outcome::Measured);
             }
-            (Ok(None), GradientUse::AccumulateInState | GradientUse::Update) => {
-                self.state.lock().outcome = Some(Outcome::Vetoed);
-            }
-            (Ok(_), _) => self.state.lock().outcome = Some(Outcome::Measured),
-            (Err(error), _) => pass.fail(FailedIn::Update, error),
+            Ok(Some(gradient)) => self.step(pass, gradient),
+            Ok(None) => self.state.lock().outcome = Some(Outcome::Vetoed),
         }
     }
 
@@ -127,7 +126,7 @@ impl MasterParam {
         let value = value.0.into_dispatch();
         // If the value has another owner, it is copied instead of updated in place.
         let copied = (self.storage.detects_sole_owner).then(|| !value.can_mut());
-        let value = AnyTensor::from(Tensor::<1>::from_dispatch(value));
+        let value = AnyTensor(Tensor::from_dispatch(value));
         // With another owner, an additional handle costs nothing.
         let before = (copied == Some(true)).then(|| value.clone());
         let is_last_micro_batch = pass.pipeline.gradient_use == GradientUse::Update;
@@ -137,27 +136,19 @@ impl MasterParam {
                 .lock()
                 .step(path, self.id, value, gradient, is_last_micro_batch);
         state.value = stepped.value.or(before);
-        let fate = match &state.value {
-            None => "whose value is lost",
-            Some(_) if stepped.has_written => "which was updated",
-            Some(_) => "which keeps its value",
+        state.outcome = match (&stepped.result, is_last_micro_batch) {
+            (Ok(()), true) => Some(Outcome::Updated { copied }),
+            (Ok(()), false) => Some(Outcome::AddedToState),
+            (Err(_), _) => None,
         };
-        if stepped.result.is_ok() && !is_last_micro_batch {
-            state.outcome = Some(Outcome::AddedToState);
-        } else {
+        if !matches!(state.outcome, Some(Outcome::AddedToState)) {
             self.version.store(next_operation(), Ordering::Release);
-            if stepped.result.is_ok() {
-                state.outcome = Some(Outcome::Updated { copied });
-                // This is last, because it can fail after the value was updated.
-                if let (Some(value), Some(average)) = (&state.value, &state.average)
-                    && let Err(panic) = catch(|| average.update(value))
-                {
-                    log::error!(
-                        "the average of parameter `{path}` is lost and starts again from its next value"
-                    );
-                    panic.resume();
-                }
-            }
+        }
+        // After the outcome, because it can fail.
+        if let (Some(Outcome::Updated { .. }), Some(value), Some(average)) =
+            (&state.outcome, &state.value, &state.average)
+        {
+            update_average(path, average, value);
         }
         drop(state);
         if copied == Some(true) {
@@ -172,7 +163,7 @@ impl MasterParam {
             observers.emit(StepEvent::Updated { path, copied });
         }
         if let Err(panic) = stepped.result {
-            self.resume_panic(panic, fate);
+            self.resume_panic(panic, stepped.has_written);
         }
         if let Some(eviction) = stepped.eviction {
             self.evict_state(pass, eviction, engine);
@@ -217,7 +208,12 @@ impl MasterParam {
     }
 
     /// Resumes the panic of an optimizer, with the name of the parameter and the fate of its value.
-    fn resume_panic(&self, panic: Caught, fate: &str) -> ! {
+    fn resume_panic(&self, panic: Caught, has_written: bool) -> ! {
+        let fate = match self.find() {
+            None => "whose value is lost",
+            Some(_) if has_written => "which was updated",
+            Some(_) => "which keeps its value",
+        };
         match panic.text() {
             Some(text) => panic!(
                 "the optimizer panicked in the update of parameter `{}`, {fate}: {text}",
@@ -225,5 +221,15 @@ impl MasterParam {
             ),
             None => panic.resume(),
         }
+    }
+}
+
+/// Updates the average of the parameter at `path`, after the value was updated.
+fn update_average(path: &str, average: &Average, value: &AnyTensor) {
+    if let Err(panic) = catch(|| average.update(value)) {
+        log::error!(
+            "the average of parameter `{path}` is lost and starts again from its next value"
+        );
+        panic.resume();
     }
 }

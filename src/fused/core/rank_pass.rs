@@ -1,6 +1,7 @@
 //! The part of one rank in a pass.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use backburn_base::caught::{Caught, catch};
 use burn::module::Module;
@@ -95,7 +96,8 @@ impl RankPass {
         model: &M,
         gradients: &GradientsParams,
     ) -> Result<(), FusedError> {
-        if self.local_params.have_received(gradients) || self.pass.has_failed() {
+        let has_received = self.pass.has_received.load(Ordering::Relaxed);
+        if has_received || self.pass.has_failed() || self.local_params.retained_are_in(gradients) {
             return Ok(());
         }
         let parameters = self.local_params.iter().count();
@@ -110,57 +112,54 @@ impl RankPass {
         }
     }
 
-    /// Runs the forward pass, which returns the loss, and the backward pass.
+    /// Runs the forward pass, which returns the loss, and the backward pass. Returns the gradients of the retained parameters.
     pub(in crate::fused) fn forward_backward<M: Module, L: Loss>(
         &self,
         model: &M,
         forward: impl FnOnce(&M) -> L,
-    ) -> Result<L, FusedError> {
-        self.run(|| {
-            let loss = forward(model);
-            self.pass.begin_backward()?;
-            let (loss, root) = loss.detached();
-            if !root.is_tracked() {
-                return Err(self.nothing_trained_or(model, FusedError::LossNotTracked));
-            }
-            let mut root = root.0;
-            if self.reports_errors_late {
-                check_async_errors(&root.clone().inner())
-                    .map_err(|reason| FusedError::LossNotComputed { reason })?;
-            }
-            if let Some(losses) = &self.pass.pipeline.losses {
-                let member = self.pass.membership.as_ref();
-                let rank = member.map_or(0, |member| member.rank);
-                losses.compare(rank, root.clone().inner())?;
-            }
-            self.pass.end_forward_numbers();
-            if let Some(saved) = &self.pass.blocks.saved {
-                saved.prefetch_last();
-            }
-            if let Some(scale) = self.pass.pipeline.scale {
-                root = root.mul_scalar(scale);
-            }
-            if let Some(observers) = &self.pass.observers {
-                observers.emit(StepEvent::Backward);
-            }
-            if let Some(membership) = &self.pass.membership {
-                let Membership { group, rank } = membership.clone();
-                group.flow.request_backward(rank);
-                root = on_backward(root, move || group.flow.begin_backward(rank));
-            }
-            let mut all = root.backward();
-            drop(root);
-            let retained = &self.local_params.retained;
-            let gradients = match retained.is_empty() {
-                true => GradientsParams::new(),
-                false => GradientsParams::from_params(&mut all, model, retained),
-            };
-            // Checked before accumulated sums are applied. `RunningPass::check_reached` checks several ranks together.
-            if self.pass.membership.is_none() {
-                self.check_reached(model, &gradients)?;
-            }
-            Ok((loss, gradients))
-        })
+    ) -> Result<(L, GradientsParams), FusedError> {
+        let loss = forward(model);
+        self.pass.begin_backward()?;
+        let (loss, root) = loss.detached();
+        if !root.is_tracked() {
+            return Err(self.nothing_trained_or(model, FusedError::LossNotTracked));
+        }
+        let mut root = root.0;
+        if self.reports_errors_late {
+            check_async_errors(&root.clone().inner())
+                .map_err(|reason| FusedError::LossNotComputed { reason })?;
+        }
+        if let Some(losses) = &self.pass.pipeline.losses {
+            let member = self.pass.membership.as_ref();
+            let rank = member.map_or(0, |member| member.rank);
+            losses.compare(rank, root.clone().inner())?;
+        }
+        if let Some(saved) = &self.pass.blocks.saved {
+            saved.prefetch_last();
+        }
+        if let Some(scale) = self.pass.pipeline.scale {
+            root = root.mul_scalar(scale);
+        }
+        if let Some(observers) = &self.pass.observers {
+            observers.emit(StepEvent::Backward);
+        }
+        if let Some(membership) = &self.pass.membership {
+            let Membership { group, rank } = membership.clone();
+            group.flow.request_backward(rank);
+            root = on_backward(root, move || group.flow.begin_backward(rank));
+        }
+        let mut all = root.backward();
+        drop(root);
+        let retained = &self.local_params.retained;
+        let gradients = match retained.is_empty() {
+            true => GradientsParams::new(),
+            false => GradientsParams::from_params(&mut all, model, retained),
+        };
+        // Checked before accumulated sums are applied. `RunningPass::check_reached` checks several ranks together.
+        if self.pass.membership.is_none() {
+            self.check_reached(model, &gradients)?;
+        }
+        Ok((loss, gradients))
     }
 }
 

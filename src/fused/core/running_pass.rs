@@ -79,9 +79,13 @@ impl<'a, M: Module> RunningPass<'a, M> {
     /// Returns the failure of the pass, if there is one; of several ranks, that of the first to fail.
     pub(super) fn check(&self) -> Result<(), FusedError> {
         let failures = self.rank_passes.iter().enumerate();
-        let failures = failures.filter_map(|(rank, RankPass { pass, .. })| {
-            Some((rank, pass.drawing.repeats, pass.take_failure()?))
-        });
+        let failures =
+            failures.filter_map(
+                |(rank, RankPass { pass, .. })| match &mut *pass.stage.lock() {
+                    Stage::Failed(failed) => Some((rank, pass.drawing.repeats, failed.by.take()?)),
+                    _ => None,
+                },
+            );
         let first = self.group.and_then(|group| group.flow.failed());
         let first = failures.min_by_key(|(rank, ..)| (Some(*rank) != first, *rank));
         match (first, self.group) {
@@ -150,8 +154,6 @@ impl<'a, M: Module> RunningPass<'a, M> {
             if commits && attached.has_block_copies {
                 attached.update_block_order(&pass.blocks.block_order.lock());
             }
-        }
-        for (attached, RankPass { pass, .. }) in self.attached_modules.iter().zip(&rank_passes) {
             attached.session.end(pass, commits);
         }
         drop(rank_passes);

@@ -16,8 +16,8 @@ use crate::pass::{ClosureKind, Failure, PassSettings, StepNumbers};
 use crate::policy::{GradientPipeline, GradientUse, Norm};
 
 impl<M: Module> Core<M> {
-    /// Runs a step of closures of this kind, or without a learning rate accumulates the gradients of a micro-batch. A plain step has the
-    /// schedule `OnePass`.
+    /// Runs a step of closures of this kind. Without a learning rate, accumulates the gradients of a micro-batch. In a plain step
+    /// the schedule is `OnePass`.
     pub(in crate::fused) fn step<R>(
         &mut self,
         learning_rate: Option<ModuleLearningRate>,
@@ -54,14 +54,19 @@ impl<M: Module> Core<M> {
             (Ok(Err(error)), _) => Failure::Error(error),
             (Err(panic), _) => self.panicked(panic),
         };
+        self.drop_unusable_sums();
+        failure.into_result()
+    }
+
+    /// Drops the accumulated gradients that no later step can apply, after a step that has failed.
+    fn drop_unusable_sums(&mut self) {
         if !self.policies.tolerates_overflow() {
             self.drop_accumulated_if_not_finite();
         }
-        if schedule == StepSchedule::Buffered {
+        if self.policies.schedule == StepSchedule::Buffered {
             // Some gradients have been applied.
             self.drop_accumulated();
         }
-        failure.into_result()
     }
 
     /// Steps with the accumulated gradients alone.

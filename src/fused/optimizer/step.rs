@@ -48,9 +48,9 @@ impl<M: Module> FusedOptimizer<M> {
             Some(learning_rate.into()),
             ClosureKind::Loss,
             &mut |running| {
+                let (rank, model) = (&running.rank_passes[0], &running.attached_modules[0].module);
                 let forward = forward.take().expect("the step is one pass");
-                running.rank_passes[0]
-                    .forward_backward(&running.attached_modules[0].module, forward)
+                rank.run(|| rank.forward_backward(model, forward))
             },
         )
     }
@@ -88,8 +88,8 @@ impl<M: Module> FusedOptimizer<M> {
             Some(learning_rate.into()),
             ClosureKind::Loss,
             &mut |running| {
-                running.rank_passes[0]
-                    .forward_backward(&running.attached_modules[0].module, &forward)
+                let (rank, model) = (&running.rank_passes[0], &running.attached_modules[0].module);
+                rank.run(|| rank.forward_backward(model, &forward))
             },
         )
     }
@@ -113,8 +113,9 @@ impl<M: Module> FusedOptimizer<M> {
     pub fn accumulate<L: Loss>(&mut self, forward: impl FnOnce(&M) -> L) -> Result<L, FusedError> {
         let mut forward = Some(forward);
         self.core.step(None, ClosureKind::Loss, &mut |running| {
+            let (rank, model) = (&running.rank_passes[0], &running.attached_modules[0].module);
             let forward = forward.take().expect("an accumulation is one pass");
-            running.rank_passes[0].forward_backward(&running.attached_modules[0].module, forward)
+            rank.run(|| rank.forward_backward(model, forward))
         })
     }
 
@@ -200,7 +201,8 @@ impl<M: Module> FusedOptimizer<M> {
     /// If the loss depends on no trainable parameter.
     pub fn dry_run<L: Loss>(&mut self, forward: impl FnOnce(&M) -> L) -> Result<L, FusedError> {
         self.core.dry_run(|running| {
-            running.rank_passes[0].forward_backward(&running.attached_modules[0].module, forward)
+            let (rank, model) = (&running.rank_passes[0], &running.attached_modules[0].module);
+            rank.run(|| rank.forward_backward(model, forward))
         })
     }
 }

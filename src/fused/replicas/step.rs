@@ -128,7 +128,7 @@ impl<M: Module + 'static> FusedReplicas<M> {
         forward: impl Fn(&M, B) -> L + Send + Sync + 'static,
     ) -> Result<Vec<L>, FusedError> {
         let work: Work<M, B, L> = Arc::new(move |model, rank, batch| {
-            rank.forward_backward(model, |model| forward(model, batch))
+            rank.run(|| rank.forward_backward(model, |model| forward(model, batch)))
         });
         let Self { core, threads } = self;
         let is_step = learning_rate.is_some();

@@ -66,7 +66,10 @@ impl Scope {
         match &source {
             NumberSource::Repeated(own) => {
                 let (place, outer) = self.outer_numbers();
-                pass.observe_draws(place, outer);
+                let before = outer.lock().take();
+                if let Some(before) = before {
+                    pass.observe_draws(place, &before);
+                }
                 pass.blocks.draw_on(&stream.devices);
                 pass.drawing.start(own, stream.clone());
             }
@@ -142,7 +145,10 @@ impl RandomRun {
             return (self.stream, self.source);
         };
         let pass = &self.scope.pass;
-        pass.observe_draws(BLOCKS, own);
+        let own = own.lock().take();
+        if let Some(own) = own {
+            pass.observe_draws(BLOCKS, &own);
+        }
         let mut next = self.stream.clone();
         next.advance(Run::Block);
         let (_, outer) = self.scope.outer_numbers();

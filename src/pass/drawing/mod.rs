@@ -229,7 +229,9 @@ impl Pass {
     /// Ends the random numbers of the forward pass, before other ranks are waited for.
     pub(crate) fn end_forward_numbers(&self) {
         let drawing = &self.drawing;
-        if let Some(mut stream) = self.observe_draws(REST, &drawing.rest) {
+        let stream = drawing.rest.lock().take();
+        if let Some(mut stream) = stream {
+            self.observe_draws(REST, &stream);
             stream.advance(Run::OutsideOfBlocks);
         }
         match self.membership {
@@ -241,10 +243,9 @@ impl Pass {
         }
     }
 
-    /// Ends the draws since the seed of `since_seed`, if it is known: observes whether there were any, and returns the stream. After
-    /// the first pass, a CubeCL device is assumed to draw as before, because to observe it would wait for it.
-    fn observe_draws(&self, place: usize, since_seed: &SinceSeed) -> Option<RandomStream> {
-        let stream = since_seed.lock().take()?;
+    /// Observes whether numbers were drawn since the start of `stream`. After the first pass, a CubeCL device is assumed to draw as
+    /// before, because to observe it would wait for it.
+    fn observe_draws(&self, place: usize, stream: &RandomStream) {
         let known = self.blocks.observations.draws.lock()[place];
         let is_assumed = known != Draws::Unknown && stream.devices.iter().any(is_cubecl);
         let mut found = self.drawing.found.lock();
@@ -259,7 +260,6 @@ impl Pass {
                 found[place] = Draws::Numbers;
             }
         }
-        Some(stream)
     }
 
     /// Releases the lock of the generators. Later numbers don't depend on how many this pass drew.

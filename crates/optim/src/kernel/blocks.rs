@@ -32,10 +32,15 @@ pub(super) fn update<const D: usize>(
             let words = words.map(|words| cast_slice_mut(&mut words.0));
             ElementBuffer::new(open.encoding, &mut open.floats.0, words.unwrap_or_default())
         });
+        let unused = || {
+            // Aligned, because it is cast to f32.
+            let floats = cast_slice_mut::<f32, u8>(&mut []);
+            ElementBuffer::new(ElementEncoding::Floats(DType::F32), floats, &mut [])
+        };
         let all = Range {
             start: 0,
             length,
-            buffers: from_fn(|_| buffers.next().unwrap_or_else(ElementBuffer::empty)),
+            buffers: from_fn(|_| buffers.next().unwrap_or_else(unused)),
         };
         all.run(update, gradient);
         open.into_iter().map(Open::closed).collect()

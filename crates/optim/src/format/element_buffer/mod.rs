@@ -89,13 +89,6 @@ impl<'a> ElementBuffer<'a> {
         }
     }
 
-    /// Returns a buffer without elements.
-    pub(crate) fn empty() -> Self {
-        // Aligned, because it is cast to f32.
-        let floats = cast_slice_mut::<f32, u8>(&mut []);
-        Self::new(ElementEncoding::Floats(DType::F32), floats, &mut [])
-    }
-
     /// Splits off the elements of `groups` groups.
     pub(crate) fn take(&mut self, groups: usize) -> Self {
         fn first<'a, T>(all: &mut &'a mut [T], length: usize) -> &'a mut [T] {
@@ -222,8 +215,7 @@ impl Loop for Write<'_, '_> {
                     *float = f16::from_f32(*number);
                 }
             }
-            ElementEncoding::Floats(DType::BF16)
-            | ElementEncoding::Weights(WeightFormat::Plain) => {
+            ElementEncoding::Floats(DType::BF16) => {
                 for (float, number) in cast_slice_mut(floats).iter_mut().zip(numbers) {
                     *float = nearest(*number);
                 }
