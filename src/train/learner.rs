@@ -224,7 +224,7 @@ impl<M: LearnerModel> FusedLearner<M> {
     }
 }
 
-/// The parameters that a training of this learner trains, and those that are frozen: their numbers, and with `{:#}` a line for each.
+/// Displays the numbers of trained and of all parameters, and with `{:#}` a line for each. Initializes lazy parameters.
 impl<M: LearnerModel> Display for FusedLearner<M> {
     fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
         let model = self.model();

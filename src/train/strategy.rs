@@ -17,6 +17,7 @@ use super::resume;
 use crate::error::FusedError;
 use crate::fused::{FusedOptimizer, FusedReplicas, Policies};
 use crate::replica::Ownership;
+use crate::weights::initialize;
 
 /// A strategy for Burn's training, on one device or several, with the optimizer fused into the backward pass.
 pub(super) struct FusedStrategy<M: LearnerModel> {
@@ -85,6 +86,8 @@ impl<M: LearnerModel + 'static> SupervisedLearningStrategy<FusedModel<M>> for Fu
         };
         let dataloader_valid = dataloader_valid.to_device(&device.clone().inner());
         if self.policies.config.offload.is_none() && devices.len() == 1 {
+            // Burn moves the values that it finds, and draws the others.
+            initialize(&learner.model()).unwrap_or_else(|error| panic!("{error}"));
             learner.fork(device);
         }
         let place = match &devices[..] {
@@ -94,8 +97,9 @@ impl<M: LearnerModel + 'static> SupervisedLearningStrategy<FusedModel<M>> for Fu
         let recomputes = device.gradient_checkpointing_strategy()
             == Some(GradientCheckpointingStrategy::Balanced);
         log::info!(
-            "fused training on {place}, {} Burn's gradient checkpointing: both come from the model. \
-            `with_training_strategy` and `gradient_checkpointing` of the builder have no effect on them",
+            "fused training on {place}, {} Burn's gradient checkpointing. The devices come from \
+            `FusedLearner::with_training_strategy` or from the model, gradient checkpointing from the model: \
+            `with_training_strategy` and `gradient_checkpointing` of the builder have no effect",
             if recomputes { "with" } else { "without" }
         );
 

@@ -2,7 +2,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use backburn_base::{AnyTensor, Parameter, list, with_rank};
-use burn::module::{Module, ModuleVisitor, Param, ParamId};
+use burn::module::{Module, ParamId};
 use burn::tensor::{DType, Device, Tensor};
 
 use super::entry::{Entry, Role};
@@ -18,19 +18,20 @@ use crate::replica::Size;
 use crate::shared_optimizer::SharedOptimizer;
 use crate::tap;
 
-/// Returns `true` if `module` has a float parameter that is not yet initialized.
-fn is_lazy<M: Module>(module: &M) -> bool {
-    struct Lazy(bool);
-
-    impl ModuleVisitor for Lazy {
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            self.0 |= !param.is_initialized();
-        }
+/// Initializes the lazy parameters of `module`, in module order, while no other training repeats its random numbers. Returns
+/// an error if one of its devices is unavailable.
+pub(crate) fn initialize<M: Module>(module: &M) -> Result<(), FusedError> {
+    let devices = module.devices();
+    device::check_all_there(&devices)?;
+    let parameters = list(module);
+    let mut lazy = parameters.iter().map(|it| &it.param);
+    if lazy.all(|param| param.is_initialized()) {
+        return Ok(());
     }
-
-    let mut lazy = Lazy(false);
-    module.visit(&mut lazy);
-    lazy.0
+    let lock = lock_generators(&devices, true);
+    let _unlocked = lock.is_none().then(begin_unlocked);
+    parameters.iter().for_each(|it| drop(it.param.value()));
+    Ok(())
 }
 
 /// The float parameters of a module by id.
@@ -45,11 +46,7 @@ impl Inventory {
     /// Lists the parameters of `module`, or returns an error if one can't be trained in `context`. Initializes lazy
     /// parameters, in module order.
     pub(crate) fn of<M: Module>(module: &M, context: &RankContext) -> Result<Self, FusedError> {
-        let devices = module.devices();
-        device::check_all_there(&devices)?;
-        // Lazy parameters draw their initial values below.
-        let lock = is_lazy(module).then(|| lock_generators(&devices, true));
-        let _unlocked = matches!(lock, Some(None)).then(begin_unlocked);
+        initialize(module)?;
         let parameters = list(module);
         if let Some(fused) = parameters
             .iter()

@@ -49,7 +49,7 @@ pub(crate) use entry::{Entry, Role};
 pub(crate) use export::Value;
 pub(crate) use frozen::with_frozen;
 pub(crate) use gradient_state::{Accumulated, ParameterReport};
-pub(crate) use inventory::Inventory;
+pub(crate) use inventory::{Inventory, initialize};
 pub(crate) use local_params::LocalParams;
 pub(crate) use master_param::MasterParam;
 pub(crate) use placeholder::Identity;

@@ -226,11 +226,16 @@ fn lazy_model_waits_for_block_of_another_training(device: &Device) {
     let _alone = ALONE.lock();
     let mut fused = FusedOptimizer::new(dropping(device), SgdConfig::new().init()).unwrap();
     let block = |(weight, dropout): &Dropping, x: Tensor<1>| {
-        if RUNS.fetch_add(1, Ordering::Relaxed).is_multiple_of(2) {
+        let run = RUNS.fetch_add(1, Ordering::Relaxed);
+        if run.is_multiple_of(2) {
             let device = x.device().inner().autodiff();
             let other = thread::spawn(move || {
                 let lazy = LinearConfig::new(64, 64).init(&device);
-                FusedOptimizer::new(lazy, SgdConfig::new().init()).unwrap();
+                let sgd = SgdConfig::new().init();
+                match run {
+                    0 => drop(FusedOptimizer::new(lazy, sgd).unwrap()),
+                    _ => drop(FusedReplicas::new(lazy, sgd, [device]).unwrap()),
+                }
             });
             OTHERS.lock().unwrap().push(other);
             thread::sleep(Duration::from_millis(20));

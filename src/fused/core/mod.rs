@@ -38,7 +38,7 @@ use crate::policy::PolicyState;
 use crate::shared_optimizer::{EXTRA_STATE_ID, ExtraState, SharedOptimizer, average_id};
 use crate::tap::collect_graph_if_due;
 use crate::weights::{
-    Accumulated, AttachedModule, Inventory, MasterParam, Role, Value, fork_quantized,
+    Accumulated, AttachedModule, Inventory, MasterParam, Role, Value, fork_quantized, initialize,
 };
 pub(crate) use change::ResumeError;
 use change::record_keeps_states;
@@ -102,6 +102,8 @@ impl<M: Module> Core<M> {
         let moves =
             !is_offloaded && device.is_some() && devices.iter().any(|it| *it != compute_device);
         if is_offloaded || moves {
+            // Merging reads the parameters.
+            initialize(&model)?;
             // Moving a statistic loses its pending update.
             merge_pending(&model);
         }
@@ -132,6 +134,8 @@ impl<M: Module> Core<M> {
         begins_offload: bool,
     ) -> Result<Self, FusedError> {
         let config = &policies.config;
+        // Merging reads the parameters.
+        initialize(&model)?;
         merge_pending(&model);
         let session = Session::new(SharedOptimizer::new(
             optimizer,

@@ -10,7 +10,10 @@ fn device_that_is_absent_is_refused_by_name() {
     assert_says(&error, "99");
 
     // Before the first of its parameters is initialized there.
-    let model = LinearConfig::new(2, 2).init(&device.autodiff());
-    let refused = FusedOptimizer::new(model, SgdConfig::new().init());
+    let model = || LinearConfig::new(2, 2).init(&device.clone().autodiff());
+    let sgd = || SgdConfig::new().init();
+    let refused = FusedOptimizer::new(model(), sgd());
+    assert_eq!(refused.map(drop), Err(error.clone()));
+    let refused = FusedReplicas::new(model(), sgd(), [device.clone()]);
     assert_eq!(refused.map(drop), Err(error));
 }
