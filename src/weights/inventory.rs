@@ -169,10 +169,10 @@ impl Inventory {
         })
     }
 
-    /// Returns `true` if every trained parameter has this type.
-    pub(crate) fn is_trained_in(&self, dtype: DType) -> bool {
-        let mut trained = self.entries.values().filter(|entry| entry.is_trained());
-        trained.all(|entry| entry.dtype == dtype)
+    /// Returns `true` if every float parameter has this type; a frozen one may have an optimizer state.
+    pub(crate) fn is_in(&self, dtype: DType) -> bool {
+        let types = self.entries.values().map(|entry| entry.dtype);
+        types.filter(DType::is_float).all(|found| found == dtype)
     }
 
     /// Returns id and path of the trained parameters in other types than f32, and zeros like each.
