@@ -261,11 +261,16 @@ impl<M: Module> Core<M> {
     /// Returns the optimizer without averages, which belong to this training.
     fn optimizer(&self) -> ModuleOptimizer {
         let mut optimizer = self.ranks.session().optimizer.lock().with_all_states();
+        self.drop_averages(&mut optimizer);
+        optimizer
+    }
+
+    /// Drops the averages that `optimizer` has.
+    fn drop_averages(&self, optimizer: &mut ModuleOptimizer) {
         // Frozen parameters keep the averages of the time when they were trained.
         let parameters = self.ranks.attached().inventory.ids_with_dims();
         let averages = parameters.map(|(id, dims)| (average_id(id), dims));
-        AverageState::drop_in(&mut optimizer, averages);
-        optimizer
+        AverageState::drop_in(optimizer, averages);
     }
 
     /// Returns `true` if a step runs its closure twice.
@@ -369,6 +374,9 @@ impl<M: Module> Core<M> {
             masters().for_each(|master| master.keep_average(averaging, optimizer));
             // This computes, so it can panic: all averages are registered before.
             masters().for_each(MasterParam::start_average);
+        } else {
+            // Loaded averages that no update changes would be recorded as current ones.
+            self.drop_averages(optimizer);
         }
     }
 

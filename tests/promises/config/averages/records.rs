@@ -129,6 +129,23 @@ fn average_of_another_shape_is_refused_by_name() {
     assert_says(&error, ".weight");
 }
 
+/// A training without averages neither keeps loaded ones nor records them as its own.
+#[test]
+fn averages_loaded_without_averaging_are_dropped() {
+    let initial = init();
+    let xs = batches(3);
+    let mut fused = fused(&initial, averaging(ema(0.9)));
+    fused.step(RATE, |model| loss(model, &xs[0])).unwrap();
+    let record = fused.to_record();
+    let mut fused = fused.with_config(FusedConfig::new()).unwrap();
+    fused.load_record(record).unwrap();
+    fused.step(RATE, |model| loss(model, &xs[1])).unwrap();
+    let record = fused.to_record();
+    let mut fused = fused.with_config(averaging(ema(0.9))).unwrap();
+    fused.load_record(record).unwrap();
+    assert_equal_weights(&fused.model(), &fused.averaged());
+}
+
 /// SGD needs no tensor in its state, so it takes up the averages of a record without their numbers.
 #[test]
 fn averages_in_record_of_sgd_without_averaging_are_ignored() {
