@@ -88,7 +88,7 @@ impl SharedOptimizer {
     /// Drops the states of parameters that were removed from the model. Returns `true` if the other states went through
     /// a record. This happens if `is_here` returns `true` for a parameter that was removed now or earlier, which then
     /// starts with a fresh state. It also happens if there are many groups for removed parameters and `keeps_states`
-    /// returns `true`: a record changes no state.
+    /// returns `true`, so that the record changes no state.
     pub(crate) fn remove(
         &mut self,
         parameters: Vec<ParamId>,
@@ -161,7 +161,7 @@ impl SharedOptimizer {
             return self.optimizer.clone();
         }
         // Only a record can merge the states of several optimizers.
-        load_in_own_memory(&self.optimizer, self.to_record())
+        load_in_own_memory(&self.optimizer, compact_records(|| self.to_record()))
     }
 
     /// Replaces the optimizer and its states.
@@ -184,13 +184,24 @@ impl SharedOptimizer {
     }
 
     pub(crate) fn to_record(&self) -> OptimizerRecord {
-        let record = self.optimizer.to_record();
-        if self.has_no_offloaded_state() {
-            return record;
+        match self.has_no_offloaded_state() {
+            true => self.optimizer.to_record(),
+            false => joined(self.records(self.offloaded_records())),
         }
-        let offloaded = self.offloaded.iter().flat_map(OffloadedStates::records);
+    }
+
+    /// Returns the serialized states that are offloaded, in the format in which they are stored.
+    pub(crate) fn offloaded_records(&self) -> Vec<Bytes> {
+        let offloaded = self.offloaded.as_ref();
+        offloaded.map_or(Vec::new(), OffloadedStates::records)
+    }
+
+    /// Returns all serialized states, with those that are `offloaded` in the format of this thread's records.
+    pub(crate) fn records(&self, offloaded: Vec<Bytes>) -> Vec<Bytes> {
+        let offloaded = offloaded.into_iter();
         let offloaded = offloaded.map(|state| self.in_requested_format(state));
-        joined([written(record)].into_iter().chain(offloaded))
+        let others = written(self.optimizer.to_record());
+        [others].into_iter().chain(offloaded).collect()
     }
 
     fn has_no_offloaded_state(&self) -> bool {

@@ -114,10 +114,15 @@ fn weights_from_file_are_loaded_one_at_a_time() {
 fn checkpoint_is_saved_one_tensor_at_a_time() {
     let _alone = alone();
     let x = x(WIDTH);
-    for (states, weights) in [
-        (StateFormat::Full, WeightFormat::Plain),
-        (StateFormat::Bits8, WeightFormat::Plain),
-        (StateFormat::Full, WeightFormat::Split24),
+    let averaged = FusedConfig::new().with_averaging(Some(WeightAveragingConfig::new()));
+    let offload = OffloadConfig::new(Offload::States).with_host(OffloadHost::NdArray);
+    let offloaded = FusedConfig::new().with_offload(Some(offload.with_min_elements(1)));
+    for (states, weights, config) in [
+        (StateFormat::Full, WeightFormat::Plain, FusedConfig::new()),
+        (StateFormat::Bits8, WeightFormat::Plain, FusedConfig::new()),
+        (StateFormat::Full, WeightFormat::Split24, FusedConfig::new()),
+        (StateFormat::Full, WeightFormat::Plain, averaged),
+        (StateFormat::Full, WeightFormat::Plain, offloaded),
     ] {
         let folder = tempfile::tempdir().unwrap();
         let checkpoint = Checkpoint::at(folder.path());
@@ -130,14 +135,17 @@ fn checkpoint_is_saved_one_tensor_at_a_time() {
             _ => FloatDType::BF16,
         };
         let (model, x) = (cast(init(), dtype).unwrap(), x.clone().cast(dtype));
-        let mut fused = FusedOptimizer::new(model, optimizer).unwrap();
+        let mut fused = FusedOptimizer::new(model, optimizer)
+            .unwrap()
+            .with_config_on(config.clone(), &device())
+            .unwrap();
         fused.step(1e-3, |model| model.loss(x.clone())).unwrap();
         let save = || checkpoint.save(&fused, &Progress::new(1)).unwrap();
         for needed in [peak(save), peak(|| compact_records(save))] {
             // The tensor, a buffer of its bytes, and names.
             assert!(
                 needed < 5 * LARGEST / 2,
-                "{states:?}, {weights:?}: {needed} bytes"
+                "{states:?}, {weights:?}, {config:?}: {needed} bytes"
             );
         }
     }

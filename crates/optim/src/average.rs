@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use super::averaging::WeightAveragingConfig;
 use super::format::{Weight, steps};
 use super::kernel;
-use super::optimizer_record::in_own_memory;
+use super::optimizer_record::{in_own_memory, push_tensor};
 use super::rule::Rule;
 use backburn_base::{copy_to_device, host, in_type, of_data};
 
@@ -122,10 +122,7 @@ fn type_of_average(value: &Tensor<1>) -> DType {
 
 /// Copies `value` in the type of its average. A shared buffer would be copied in the next step.
 fn copied(value: &Tensor<1>) -> Tensor<1> {
-    match type_of_average(value) {
-        dtype if dtype == value.dtype() => value.clone().mul_scalar(1.0),
-        dtype => in_type(value.clone(), dtype),
-    }
+    in_type(value.clone(), type_of_average(value)).mul_scalar(1.0)
 }
 
 impl RecordState for AverageState {
@@ -134,7 +131,9 @@ impl RecordState for AverageState {
         sink.push_scalar(prefix, "updates", values.updates.into());
         sink.push_scalar(prefix, "count", values.count.into());
         if let Some(mean) = &values.mean {
-            sink.push_tensor(prefix, "average", mean.clone().into_data());
+            let mean = mean.clone();
+            let kind = (mean.dtype(), mean.shape());
+            push_tensor(sink, (prefix, "average"), kind, move || mean.to_data());
         }
     }
 

@@ -37,7 +37,10 @@ impl<M: Module> Core<M> {
 
     /// Writes the optimizer state to `file`, one tensor after the other.
     pub(crate) fn save_optimizer(&self, file: &Path) -> Result<(), RecordError> {
-        save_by_tensor(file, || self.optimizer_record())
+        let optimizer = &self.ranks.session().optimizer;
+        // Before tensors are withheld: a state whose eviction failed is still on the device.
+        let offloaded = optimizer.lock().offloaded_records();
+        save_by_tensor(file, || optimizer.lock().records(offloaded))
     }
 
     /// Returns the paths whose velocity in `file`, a record of this optimizer, belongs to Muon; `None` without a velocity.

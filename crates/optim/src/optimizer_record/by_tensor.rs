@@ -3,9 +3,9 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use burn::optim::{OptimizerRecord, StateSink};
+use burn::optim::StateSink;
 use burn::store::RecordError;
-use burn::tensor::{DType, Shape, TensorData};
+use burn::tensor::{Bytes, DType, Shape, TensorData};
 use burn_pack::{Error, Reader, Tensor, Writer};
 
 use backburn_base::caught::catch;
@@ -22,7 +22,7 @@ struct Withheld {
     read: Arc<dyn Fn() -> TensorData + Send + Sync>,
 }
 
-/// Writes the record that `record` returns to `file`, and reads one state after the other.
+/// Writes the serialized records that `records` returns to `file`, as one, and reads one state after the other.
 ///
 /// A record of Burn holds a copy of all states at once. The states of this crate leave their tensors out of it instead, and each is
 /// read when it is written. Other states are copied at once.
@@ -32,15 +32,21 @@ struct Withheld {
 /// If the file can't be written.
 pub fn save_by_tensor(
     file: &Path,
-    record: impl FnOnce() -> OptimizerRecord,
+    records: impl FnOnce() -> Vec<Bytes>,
 ) -> Result<(), RecordError> {
     let before = WITHHELD.replace(Some(BTreeMap::new()));
-    let record = catch(record);
+    let records = catch(records);
     let withheld = WITHHELD.replace(before).unwrap_or_default();
-    let record = record.unwrap_or_else(|panic| panic.resume());
-    let reader = Reader::from_bytes(record.into_bytes()?)?;
-    let (scalars, paths) = (reader.scalars().clone(), reader.metadata().clone());
-    let tensors = reader.into_tensors()?.into_iter();
+    let records = records.unwrap_or_else(|panic| panic.resume());
+    let (mut scalars, mut paths) = (BTreeMap::new(), BTreeMap::new());
+    let mut tensors = Vec::new();
+    for record in records {
+        let reader = Reader::from_bytes(record)?;
+        scalars.extend(reader.scalars().clone());
+        paths.extend(reader.metadata().clone());
+        tensors.extend(reader.into_tensors()?);
+    }
+    let tensors = tensors.into_iter();
     let tensors = tensors.map(|tensor| match withheld.get(&tensor.name) {
         Some(state) => state.deferred(&tensor),
         None => tensor,
