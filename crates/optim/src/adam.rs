@@ -2,7 +2,7 @@ use burn::config::Config;
 use burn::grad_clipping::GradientClippingConfig;
 use burn::optim::decay::WeightDecayConfig;
 
-use super::element_wise::{AccumulateInState, ElementState, ElementWise};
+use super::element_wise::{AccumulateInState, ElementState, ElementWise, refusal_of_clipping};
 use super::element_wise_optimizer::{ElementWiseOptimizer, element_wise_config};
 use super::format::{StateFormat, WeightFormat};
 use super::moments::{Moments, refusal_of_epsilon};
@@ -74,7 +74,9 @@ impl AccumulateInState for AdamConfig {
         let decays = self.weight_decay.is_some();
         let decays =
             decays.then_some("the L2 penalty of `Adam` is part of the gradient: use `AdamW`");
-        decays.or(refusal_of_epsilon(self.epsilon))
+        decays
+            .or(refusal_of_epsilon(self.epsilon))
+            .or(refusal_of_clipping(&self.grad_clipping))
     }
 }
 

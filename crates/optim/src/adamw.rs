@@ -1,7 +1,7 @@
 use burn::config::Config;
 use burn::grad_clipping::GradientClippingConfig;
 
-use super::element_wise::{AccumulateInState, ElementState, ElementWise};
+use super::element_wise::{AccumulateInState, ElementState, ElementWise, refusal_of_clipping};
 use super::element_wise_optimizer::{ElementWiseOptimizer, element_wise_config};
 use super::format::{StateFormat, WeightFormat};
 use super::moments::{Moments, refusal_of_epsilon};
@@ -79,7 +79,9 @@ impl AccumulateInState for AdamWConfig {
         let cautious = self.cautious_weight_decay;
         let cautious =
             cautious.then_some("cautious weight decay needs the update of the whole batch: switch it off, or accumulate in a buffer");
-        cautious.or(refusal_of_epsilon(self.epsilon))
+        cautious
+            .or(refusal_of_epsilon(self.epsilon))
+            .or(refusal_of_clipping(&self.grad_clipping))
     }
 }
 

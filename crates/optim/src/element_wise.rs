@@ -1,5 +1,7 @@
 use std::fmt::Debug;
 
+use burn::grad_clipping::GradientClippingConfig;
+
 use super::format::SquareRootCode;
 use super::rule::{Rule, Step};
 
@@ -49,6 +51,16 @@ pub trait AccumulateInState: ElementWise {
     fn refusal(&self) -> Option<&'static str> {
         None
     }
+}
+
+/// Returns the reason if this clipping of the config doesn't allow micro-batches in a state.
+pub(super) fn refusal_of_clipping(
+    clipping: &Option<GradientClippingConfig>,
+) -> Option<&'static str> {
+    clipping.as_ref().map(|_| {
+        "the gradient clipping of the config needs the sum of the gradients, and the state receives each of them: clip with \
+        `GlobalNormClippingConfig::Lagged`, or accumulate in a buffer"
+    })
 }
 
 /// A state of each element of a parameter in an [`ElementWise`] optimizer. Its name in a record can contain dots, like the

@@ -3,7 +3,7 @@ use burn::grad_clipping::GradientClippingConfig;
 use burn::optim::decay::WeightDecayConfig;
 use burn::optim::momentum::MomentumConfig;
 
-use super::element_wise::{AccumulateInState, ElementState, ElementWise};
+use super::element_wise::{AccumulateInState, ElementState, ElementWise, refusal_of_clipping};
 use super::element_wise_optimizer::{ElementWiseOptimizer, element_wise_config};
 use super::format::{StateFormat, WeightFormat};
 use super::rule::{Number, Rule, Step, UpdateRule, penalized};
@@ -59,12 +59,13 @@ impl ElementWise for SgdConfig {
 
 impl AccumulateInState for SgdConfig {
     fn refusal(&self) -> Option<&'static str> {
-        match &self.momentum {
+        let of_momentum = match &self.momentum {
             None => Some("`Sgd` without momentum has no state: set `with_momentum`"),
             Some(momentum) => momentum
                 .nesterov
                 .then_some("Nesterov's momentum needs the gradient of the whole batch: switch it off, or accumulate in a buffer"),
-        }
+        };
+        of_momentum.or(refusal_of_clipping(&self.gradient_clipping))
     }
 }
 

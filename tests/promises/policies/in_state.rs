@@ -254,6 +254,14 @@ fn in_state_optimizer_without_fitting_state_is_refused() {
     assert_refused(adam.build(), "`epsilon` is 0");
     let adamw = AdamWConfig::new().with_epsilon(0.0);
     assert_refused(adamw.build(), "`epsilon` is 0");
+    let clipping = || Some(burn::grad_clipping::GradientClippingConfig::Norm(1.0));
+    let adam = AdamConfig::new().with_grad_clipping(clipping());
+    assert_refused(adam.build(), "`GlobalNormClippingConfig::Lagged`");
+    let adamw = AdamWConfig::new().with_grad_clipping(clipping());
+    assert_refused(adamw.build(), "`GlobalNormClippingConfig::Lagged`");
+    let sgd = SgdConfig::new().with_momentum(Some(MomentumConfig::new()));
+    let sgd = sgd.with_gradient_clipping(clipping());
+    assert_refused(sgd.build(), "`GlobalNormClippingConfig::Lagged`");
 }
 
 #[test]
