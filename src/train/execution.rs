@@ -15,29 +15,29 @@ pub(super) struct Execution {
 
 impl Execution {
     pub(super) fn of(strategy: ExecutionStrategy) -> Result<Self, FusedError> {
-        let reason = match strategy {
-            ExecutionStrategy::SingleDevice(device) => {
-                return Ok(Self {
-                    devices: vec![device],
-                    ownership: None,
-                });
-            }
-            ExecutionStrategy::MultiDevice(devices, _) if devices.is_empty() => {
-                "the list of devices is empty: pass one device for each rank"
-            }
-            ExecutionStrategy::MultiDevice(devices, optimizer) => {
-                let ownership = Some(match optimizer {
-                    MultiDeviceOptim::OptimMainDevice => Ownership::MainDevice,
-                    MultiDeviceOptim::OptimSharded => Ownership::ByParamId,
-                });
-                return Ok(Self { devices, ownership });
-            }
+        let refused = |reason: &str| {
+            let reason = reason.to_string();
+            Err(FusedError::Replicas { reason })
+        };
+        let (devices, optimizer) = match strategy {
+            ExecutionStrategy::SingleDevice(device) => (vec![device], None),
+            ExecutionStrategy::MultiDevice(devices, optimizer) => (devices, Some(optimizer)),
             ExecutionStrategy::DistributedDataParallel { .. } => {
-                "distributed data parallel training is not supported, because Burn 0.22 has collectives for NCCL only: \
-                use `ExecutionStrategy::multi` with `MultiDeviceOptim::OptimSharded`"
+                return refused(
+                    "distributed data parallel training is not supported, because Burn 0.22 has collectives for NCCL only: \
+                    use `ExecutionStrategy::multi` with `MultiDeviceOptim::OptimSharded`",
+                );
             }
         };
-        let reason = reason.to_string();
-        Err(FusedError::Replicas { reason })
+        if devices.is_empty() {
+            return refused("the list of devices is empty: pass one device for each rank");
+        }
+        // As in Burn, a single device is no rank.
+        let optimizer = optimizer.filter(|_| devices.len() > 1);
+        let ownership = optimizer.map(|optimizer| match optimizer {
+            MultiDeviceOptim::OptimMainDevice => Ownership::MainDevice,
+            MultiDeviceOptim::OptimSharded => Ownership::ByParamId,
+        });
+        Ok(Self { devices, ownership })
     }
 }

@@ -22,6 +22,11 @@ fn four_sharded() -> ExecutionStrategy {
     ExecutionStrategy::multi(flex(4), MultiDeviceOptim::OptimSharded)
 }
 
+/// Burn runs a list of one device as a single device.
+fn list_of_one() -> ExecutionStrategy {
+    ExecutionStrategy::multi(flex(1), MultiDeviceOptim::OptimSharded)
+}
+
 fn one() -> ExecutionStrategy {
     ExecutionStrategy::single(Device::flex().autodiff())
 }
@@ -64,7 +69,7 @@ fn trained(run: &Run) -> [(Regression, Logs); 2] {
 /// Clipping with a norm that is never exceeded takes two passes, and changes nothing.
 #[test]
 fn launch_fused_equals_launch_on_several_devices() {
-    for strategy in [two_sharded as Strategy, two_on_main, one] {
+    for strategy in [two_sharded as Strategy, two_on_main, list_of_one, one] {
         for sharding in [Sharding::State, Sharding::Full] {
             let plain = FusedConfig::sharded(sharding);
             let clipped = FusedConfig::exact(1e9).with_sharding(sharding);
@@ -220,9 +225,14 @@ fn panic_in_train_step_on_rank_ends_training_with_its_name() {
 
     let regression = Regression::init();
     // The second half of the data is that of the second device.
-    let failures = failures(&on(two_sharded, 1), Failing { regression });
+    let model = || Failing {
+        regression: regression.clone(),
+    };
+    let failures = failures(&on(two_sharded, 1), model());
     let [(1, message)] = &failures[..] else {
         panic!("{failures:?}")
     };
     assert_says(message, "beyond the middle");
+    let alone = || on(list_of_one, 1).fused(model(), folder().path());
+    assert_says(&panic_of(alone), "beyond the middle");
 }
