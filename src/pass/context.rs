@@ -53,7 +53,9 @@ impl StepContext {
 /// [`FusedOptimizer::step_with_backward`](crate::FusedOptimizer::step_with_backward). In
 /// [`FusedOptimizer::step`](crate::FusedOptimizer::step) the scaling is automatic, and this returns the loss unchanged.
 ///
-/// On another thread than that of the closure it needs the [`StepContext`](crate::StepContext).
+/// On another thread than that of the closure it needs the [`StepContext`](crate::StepContext). A thread of a rayon pool that
+/// waits inside of a step also scales the loss of a stock training that it runs meanwhile: run the stock training on a thread of
+/// its own.
 ///
 /// ```ignore
 /// TrainOutput::new(self, scale_loss(output.loss.clone()).backward(), output)

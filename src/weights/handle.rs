@@ -113,13 +113,17 @@ impl Module for Handle {
     }
 
     fn map<P: ModuleMapper>(self, _mapper: &mut P) -> Self {
-        match Scope::current() {
-            Some(_) => Self {
-                change: Change::Mapped,
-                ..self
-            },
-            None => self,
-        }
+        // Not the scope of another training, inside of which a step maps its own model.
+        let own = self.local_param.session.pass.lock().clone();
+        let is_own = |scope: &Scope| {
+            own.as_ref()
+                .is_some_and(|own| Arc::ptr_eq(own, &scope.pass))
+        };
+        let change = match Scope::current().is_some_and(|scope| is_own(&scope)) {
+            true => Change::Mapped,
+            false => self.change,
+        };
+        Self { change, ..self }
     }
 }
 

@@ -328,7 +328,26 @@ fn step_awaited_in_closure_of_another_is_an_error(device: &Device) {
     step_inner().unwrap();
 }
 
+/// The closure of a rank needs the thread that waits for the ranks.
+fn replicas_whose_closure_needs_waiting_thread_of_pool_end(device: &Device) {
+    let _alone = ALONE.lock();
+    let (mut fused, x) = two_ranks(device);
+    let pool = std::sync::Arc::new(pool(1));
+    let of_closure = pool.clone();
+    in_time(move || {
+        pool.install(|| {
+            let loss = move |model: &Layer, x: Tensor<2>| {
+                of_closure.install(|| ());
+                forward(model, x).mean()
+            };
+            fused.step(1e-3, [x.clone(), x], loss).map(drop)
+        })
+        .unwrap();
+    });
+}
+
 on_backend!(flex():
+    replicas_whose_closure_needs_waiting_thread_of_pool_end,
     trainings_on_thread_and_on_pool_end,
     dropout_on_pool_does_not_block_thread,
     blocks_on_pool_of_trainings_on_pool_end,
