@@ -222,6 +222,33 @@ fn block_that_begins_to_draw_repeats_its_mask(device: &Device) {
     }
 }
 
+/// The layer for inference shares its weights with one whose gradient has been applied.
+#[test]
+fn nested_block_for_inference_draws_same_numbers_twice() {
+    let _alone = ALONE.lock();
+    let device = &flex();
+    let model: Vec<Linear> = linears(2, 4, device);
+    let x = Tensor::random([5, 4], Distribution::Default, device);
+    let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init()).unwrap();
+    type Pair = (Linear, Linear);
+    fn forward((layer, teacher): &Pair, x: Tensor<2>) -> Tensor<2> {
+        let y = layer.forward(x).tanh();
+        let taught = gradient_checkpointing(teacher, y.clone(), |teacher: &Linear, y| {
+            DropoutConfig::new(0.5).init().forward(teacher.forward(y))
+        });
+        layer.forward(y * taught)
+    }
+    for _ in 0..2 {
+        let stepped = fused.step_with_backward(1e-2, |model| {
+            let pair = (model[0].clone(), model[1].valid());
+            let y = gradient_checkpointing(&pair, x.clone(), forward);
+            let loss = model[1].forward(y).square().mean();
+            ((), GradientsParams::from_grads(loss.backward(), model))
+        });
+        stepped.unwrap();
+    }
+}
+
 on_every_backend!(
     block_that_begins_to_draw_repeats_its_mask,
     dropout_draws_numbers_of_stock,

@@ -139,32 +139,6 @@ fn nested_block_with_applied_layer_matches_stock() {
     assert_equal_weights(&stock, &fused.model());
 }
 
-/// The layer for inference shares its weights with one whose gradient has been applied.
-#[test]
-fn nested_block_for_inference_draws_same_numbers_twice() {
-    let device = &flex();
-    let model: Vec<Linear> = linears(2, 4, device);
-    let x = xs(device).remove(0);
-    let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init()).unwrap();
-    type Pair = (Linear, Linear);
-    fn forward((layer, teacher): &Pair, x: Tensor<2>) -> Tensor<2> {
-        let y = layer.forward(x).tanh();
-        let taught = gradient_checkpointing(teacher, y.clone(), |teacher: &Linear, y| {
-            DropoutConfig::new(0.5).init().forward(teacher.forward(y))
-        });
-        layer.forward(y * taught)
-    }
-    for _ in 0..2 {
-        let stepped = fused.step_with_backward(RATE, |model| {
-            let pair = (model[0].clone(), model[1].valid());
-            let y = gradient_checkpointing(&pair, x.clone(), forward);
-            let loss = model[1].forward(y).square().mean();
-            ((), GradientsParams::from_grads(loss.backward(), model))
-        });
-        stepped.unwrap();
-    }
-}
-
 fn panic_after_backward_leaves_weights_of_step(device: &Device) {
     let initial = init(device);
     let xs = xs(device);
