@@ -164,7 +164,8 @@ pub enum FusedError {
     /// A quantized parameter under an adapter was unfrozen. Quantized values can't be trained.
     #[error(
         "parameter `{path}` is quantized and was unfrozen, and quantized values can't be trained. Exclude it \
-    (`unfreeze_group(ParamGroup::all().exclude(..))`), or convert it to an ordinary weight (`Module::materialize`)"
+    (`unfreeze_group(ParamGroup::all().exclude(..))`), or convert it to an ordinary weight before you unfreeze it \
+    (`model.materialize().unfreeze()`)"
     )]
     QuantizedInTraining {
         /// Path of the first parameter found.

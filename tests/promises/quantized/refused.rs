@@ -20,12 +20,18 @@ fn quantized_weight_in_training_is_an_error_by_name() {
             "layers.1.weight",
             "layers.2.weight",
         ]);
-        let model = model.unfreeze_group(ParamGroup::all().exclude(bases));
-        let mut fused = FusedOptimizer::new(model, optimizer()).unwrap();
-        fused
-            .step(RATE, |model| model.loss(batches(1).remove(0)))
-            .unwrap();
-        assert_eq!(fused.last_step().updated, 9);
+        let others = ParamGroup::all().exclude(bases);
+        // Both ways out: without the bases, and with their weights and biases as ordinary parameters.
+        for (model, updated) in [
+            (model.clone().unfreeze_group(others), 9),
+            (model.materialize().unfreeze(), 6),
+        ] {
+            let mut fused = FusedOptimizer::new(model, optimizer()).unwrap();
+            fused
+                .step(RATE, |model| model.loss(batches(1).remove(0)))
+                .unwrap();
+            assert_eq!(fused.last_step().updated, updated);
+        }
     }
 }
 
