@@ -136,7 +136,9 @@ impl Policies {
             GradientUse::Measure => {
                 is_buffered || self.schedule == StepSchedule::TwoPass || self.clips_lagged()
             }
-            GradientUse::AccumulateInState | GradientUse::Update => self.clips_lagged(),
+            GradientUse::AccumulateInState | GradientUse::Update => {
+                self.clips_lagged() && self.schedule == StepSchedule::Adaptive
+            }
         };
         if measures {
             pipeline.measure(pipeline.gradient_use.steps() && !self.tolerates_overflow());

@@ -50,10 +50,7 @@ impl OffloadEngine {
         // The thread of the closure and two workers.
         #[cfg(feature = "cubecl")]
         device::check_streams(device, 3);
-        let device = match device.is_autodiff() {
-            true => device.clone(),
-            false => device.clone().autodiff(),
-        };
+        let device = device.clone().autodiff();
         let separate_device = Some(device.clone().inner());
         Ok(Self {
             transfers: Arc::new(TransferWorkers::new(max_bytes_in_flight, separate_device)?),

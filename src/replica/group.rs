@@ -88,15 +88,10 @@ impl Group {
     /// Orders the gradients of a parameter as Burn sums them: the first one from the owner on, then the others by rank
     /// (`MultiGradientsParams::remove`).
     pub(crate) fn in_order<T>(&self, id: ParamId, mut by_rank: Vec<Option<T>>) -> Vec<T> {
-        let owner = self.owner(id);
-        let ranks = by_rank.len();
-        let from_owner = (0..ranks).map(|next| (owner + next) % ranks);
-        let first = from_owner.into_iter().find(|rank| by_rank[*rank].is_some());
-        let first = first.and_then(|rank| by_rank[rank].take());
-        first
-            .into_iter()
-            .chain(by_rank.into_iter().flatten())
-            .collect()
+        let (owner, ranks) = (self.owner(id), by_rank.len());
+        let first = (0..ranks).find_map(|next| by_rank[(owner + next) % ranks].take());
+        let others = by_rank.into_iter().flatten();
+        first.into_iter().chain(others).collect()
     }
 }
 

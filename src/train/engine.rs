@@ -30,10 +30,8 @@ impl<M: LearnerModel + 'static> Engine<M> {
         let runs_twice = learning_rate.is_some() && self.core().runs_twice();
         let clone_item = clone_item.filter(|_| runs_twice);
         let mut next = move || {
-            let repeated = items.iter().map(|item| item.as_ref().zip(clone_item));
-            let repeated =
-                repeated.map(|repeated| repeated.map(|(item, clone_item)| clone_item(item)));
-            let repeated = repeated.collect();
+            let repeated = |item: &Option<_>| Some(clone_item?(item.as_ref()?));
+            let repeated = items.iter().map(repeated).collect();
             std::mem::replace(&mut items, repeated)
         };
         match self {
