@@ -55,8 +55,8 @@ config_struct! {
         /// pass is rounded to the type of its gradients, and the sum over micro-batches when it is applied.
         ///
         /// The buffer takes 4 bytes per element. If `false`, sums are in the type of the gradients, as in Burn's
-        /// [`GradientsAccumulator`](burn::optim::GradientsAccumulator) and backward pass. Gradients of several devices
-        /// are summed in their own type in a step without micro-batches, unless they are
+        /// [`GradientsAccumulator`](burn::optim::GradientsAccumulator) and backward pass. Without micro-batches, gradients of several
+        /// devices are summed in the wider of their type and the type of the parameter, unless they are
         /// [buffered](crate::GlobalNormClippingConfig::ExactInBuffer) for their norm.
         pub full_precision_accumulation (with_full_precision_accumulation): bool = false,
         /// An average of the weights in f32 (in f64 of those in f64), exponential (EMA) or uniform (SWA). It is stored at the location

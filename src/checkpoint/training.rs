@@ -85,7 +85,7 @@ impl Training {
         let training: Self =
             serde_json::from_slice(&bytes).map_err(|error| unreadable(error.to_string()))?;
         if training.step != step {
-            return Err(unreadable(format!("it is of step {}", training.step)));
+            return Err(unreadable(format!("it belongs to step {}", training.step)));
         }
         for name in files {
             let expected = training.files.get(*name);

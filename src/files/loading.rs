@@ -93,7 +93,7 @@ fn check_same<M: Module>(
     }
     let unexpected: Vec<_> = found.keys().map(|path| format!("`{path}`")).collect();
     let differences = [
-        ("in the file is no", missing),
+        ("the file has no", missing),
         ("the model has no", unexpected),
         ("the file has another", different),
     ];

@@ -170,8 +170,9 @@ macro_rules! trainer {
             ///
             /// If the record was saved with another model: it contains a state for a parameter that the model does not
             /// have, or of another shape. Also if it was saved by another optimizer whose state this one can't load. On
-            /// an error the state is unchanged. (`Adam` and `AdamW` have the same state, so their records can't be
-            /// distinguished.)
+            /// an error the state is unchanged. (`Adam` and `AdamW` have the same state, and so have
+            /// `Muon` and `Sgd` with momentum: their records can't be distinguished. A
+            /// [`Checkpoint`](crate::Checkpoint) distinguishes the latter.)
             ///
             /// Burn loads states in the default float type of its default device, so those of f64 parameters
             /// lose precision. The optimizers of [`backburn::optim`](crate::optim) cast them to the type of the

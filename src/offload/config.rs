@@ -63,8 +63,8 @@ pub struct OffloadConfig {
     #[serde(default = "default_host")]
     pub host: OffloadHost,
     /// Minimum number of elements of an offloaded parameter. Smaller parameters and their states stay on the device, where a
-    /// transfer would cost more than it saves, unless the device computes in another
-    /// [float type](crate::FusedConfig::compute_dtype).
+    /// transfer would cost more than it saves. With [`Offload::Updates`] and [`Offload::Weights`] they are offloaded, too, if the
+    /// device computes in another [float type](crate::FusedConfig::compute_dtype).
     #[serde(default = "default_min_elements")]
     pub min_elements: usize,
 }

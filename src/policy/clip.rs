@@ -35,7 +35,7 @@ pub enum GlobalNormClippingConfig {
     /// A step that fails after its backward pass, or is skipped because of an overflow, also drops gradients that were
     /// [accumulated](crate::FusedOptimizer::accumulate) earlier, and keeps the running statistics of its forward pass.
     ExactInBuffer(#[serde(with = "max_norm")] f64),
-    /// One pass, with the coefficient of the last finite norm of an earlier step; the first step is not clipped. The only
+    /// One pass (two with [`Overflow::SkipStep`](crate::Overflow::SkipStep)), with the coefficient of the last finite norm of an earlier step; the first step is not clipped. The only
     /// cost is to measure each gradient. With gradients that are [accumulated in the optimizer
     /// state](crate::FusedOptimizer::accumulating_in_state), each micro-batch is measured and clipped alone.
     ///

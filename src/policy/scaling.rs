@@ -46,7 +46,7 @@ config_struct! {
 /// The reaction of a [`LossScalingConfig`] to gradients that overflow (one of them is infinite or not a number).
 #[derive(Config, Copy, Debug, PartialEq)]
 pub enum Overflow {
-    /// Skips the whole step, as PyTorch's `GradScaler` does. If a gradient in f16 overflows only without a scale below 1, the step ends
+    /// Skips the whole step, as PyTorch's `GradScaler` does. If a finite gradient in f16 overflows when it is divided by a scale below 1, the step ends
     /// with [`FusedError::GradientNotFinite`], and parameters whose gradients were complete earlier are updated. The forward and backward pass run twice, as with
     /// [exact clipping](crate::GlobalNormClippingConfig::Exact): the first pass checks the gradients and releases
     /// them. With [`ExactInBuffer`](crate::GlobalNormClippingConfig::ExactInBuffer) they run once, and running statistics stay updated.

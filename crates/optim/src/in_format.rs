@@ -9,8 +9,8 @@ use super::rule::{Number, Rule, UpdateRule};
 /// A wrapper that stores the bf16 weights of any optimizer in a [`WeightFormat`].
 ///
 /// The optimizer receives the weight and its gradient in f32, and computes in f32, including its states. The new weight
-/// is rounded at random or split, according to the format. During an update the parameter is allocated in f32; if it
-/// has a residual, the host reads it from the device. The optimizers of [this crate](super) don't need this buffer.
+/// is rounded at random or split, according to the format. During an update the parameter and its gradient are
+/// allocated in f32; if the parameter has a residual, the host reads it from the device. The optimizers of [this crate](super) don't need this buffer.
 ///
 /// ```
 /// use backburn_optim::{InFormat, WeightFormat};

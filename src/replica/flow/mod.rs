@@ -20,7 +20,8 @@ pub(crate) struct Deadlock;
 /// compute their gradients in opposite orders make progress, and a gradient may be larger than the limit.
 ///
 /// A rank waits inside Burn's backward pass, which locks its autodiff graph. If both ranks compute with one tracked
-/// tensor, that is also the graph of the slowest rank. So the first backward pass begins after the last forward pass.
+/// tensor, that is also the graph of the slowest rank. So no backward pass begins before the last forward pass ends, unless
+/// all gradients fit into the limit.
 /// A rank that has requested its backward pass and makes no progress is deadlocked, and so is one that is deadlocked
 /// in a block. If the closure runs the backward pass itself, progress is unknown until its first gradient arrives.
 #[derive(Debug)]

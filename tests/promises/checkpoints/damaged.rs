@@ -133,7 +133,7 @@ fn step_folder_renamed_or_of_later_version_is_refused() {
     let mut later = saved(4);
     let training = later.get_mut(Path::new("step-4/training.json")).unwrap();
     *training = br#"{"format": 2, "volumes": []}"#.to_vec();
-    for (files, words) in [(renamed, "it is of step 4"), (later, "format 2")] {
+    for (files, words) in [(renamed, "it belongs to step 4"), (later, "format 2")] {
         let folder = folder_of(&files);
         assert_says(&assert_refused(folder.path()), words);
         // The training in memory is unchanged.

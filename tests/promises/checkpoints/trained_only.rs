@@ -114,7 +114,7 @@ fn another_trained_set_is_an_error_with_names() {
     // No adapters: the weights of the layers are trained.
     let message = refused(fused(base));
     assert_says(&message, "the model has no `layers.0.");
-    assert_says(&message, "in the file is no `layers.0.");
+    assert_says(&message, "the file has no `layers.0.");
     // More adapters than were saved.
     let message = refused(fused(Network::init(9).adapted()));
     assert_says(&message, "and 9 more");

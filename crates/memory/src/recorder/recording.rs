@@ -19,7 +19,6 @@ static CURRENT: Mutex<Option<Recording>> = Mutex::new(None);
 struct Recording {
     /// Checkpointed blocks.
     blocks: SeenBlocks,
-    /// Models of the dry runs.
     /// `true` after the limit was exceeded.
     ended: bool,
     log: Log,

@@ -18,7 +18,8 @@ use super::square_root_code::{CodeScheme, GROUP, SquareRootCode, Width};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(remote = "Self")]
 pub enum StateFormat {
-    /// The float type of the computation; that of the parameter for a parameter in a half type without a format.
+    /// f32, or f64 for a parameter in f64. A parameter in f16 or bf16 with [`WeightFormat::Plain`](super::WeightFormat::Plain) has
+    /// states in its own type.
     Full,
     /// A code of 8 bits for each element, and a scale in f32 for every 64: 1.0625 bytes for each element.
     Bits8,
