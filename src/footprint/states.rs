@@ -124,11 +124,46 @@ fn step_slices(optimizer: &ModuleOptimizer, parameter: &Entry) -> Result<SliceBy
     }
     let more = (rows - thin) as f64 / thin as f64;
     let line = |begin: usize, grows: f64| begin + (grows * more).ceil() as usize;
-    let update = one.update.zip(three.update);
+    let updates = one.update.zip(two.update).zip(three.update);
+    let update = match updates {
+        None => None,
+        Some(((one, two), three)) if (one + three).abs_diff(2 * two) <= NOISE => {
+            Some(line(one, three.saturating_sub(one) as f64 / 2.0))
+        }
+        Some(_) => update_in_proportion(optimizer, parameter)?,
+    };
     Ok(SliceBytes {
         state: line(one.state, grows as f64),
-        update: update.map(|(one, three)| line(one, three.saturating_sub(one) as f64 / 2.0)),
+        update,
     })
+}
+
+/// Bytes by which the update of a slice may differ from a line.
+const NOISE: usize = 1 << 14;
+
+/// Extrapolates the bytes of the update from two parts with the proportions of the parameter: the squares of a matrix, in Muon,
+/// grow with its area.
+fn update_in_proportion(
+    optimizer: &ModuleOptimizer,
+    parameter: &Entry,
+) -> Result<Option<usize>, FusedError> {
+    let part = |divisor: usize| -> Vec<usize> {
+        let shape = parameter.shape.iter();
+        shape.map(|size| size.div_ceil(divisor)).collect()
+    };
+    let elements = |shape: &[usize]| shape.iter().product::<usize>() as f64;
+    let mut large = 1;
+    while elements(&part(4 * large)) >= SLICE as f64 {
+        large *= 2;
+    }
+    let [small, large] = [part(2 * large), part(large)];
+    let [a, b] = [elements(&small), elements(&large)];
+    let bytes = |shape: &[usize]| Ok::<_, FusedError>(step(optimizer, parameter, shape)?.update);
+    let updates = bytes(&small)?.zip(bytes(&large)?);
+    Ok(updates.map(|(small, large)| {
+        let slope = large.saturating_sub(small) as f64 / (b - a);
+        large + (slope * (parameter.elements() as f64 - b)).ceil() as usize
+    }))
 }
 
 /// Returns the bytes that the process holds for one state in addition to its tensors; 0 if they are not counted.
@@ -139,7 +174,7 @@ fn overhead(optimizer: &ModuleOptimizer, device: &Device) -> usize {
     let (_, growth) = memory::growth_of(device, || {
         for _ in 0..PARAMETERS {
             // An unsupported parameter is reported by `step`.
-            drop(optimizer.step("", ParamId::new(), zeros(), zeros(), false));
+            drop(optimizer.step("", ParamId::new(), zeros(), zeros(), true));
         }
     });
     growth.map_or(0, |growth| {
@@ -177,10 +212,10 @@ fn step(
         path: path.to_string(),
         reason: panic.message().to_string(),
     };
-    let stepped = optimizer.step(path, *id, zeros(), zeros(), false);
+    let stepped = optimizer.step(path, *id, zeros(), zeros(), true);
     stepped.result.map_err(unfit)?;
     let (value, gradient) = (stepped.value.unwrap_or_else(zeros), zeros());
-    let step = || optimizer.step(path, *id, value, gradient, false);
+    let step = || optimizer.step(path, *id, value, gradient, true);
     let (stepped, growth) = memory::growth_of(device, step);
     stepped.result.map_err(unfit)?;
     drop(stepped.value);

@@ -29,7 +29,7 @@ impl OutputPrint {
     fn of(tensor: &Tensor<1>, is_sampled: bool) -> Self {
         let tensor = tensor.clone().inner();
         let (elements, dtype) = (tensor.shape().num_elements(), tensor.dtype());
-        if !is_sampled && elements != 1 {
+        if elements == 0 || !is_sampled && elements != 1 {
             let mut hasher = DefaultHasher::new();
             hasher.write(tensor.into_data().as_bytes());
             return Self::Hash(hasher.finish());
@@ -39,7 +39,7 @@ impl OutputPrint {
             DType::F16 if is_sampled => 1.0 / 1024.0,
             _ => ROUNDING,
         };
-        let mut step = elements.div_ceil(SAMPLES).max(1);
+        let mut step = elements.div_ceil(SAMPLES);
         // So that the sample reaches all columns of a matrix.
         while elements > 1 && has_common_divisor(step, elements) {
             step += 1;

@@ -9,7 +9,7 @@ use crate::offload::HostMemory;
 /// The maximum peak memory of a training.
 ///
 /// On `flex` and `ndarray` it includes all bytes of the process, also those allocated before the training. On a
-/// device with its own memory it includes the bytes of the device.
+/// device with its own memory it includes the bytes of the device. A remote device reports no memory, so it can't be planned for.
 ///
 /// ```
 /// use backburn::Budget;

@@ -98,6 +98,7 @@ impl MemoryEstimate {
         let copies = offload.map_or(0, |offload| offload.device_bytes_of(resident.copies));
         let device = resident.weights + resident.states + copies;
         let transfer = resident.gradients_in_flight.max(resident.states_in_flight);
+        let in_update = resident.states_in_flight.max(largest_gradient) + states.update;
         let bytes: usize = parameters.iter().map(Entry::bytes).sum();
         let held = bytes + optimizer_state + resident.averages;
         Self {
@@ -110,7 +111,7 @@ impl MemoryEstimate {
             transfer,
             host: resident.host_weights + resident.host_states,
             stock: held + gradients + states.update,
-            fused: device + transfer.max(largest_gradient + states.update),
+            fused: device + resident.gradients_in_flight.max(in_update),
         }
     }
 }

@@ -1,4 +1,5 @@
 use backburn_base::caught::catch;
+use backburn_base::is_remote;
 use backburn_memory as memory;
 use backburn_memory::MemoryError;
 use backburn_optim::SgdConfig;
@@ -153,7 +154,8 @@ where
     ///
     /// # Panics
     ///
-    /// If `loss` panics. With weights in bf16, a panic about the float type is the reason why they are not possible.
+    /// If `loss` panics. With weights in bf16 or on the host, a panic about the float type or the offload is the reason why they are
+    /// not possible.
     pub fn plan<L: Loss>(
         &self,
         loss: impl Fn(&M, usize) -> L,
@@ -173,6 +175,11 @@ where
         drop(initial);
         let device = device.unwrap_or_default();
         check_device(&device, FloatDType::F32)?;
+        if is_remote(&device) {
+            return Err(PlanError::invalid(
+                "the memory of a remote device can't be measured: plan on the machine of its server",
+            ));
+        }
         let device = device.inner();
         let budget = budget.into();
         let bytes = budget.bytes(&device)?;
@@ -271,7 +278,7 @@ where
             sets: TechniqueSet::all(&self.order, &self.optimizer, has_own_memory),
             profiles: Vec::new(),
             too_large: Vec::new(),
-            refused_bf16: None,
+            refused: Vec::new(),
         };
         for storage in search.storages() {
             // Offloaded weights are created on the host.
@@ -286,7 +293,7 @@ where
                 search.too_large.push((storage, least));
                 continue;
             }
-            if !storage.in_bf16 {
+            if storage == WeightStorage::default() {
                 self.search_with(storage, &mut search, device, loss)?;
             } else {
                 let tried = catch(|| self.search_with(storage, &mut search, device, loss));
@@ -294,14 +301,14 @@ where
                     Ok(Ok(())) => None,
                     Ok(Err(PlanError::Fused(error))) => Some(error.to_string()),
                     Ok(Err(error)) => return Err(error),
-                    Err(panic) => match panic.text().filter(|text| names_type(text)) {
+                    Err(panic) => match panic.text().filter(|text| storage.is_named_in(text)) {
                         Some(text) => Some(text.to_string()),
                         None => panic.resume(),
                     },
                 };
-                if refused.is_some() {
-                    search.profiles.retain(|profile| !profile.storage.in_bf16);
-                    search.refused_bf16 = refused;
+                if let Some(reason) = refused {
+                    search.profiles.retain(|profile| profile.storage != storage);
+                    search.refused.push((storage, reason));
                 }
             }
             if let Some(choice) = search.best() {
@@ -355,7 +362,7 @@ where
                 .limits
                 .budget
                 .saturating_sub(search.least_resident(storage)),
-            margin: search.limits.margin.max(1.0),
+            margin: search.limits.margin,
             spread: 0.0,
             stopped_at: None,
             exceeded_limit: false,
@@ -373,14 +380,6 @@ where
         }
         Ok(())
     }
-}
-
-/// Returns `true` if the message of a panic is about a float type: Burn's messages name the type, or call it `dtype`, data type
-/// or element type.
-fn names_type(message: &str) -> bool {
-    let message = message.to_lowercase();
-    let names = ["bf16", "dtype", "data type", "element type"];
-    names.iter().any(|name| message.contains(name))
 }
 
 /// Returns the bytes in use, after a collection of autodiff nodes of dropped models.

@@ -25,8 +25,8 @@ pub(super) struct Search {
     pub(super) profiles: Vec<Profile>,
     /// Storages whose weights did not fit, with the bytes to create them.
     pub(super) too_large: Vec<(WeightStorage, usize)>,
-    /// The error of weights in bf16.
-    pub(super) refused_bf16: Option<String>,
+    /// Storages that the model or the device can't have, with the reason.
+    pub(super) refused: Vec<(WeightStorage, String)>,
 }
 
 impl Search {
@@ -108,9 +108,7 @@ impl Search {
             return Some(choice.candidate());
         }
         let device_bytes = match (self.profile(storage), known) {
-            (Some(profile), Some(known)) if profile.passes.is_empty() => {
-                profile.least() + known.resident(1).0
-            }
+            (Some(profile), Some(known)) if profile.passes.is_empty() => known.least(),
             (Some(_), _) => return None,
             (None, _) => self.too_large.iter().find(|(it, _)| *it == storage)?.1,
         };
@@ -127,8 +125,13 @@ impl Search {
         let candidates = self.candidates().0.into_iter();
         let least = candidates.map(|it| it.device_bytes).min().unwrap_or(0);
         let mut advice = Vec::new();
-        if let Some(reason) = &self.refused_bf16 {
-            advice.push(format!("Weights in bf16 are not possible: {reason}."));
+        for (storage, reason) in &self.refused {
+            let place = if storage.on_host {
+                "on the host"
+            } else {
+                "in bf16"
+            };
+            advice.push(format!("Weights {place} are not possible: {reason}."));
         }
         if self.limits.batch == 1 {
             advice.push("A batch of one item can't be split.".into());

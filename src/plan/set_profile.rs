@@ -118,6 +118,16 @@ impl<'a> SetProfile<'a> {
         all.min_by_key(|choice| choice.device)
     }
 
+    /// Returns the least bytes of a training whose first pass was stopped: it takes more.
+    pub(super) fn least(&self) -> usize {
+        let in_pass = self
+            .profile
+            .least()
+            .saturating_sub(self.profile.before_pass());
+        let part = self.without_pass(self.limits.batch, 1);
+        part.with(in_pass, None).device
+    }
+
     /// Returns the choice without the bytes of its passes.
     fn without_pass(&self, items: usize, accumulation: usize) -> PartialChoice<'a> {
         let (resident, host) = self.resident(accumulation);

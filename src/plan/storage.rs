@@ -23,6 +23,15 @@ impl WeightStorage {
         self.on_host.then(|| OffloadConfig::new(weights))
     }
 
+    /// Returns `true` if the message of a panic is about this storage. Burn's messages name a float type, or call it `dtype`, data
+    /// type or element type.
+    pub(super) fn is_named_in(self, message: &str) -> bool {
+        let lower = message.to_lowercase();
+        let names = ["bf16", "dtype", "data type", "element type"];
+        self.in_bf16 && names.iter().any(|name| lower.contains(name))
+            || self.on_host && message.contains("`OffloadConfig::")
+    }
+
     /// Returns the bytes that creating the model allocates. `sizes` has the elements of each parameter, and `true` if it is initialized.
     pub(super) fn making(self, sizes: &[(usize, bool)]) -> usize {
         let made = sizes.iter().filter(|(_, exists)| !exists || self.in_bf16);

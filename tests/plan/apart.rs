@@ -90,6 +90,32 @@ fn offloaded_candidate_leaves_device_and_trains() {
     }
 }
 
+/// Offloaded weights need blocks for adapters. They are left out with this reason.
+#[test]
+fn adapters_outside_of_blocks_are_not_offloaded() {
+    let _alone = alone();
+    let init = || -> Vec<Linear> {
+        let layer = |_| LinearConfig::new(512, 512).init(&device());
+        let layers: Vec<Linear> = (0..2).map(layer).collect();
+        layers.apply_lora(Lora::new(4, 8.0))
+    };
+    let loss = |model: &Vec<Linear>, items: usize| {
+        let x = Tensor::<2>::ones([items, 512], &device());
+        model.iter().fold(x, |x, layer| layer.forward(x)).mean()
+    };
+    let planner = Planner::new(init, AdamWConfig::new());
+    let planner = planner.with_order(Technique::SAME_PRECISION);
+    for budget in [3_299_839, 2_200_000, 1_100_000] {
+        let error = planner.plan(loss, budget).unwrap_err();
+        assert_says(&error, "Weights on the host are not possible");
+        let PlanError::NothingFits { least, .. } = error else {
+            panic!("{error}");
+        };
+        // More than the smallest number that is not refused by its type alone.
+        assert!(least > budget + 1, "{least}");
+    }
+}
+
 /// Burn's own Adam makes copies, in addition to the states in flight.
 #[test]
 fn update_next_to_states_in_flight_is_counted() {
@@ -123,4 +149,9 @@ fn update_next_to_states_in_flight_is_counted() {
         most
     });
     assert!(most <= plan.device_bytes, "{most} in use\n{plan}");
+    let config = plan.config.clone();
+    let estimate = MemoryEstimate::new_with_config(&init(), &AdamConfig::new().init(), &config);
+    // The activations of one item are in addition.
+    let most = most - 128_000;
+    assert!(most <= estimate.fused, "{most} in use\n{estimate}");
 }

@@ -7,7 +7,7 @@ use burn::config::Config;
 
 use crate::common::*;
 use crate::models::*;
-use crate::{ENOUGH, alone, bytes, fixed, init, plan, planner, trained};
+use crate::{ENOUGH, alone, bytes, device, fixed, init, peak, plan, planner, trained};
 
 #[test]
 fn plan_with_enough_memory_only_fuses() {
@@ -179,6 +179,40 @@ fn muon_is_planned_with_its_formats() {
         let has_formats = plan.optimizer.to_string().contains("Bits8");
         assert_eq!(has_formats, budget < whole.device_bytes, "{plan}");
     }
+}
+
+/// The squares of Muon's iteration grow with the area of a matrix, not with its rows.
+#[test]
+fn plan_of_large_matrix_with_muon_is_not_exceeded() {
+    let _alone = alone();
+    let init = || -> Linear {
+        let layer = LinearConfig::new(1024, 1024).with_bias(false);
+        layer.init(&device())
+    };
+    let loss = |layer: &Linear, items: usize| {
+        let x = Tensor::<2>::ones([items, 1024], &device());
+        backburn_nn::linear(layer, x).mean()
+    };
+    let planner = Planner::new(init, MuonWithAdamWConfig::new(Vec::new())).with_order(&[]);
+    let plan = planner.with_batch(2).plan(loss, ENOUGH).unwrap();
+    let train = || {
+        let mut fused = plan.fuse(init).unwrap();
+        train_fused(&mut fused, 2, 1e-3, |layer, _| loss(layer, plan.batch));
+    };
+    let taken = peak(train).1;
+    assert!(taken <= plan.device_bytes, "{taken} taken\n{plan}");
+}
+
+/// On `ndarray` the penalty is a tensor of the size of the parameter.
+#[test]
+fn estimate_of_sgd_with_decay_has_its_update() {
+    let _alone = alone();
+    let [_, ndarray] = cpus();
+    let layer: Linear = LinearConfig::new(512, 512).with_bias(false).init(&ndarray);
+    let decay = burn::optim::decay::WeightDecayConfig::new(0.1);
+    let sgd = backburn::optim::SgdConfig::new().with_weight_decay(Some(decay));
+    let estimate = MemoryEstimate::new(&layer, &sgd.init());
+    assert!(estimate.fused >= 3 * estimate.parameters, "{estimate}");
 }
 
 #[test]

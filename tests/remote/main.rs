@@ -106,6 +106,17 @@ fn optimizers() -> Vec<ModuleOptimizer> {
 }
 
 #[test]
+fn plan_for_remote_device_is_refused() {
+    in_time(|| {
+        let server = Server::start();
+        let planner = Planner::new(|| Net::init(&server.device), adamw());
+        let loss = |model: &Net, _: usize| model.loss(batch().to_device(&server.device));
+        let error = planner.plan(loss, 1 << 30).map(drop).unwrap_err();
+        assert_says(&error, "plan on the machine of its server");
+    });
+}
+
+#[test]
 fn remote_device_trains_as_device_of_this_process() {
     in_time(|| {
         let server = Server::start();

@@ -10,7 +10,7 @@ use super::error::MemoryError;
 use super::marks::{Limit, MarkLog, Meter, in_pools};
 use super::process::{self, Category, ProcessLog};
 use super::timeline::{MemoryTimeline, Phase};
-use backburn_base::with_value;
+use backburn_base::{is_remote, with_value};
 use recording::Log;
 
 pub use recording::{
@@ -40,10 +40,11 @@ pub struct Growth {
     pub left: usize,
 }
 
-/// Runs `work`. Also returns the growth of the bytes in use, if all are counted. Bytes in the pools of a device are not
-/// counted.
+/// Runs `work`. Also returns the growth of the bytes in use, if all are counted. Bytes in the pools of a device and on a
+/// remote device are not counted.
 pub fn growth_of<R>(device: &Device, work: impl FnOnce() -> R) -> (R, Option<Growth>) {
-    let are_counted = device.memory_pool_usage().is_none() && process::is_counting();
+    let is_in_process = device.memory_pool_usage().is_none() && !is_remote(device);
+    let are_counted = is_in_process && process::is_counting();
     let before = process::live();
     process::take_peak();
     let result = work();
