@@ -1,6 +1,5 @@
 //! The elements of tensors on `flex`, as slices of f32, and the types of computations.
 
-use std::iter::once;
 use std::sync::Arc;
 
 use backburn_base::{AnyTensor, of_data};
@@ -14,7 +13,7 @@ use crate::simd::vectorized;
 /// Elements of a task of an element-wise operation.
 pub(crate) const TASK: usize = 16 * 1024;
 
-/// Returns the type in which tensors of `dtype` are computed with: half types in f32.
+/// Returns the type in which operations on tensors of `dtype` compute: f32 for half types.
 pub(crate) fn wide(dtype: DType) -> DType {
     match dtype {
         DType::F64 => DType::F64,
@@ -161,37 +160,13 @@ pub(crate) fn is_transposed(tensor: &AnyTensor) -> bool {
 
 /// Creates a tensor of `elements` on the device of `like`, in the type of `like`.
 pub(crate) fn tensor(elements: Vec<f32>, shape: impl Into<Shape>, like: &AnyTensor) -> AnyTensor {
-    tensor_of(once(elements), shape, like)
-}
-
-/// Creates a tensor of the elements of all `buffers`. For a half type they are converted and freed one by one.
-pub(crate) fn tensor_of(
-    buffers: impl Iterator<Item = Vec<f32>>,
-    shape: impl Into<Shape>,
-    like: &AnyTensor,
-) -> AnyTensor {
     let shape = shape.into();
     let data = match like.dtype() {
-        DType::BF16 => {
-            let buffers = buffers.map(|buffer| converted(&buffer, narrow_bf16));
-            TensorData::new(joined(buffers), shape)
-        }
-        DType::F16 => {
-            let buffers = buffers.map(|buffer| converted(&buffer, narrow_f16));
-            TensorData::new(joined(buffers), shape)
-        }
-        _ => TensorData::new(joined(buffers), shape),
+        DType::BF16 => TensorData::new(converted(&elements, narrow_bf16), shape),
+        DType::F16 => TensorData::new(converted(&elements, narrow_f16), shape),
+        _ => TensorData::new(elements, shape),
     };
     AnyTensor(of_data(data, &like.device()))
-}
-
-/// Returns the elements of all buffers. A single one is not copied.
-fn joined<E: Clone>(buffers: impl Iterator<Item = Vec<E>>) -> Vec<E> {
-    let mut buffers: Vec<_> = buffers.collect();
-    match buffers.len() {
-        1 => buffers.remove(0),
-        _ => buffers.concat(),
-    }
 }
 
 fn converted<A: Element, B: Element>(from: &[A], task: fn(&[A], &mut [B])) -> Vec<B> {

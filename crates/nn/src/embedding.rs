@@ -17,7 +17,8 @@ use crate::node::{Computed, operation};
 /// For the backward pass it keeps `tokens`. The gradient is the gradient of the output, added up for each token. On `flex` it is one
 /// buffer, where Burn has two at once, because `Tensor::zeros` of Burn 0.22 makes a copy of its buffer. If the same tensor is also the head
 /// of [`linear_cross_entropy`](crate::linear_cross_entropy) and not a leaf of the graph (in fused training no parameter is a leaf), it is
-/// added to the gradient of the head in place, with a buffer for the rows of the tokens. Not if there are more tokens than classes.
+/// added to the gradient of the head in place, with a buffer for the rows of the tokens, if there are fewer tokens than
+/// classes.
 ///
 /// # Shapes
 ///
@@ -38,23 +39,22 @@ pub fn embedding(layer: &Embedding, tokens: Tensor<2, Int>) -> Tensor<3> {
         let output = rows(weight.of_rank(), tokens.clone()).into();
         // `reshape` would take a size of 0 for the size of the dimension before.
         let tokens = tokens.clone().flatten::<1>(0, 1);
-        let backward = move |gradient: AnyTensor, sum: Option<AnyTensor>| {
+        let backward = move |gradient: AnyTensor, [sum]: [Option<AnyTensor>; 1]| {
             let gradient = gradient.of_rank::<3>().flatten::<2>(0, 1);
             let options = (gradient.device(), gradient.dtype());
             let zeros = |shape| Tensor::full(shape, 0.0, (&options.0, options.1));
-            match sum {
+            [match sum {
                 Some(sum) => {
                     // The gradients of a token are added up first, so that the bits are those of the sum of two matrices.
                     let of_tokens = add(zeros(gradient.dims()), first_uses(&tokens), gradient);
                     add(sum.of_rank(), tokens, of_tokens).into()
                 }
-                None => add(zeros(shape), tokens, gradient).into(),
-            }
+                None => AnyTensor::from(add(zeros(shape), tokens, gradient)),
+            }]
         };
-        match adds {
-            true => Computed::adding(shape, output, backward),
-            false => Computed::new(output, |gradient| [backward(gradient, None)]),
-        }
+        let mut computed = Computed::keeping([false], output, backward);
+        computed.adds_to = adds.then_some(shape.into());
+        computed
     };
     let compose = |[weight]: [AnyTensor; 1]| {
         let tokens = Tensor::from_inner(tokens.clone());

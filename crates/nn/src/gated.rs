@@ -6,6 +6,7 @@ use burn::tensor::Tensor;
 use burn::tensor::activation::{gelu, gelu_approximate, sigmoid as sigmoid_of, silu};
 use rayon::prelude::*;
 
+use crate::check_shape;
 use crate::elements::{Elements, TASK, have_kernel, tensor, wide};
 use crate::linear::linear;
 use crate::node::{Computed, operation};
@@ -51,12 +52,7 @@ const SQRT_2_OVER_PI: f64 = 0.797_884_560_802_865_4;
 const CUBE: f64 = 0.044_715;
 
 fn gated<const D: usize>(activation: Activation, gate: Tensor<D>, up: Tensor<D>) -> Tensor<D> {
-    assert!(
-        gate.dims() == up.dims(),
-        "the shape of `gate` is {:?} and that of `up` is {:?}: they must be the same",
-        gate.dims(),
-        up.dims()
-    );
+    check_shape("`up`", up.dims(), gate.dims(), "`gate`");
     // The error function has no kernel.
     let has_kernel = !matches!(activation, Activation::Gelu);
     let run = |inputs: [AnyTensor; 2], _| match has_kernel && have_kernel(&inputs) {

@@ -24,3 +24,12 @@ pub use linear::linear;
 pub use linear_cross_entropy::{LinearCrossEntropyOptions, linear_cross_entropy};
 pub use norm::{layer_norm, rms_norm};
 pub use rotary::rotary;
+
+/// Panics if the shape of an argument is not the one that `other` arguments require.
+#[track_caller]
+fn check_shape<T: PartialEq + std::fmt::Debug>(name: &str, shape: T, expected: T, other: &str) {
+    assert!(
+        shape == expected,
+        "the shape of {name} is {shape:?}: with {other} it must be {expected:?}"
+    );
+}

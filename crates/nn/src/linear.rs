@@ -8,6 +8,7 @@ use burn::tensor::module::linear as burn_linear;
 use rayon::prelude::*;
 
 use crate::adapter::adapted;
+use crate::check_shape;
 use crate::elements::{
     Elements, add_all, have_kernel, is_transposed, rows_of_task, sum_of_tasks, tensor,
 };
@@ -31,10 +32,22 @@ use crate::product::{Effect::Add, ON_POOL, multiply, product};
 /// an adapter don't fit the weight.
 pub fn linear<const D: usize>(layer: &Linear, x: Tensor<D>) -> Tensor<D> {
     let (weight, bias) = (&layer.weight, layer.bias.as_ref().map(Param::val));
+    let ([d_input, d_output], row) = (weight.dims(), x.dims()[D - 1]);
+    let of_weight = "the weight of `layer`";
+    check_shape(of_weight, [d_input, d_output], [row, d_output], "`x`");
+    if let Some(bias) = &bias {
+        check_shape("the bias of `layer`", bias.dims(), [d_output], of_weight);
+    }
     if let Some(adapter) = weight.reparameterization::<LoraAdapter>() {
         let (base, a, b) = (weight.base(), adapter.a.val(), adapter.b.val());
-        check(&x, &base, bias.as_ref());
-        check_factors(&base, &a, &b);
+        let (factors, [_, rank]) = ([a.dims(), b.dims()], a.dims());
+        let name = "the factors of the adapter of `layer`";
+        check_shape(
+            name,
+            factors,
+            [[d_input, rank], [rank, d_output]],
+            of_weight,
+        );
         let inputs = [x.clone().into(), base.into(), a.into(), b.into()];
         if let Some(y) = adapted(inputs, adapter.scale) {
             return match bias {
@@ -44,35 +57,10 @@ pub fn linear<const D: usize>(layer: &Linear, x: Tensor<D>) -> Tensor<D> {
         }
     }
     let weight = weight.val();
-    check(&x, &weight, bias.as_ref());
     match bias {
         Some(bias) => multiplied::<D, 3>([x.into(), weight.into(), bias.into()]),
         None => multiplied::<D, 2>([x.into(), weight.into()]),
     }
-}
-
-/// Panics if the shapes don't match.
-fn check<const D: usize>(x: &Tensor<D>, weight: &Tensor<2>, bias: Option<&Tensor<1>>) {
-    let ([d_input, d_output], row) = (weight.dims(), x.dims()[D - 1]);
-    assert!(
-        row == d_input,
-        "the last dimension of `x` is {row}: it must be the first one of the weight of `layer`, {d_input}"
-    );
-    let length = bias.map_or(d_output, |bias| bias.dims()[0]);
-    assert!(
-        length == d_output,
-        "the bias of `layer` has {length} elements: it must have as many as the weight has columns, {d_output}"
-    );
-}
-
-/// Panics if the factors of an adapter don't fit the weight.
-fn check_factors(weight: &Tensor<2>, a: &Tensor<2>, b: &Tensor<2>) {
-    let [d_input, d_output] = weight.dims();
-    let (a, b) = (a.dims(), b.dims());
-    assert!(
-        a[0] == d_input && b == [a[1], d_output],
-        "the factors of the adapter of `layer` have the shapes {a:?} and {b:?}: they must be [{d_input}, rank] and [rank, {d_output}]"
-    );
 }
 
 /// Multiplies the first two of `inputs`, and adds the third if there is one.

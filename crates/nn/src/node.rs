@@ -10,7 +10,6 @@
 
 use std::array::from_fn;
 use std::fmt::{Debug, Formatter};
-use std::sync::Arc;
 
 use backburn_base::{AnyTensor, primitive};
 use burn::backend::autodiff::NodeId;
@@ -23,7 +22,6 @@ use burn::backend::{
     TensorMetadata,
 };
 use burn::tensor::{DType, Device, GradientCheckpointingStrategy, Shape, Tensor};
-use parking_lot::Mutex;
 
 /// Largest number of inputs of an operation.
 const INPUTS: usize = 4;
@@ -40,8 +38,9 @@ pub(crate) struct Computed {
     pub(crate) output: AnyTensor,
     /// `true` for each input that the tape keeps.
     kept: Vec<bool>,
-    /// Shape of the sum that the function adds to, if it does.
-    adds_to: Option<Shape>,
+    /// Shape of the only input, if most rows of its gradient are zero, so that the function adds to the sum of the gradients so far, if
+    /// there is one. Autodiff would add a second matrix.
+    pub(crate) adds_to: Option<Shape>,
     backward: Function,
 }
 
@@ -70,20 +69,6 @@ impl Computed {
             kept: kept.into(),
             adds_to: None,
             backward: Box::new(backward),
-        }
-    }
-
-    /// Creates the result of an operation on one matrix, most rows of whose gradient are zero. `backward` also receives the sum of the
-    /// gradients of the matrix so far, if there is one, and adds to it. Autodiff would add a second matrix.
-    pub(crate) fn adding(
-        shape: [usize; 2],
-        output: AnyTensor,
-        backward: impl FnOnce(AnyTensor, Option<AnyTensor>) -> AnyTensor + Send + 'static,
-    ) -> Self {
-        let backward = |gradient, [sum]: [_; 1]| [backward(gradient, sum)];
-        Self {
-            adds_to: Some(shape.into()),
-            ..Self::keeping([false], output, backward)
         }
     }
 }
@@ -149,7 +134,7 @@ where
     // A node has a fixed number of parents: the output, which is not tracked, is the rest of them.
     let parents = from_fn(|index| inputs.get(index).unwrap_or(&output).node());
     let (output, _leaf) = output.into_parts();
-    let prepared = Node.prepare::<NoCheckpointing>(parents);
+    let prepared = Node(computed.backward).prepare::<NoCheckpointing>(parents);
     any::<Autodiff<B>>(match prepared.compute_bound().stateful() {
         OpsKind::Tracked(mut prepared) => {
             let inputs = inputs.iter().zip(computed.kept);
@@ -158,33 +143,28 @@ where
                 (kept, input.dtype())
             });
             let inputs = inputs.collect();
-            let step = BackwardStep(Arc::new(Mutex::new(Some(computed.backward))));
-            prepared.finish((step, computed.adds_to, inputs), output)
+            prepared.finish((computed.adds_to, inputs), output)
         }
         OpsKind::UnTracked(prepared) => prepared.finish(output),
     })
 }
 
-/// The backward pass of a node. Burn clones the states of nodes, and runs each once.
-#[derive(Clone)]
-struct BackwardStep(Arc<Mutex<Option<Function>>>);
+/// A node, which runs its backward function once.
+struct Node(Function);
 
-impl Debug for BackwardStep {
+impl Debug for Node {
     fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
-        f.write_str("BackwardStep")
+        f.write_str("Node")
     }
 }
-
-#[derive(Debug)]
-struct Node;
 
 impl<B> Backward<B, INPUTS> for Node
 where
     B: Backend,
     DispatchTensor: DispatchKindConversion<B>,
 {
-    /// The step, the shape of a sum that it adds to, and for each input its node, if the tape keeps it, and its type.
-    type State = (BackwardStep, Option<Shape>, Vec<(Option<NodeId>, DType)>);
+    /// The shape of a sum that it adds to, and for each input its node, if the tape keeps it, and its type.
+    type State = (Option<Shape>, Vec<(Option<NodeId>, DType)>);
 
     fn backward(
         self,
@@ -193,7 +173,7 @@ where
         checkpointer: &mut Checkpointer,
     ) {
         let gradient = any::<B>(gradients.consume::<B>(&ops.node));
-        let (step, adds_to, inputs) = ops.state;
+        let (adds_to, inputs) = ops.state;
         let (kept, dtypes): (Vec<_>, Vec<_>) = inputs.into_iter().unzip();
         let kept = kept.into_iter();
         let kept = kept.map(|id| Some(any::<B>(checkpointer.retrieve_node_output(id?))));
@@ -209,9 +189,7 @@ where
             let sum = any::<B>(gradients.consume::<B>(parent));
             received[0] = (sum.shape() == shape).then_some(sum);
         }
-        let function = step.0.lock().take();
-        let function = function.expect("a backward step runs once");
-        let found = function(gradient, received).into_iter().zip(dtypes);
+        let found = (self.0)(gradient, received).into_iter().zip(dtypes);
         for (parent, (gradient, dtype)) in ops.parents.into_iter().zip(found) {
             if let (Some(parent), Some(gradient)) = (parent, gradient) {
                 let gradient = gradient.in_type(dtype).0.into_dispatch();

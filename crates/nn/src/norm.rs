@@ -5,9 +5,10 @@ use burn::nn::{LayerNorm, RmsNorm};
 use burn::tensor::Tensor;
 use rayon::prelude::*;
 
+use crate::check_shape;
 use crate::elements::{Elements, dense, have_kernel, rows_of_task, sum_of_tasks, tensor, wide};
 use crate::node::{Computed, operation};
-use crate::simd::{dot, sum, sum_of, vectorized};
+use crate::simd::{dot, reduce, sum, vectorized};
 
 /// Normalizes the last dimension of `x` as [`RmsNorm::forward`] does:
 /// `y = x / sqrt(mean(x^2) + epsilon) * gamma` ([Zhang and Sennrich, 2019](https://arxiv.org/abs/1910.07467)).
@@ -61,16 +62,10 @@ struct Norm {
 impl Norm {
     /// Normalizes the rows of `x`, the first of `inputs`. The others are `gamma`, and maybe `beta`.
     fn of<const D: usize, const N: usize>(self, inputs: [AnyTensor; N]) -> Tensor<D> {
-        let [row, d_model] = [0, 1].map(|index: usize| *inputs[index].shape().last().unwrap_or(&0));
-        assert!(
-            row == d_model,
-            "the last dimension of `x` is {row}: it must be that of `norm`, {d_model}"
-        );
-        let length = inputs.last().map_or(0, |last| last.shape().num_elements());
-        assert!(
-            length == d_model,
-            "`beta` of `norm` has {length} elements: it must have as many as `gamma`, {d_model}"
-        );
+        let row = *inputs[0].shape().last().unwrap_or(&0);
+        for (input, name) in inputs[1..].iter().zip(["`gamma`", "`beta`"]) {
+            check_shape(&format!("{name} of `norm`"), input.dims(), [row], "`x`");
+        }
         let run = |inputs: [AnyTensor; N], _| match have_kernel(&inputs) {
             true => self.kernel(inputs),
             false => self.operations::<D, N>(inputs),
@@ -218,7 +213,7 @@ vectorized! {
             let along = dot(of_x, x, [of_mean, mean]) * (r * r / row as f32);
             if norm.is_centered {
                 // The mean is rounded: `x - mean` has a mean, too.
-                of_mean -= sum_of!(x in x => x - mean) / row as f32 * along;
+                of_mean -= reduce!(0.0, add: x in x => x - mean) / row as f32 * along;
             }
             for (of_x, x) in of_x.iter_mut().zip(x) {
                 *of_x = (*of_x - of_mean - (x - mean) * along) * r;

@@ -4,6 +4,7 @@ use backburn_base::{AnyTensor, in_type};
 use burn::tensor::Tensor;
 use rayon::prelude::*;
 
+use crate::check_shape;
 use crate::elements::{Elements, have_kernel, rows_of_task, tensor, wide};
 use crate::node::{Computed, operation};
 use crate::simd::vectorized;
@@ -23,19 +24,16 @@ use crate::simd::vectorized;
 ///
 /// If the shapes differ from those above.
 pub fn rotary(heads: Tensor<4>, cos: Tensor<4>, sin: Tensor<4>) -> Tensor<4> {
-    let [batch, _, length, head_dim] = heads.dims();
-    assert!(
-        head_dim % 2 == 0,
-        "`heads` has the shape {:?}: its last dimension must be even",
-        heads.dims()
+    let ([batch, count, length, _], [.., half]) = (heads.dims(), cos.dims());
+    check_shape(
+        "`heads`",
+        heads.dims(),
+        [batch, count, length, 2 * half],
+        "`cos`",
     );
-    for (table, name) in [(cos.dims(), "cos"), (sin.dims(), "sin")] {
-        assert!(
-            [1, batch].contains(&table[0]) && table[1..] == [1, length, head_dim / 2],
-            "`{name}` has the shape {table:?}: it must be [1 or {batch}, 1, {length}, {}] for `heads` of the shape {:?}",
-            head_dim / 2,
-            heads.dims()
-        );
+    for (table, name) in [(cos.dims(), "`cos`"), (sin.dims(), "`sin`")] {
+        let tables = if table[0] == 1 { 1 } else { batch };
+        check_shape(name, table, [tables, 1, length, half], "`heads`");
     }
     let [cos, sin] = [cos, sin].map(|table| AnyTensor::from(table.inner()));
     let run = |[heads]: [AnyTensor; 1], _| {

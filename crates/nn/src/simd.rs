@@ -109,37 +109,37 @@ pub(crate) fn joined(mut lanes: [f32; LANES], join: impl Fn(f32, f32) -> f32) ->
     lanes[0]
 }
 
-/// Returns the sum of a term of each element of a slice, or of each pair of two slices. Not a function: a closure would be compiled for
-/// the baseline processor.
-macro_rules! sum_of {
-    ($x:ident in $a:expr => $term:expr) => {
-        $crate::simd::sum_of!($x in $a, _y in $a => $term)
+/// Joins a term of each element of a slice, or of each pair of two slices. Not a function: a closure would be compiled for the
+/// baseline processor.
+macro_rules! reduce {
+    ($start:expr, $join:ident: $x:ident in $a:expr => $term:expr) => {
+        $crate::simd::reduce!($start, $join: $x in $a, _y in $a => $term)
     };
-    ($x:ident in $a:expr, $y:ident in $b:expr => $term:expr) => {{
-        use $crate::simd::{BLOCK, LANES, add, joined};
+    ($start:expr, $join:ident: $x:ident in $a:expr, $y:ident in $b:expr => $term:expr) => {{
+        use $crate::simd::{BLOCK, LANES, $join, joined};
 
-        let mut all = 0.0;
+        let mut all = $start;
         for (a, b) in $a.chunks(BLOCK).zip($b.chunks(BLOCK)) {
-            let mut lanes = [0.0; LANES];
+            let mut lanes = [$start; LANES];
             let (wholes_a, rest_a) = a.as_chunks::<LANES>();
             let (wholes_b, rest_b) = b.as_chunks::<LANES>();
             for (a, b) in wholes_a.iter().zip(wholes_b) {
                 for lane in 0..LANES {
                     let ($x, $y) = (a[lane], b[lane]);
-                    lanes[lane] += $term;
+                    lanes[lane] = $join(lanes[lane], $term);
                 }
             }
             for ((lane, a), b) in lanes.iter_mut().zip(rest_a).zip(rest_b) {
                 let ($x, $y) = (*a, *b);
-                *lane += $term;
+                *lane = $join(*lane, $term);
             }
-            all += joined(lanes, add);
+            all = $join(all, joined(lanes, $join));
         }
         all
     }};
 }
 
-pub(crate) use sum_of;
+pub(crate) use reduce;
 
 #[inline(always)]
 pub(crate) fn add(a: f32, b: f32) -> f32 {
@@ -148,36 +148,26 @@ pub(crate) fn add(a: f32, b: f32) -> f32 {
 
 /// Returns the larger number, or `a` if `b` is NaN.
 #[inline(always)]
-fn larger(a: f32, b: f32) -> f32 {
+pub(crate) fn larger(a: f32, b: f32) -> f32 {
     if b > a { b } else { a }
 }
 
 /// Returns the sum of a slice.
 #[inline(always)]
 pub(crate) fn sum(a: &[f32]) -> f32 {
-    sum_of!(x in a => x)
+    reduce!(0.0, add: x in a => x)
 }
 
 /// Returns the sum of the products of `a` and `b`, each less a shift.
 #[inline(always)]
 pub(crate) fn dot(a: &[f32], b: &[f32], shifts: [f32; 2]) -> f32 {
-    sum_of!(x in a, y in b => (x - shifts[0]) * (y - shifts[1]))
+    reduce!(0.0, add: x in a, y in b => (x - shifts[0]) * (y - shifts[1]))
 }
 
 /// Returns the largest element, or negative infinity if there is none. NaN is passed over.
 #[inline(always)]
 pub(crate) fn max(a: &[f32]) -> f32 {
-    let mut lanes = [f32::NEG_INFINITY; LANES];
-    let (wholes, rest) = a.as_chunks::<LANES>();
-    for a in wholes {
-        for lane in 0..LANES {
-            lanes[lane] = larger(lanes[lane], a[lane]);
-        }
-    }
-    for (lane, a) in lanes.iter_mut().zip(rest) {
-        *lane = larger(*lane, *a);
-    }
-    joined(lanes, larger)
+    reduce!(f32::NEG_INFINITY, larger: x in a => x)
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ mod whole;
 use backburn_base::AnyTensor;
 use burn::tensor::{Bool, Tensor};
 
+use crate::check_shape;
 use crate::node::{Computed, operation};
 
 /// Options of [`attention`]. The last query is at the place of the last key.
@@ -52,24 +53,19 @@ pub fn attention(
     options: AttentionOptions,
 ) -> Tensor<4> {
     let [batch, heads, queries, head_dim] = query.dims();
-    let (of_key, of_value) = (key.dims(), value.dims());
-    let [_, groups, keys, value_dim] = of_value;
-    assert!(
-        of_key == [batch, groups, keys, head_dim] && of_value[0] == batch,
-        "`query`, `key` and `value` have the shapes {:?}, {of_key:?} and {of_value:?}: batch and head dimension must be the same, and groups and keys of the last two",
-        query.dims()
-    );
+    let [_, groups, keys, value_dim] = value.dims();
+    let of_key = [batch, groups, keys, head_dim];
+    check_shape("`key`", key.dims(), of_key, "`query` and `value`");
+    let of_value = [batch, groups, keys, value_dim];
+    check_shape("`value`", value.dims(), of_value, "`query`");
     assert!(
         groups > 0 && heads % groups == 0,
         "`query` has {heads} heads and `key` has {groups}: the second number must divide the first"
     );
     if let Some(mask) = mask.as_ref().map(Tensor::dims) {
-        assert!(
-            [1, batch].contains(&mask[0])
-                && [1, heads].contains(&mask[1])
-                && mask[2..] == [queries, keys],
-            "`mask` has the shape {mask:?}: it must be [1 or {batch}, 1 or {heads}, {queries}, {keys}]"
-        );
+        let once = |size, all| if size == 1 { 1 } else { all };
+        let expected = [once(mask[0], batch), once(mask[1], heads), queries, keys];
+        check_shape("`mask`", mask, expected, "`query` and `key`");
     }
     assert!(
         options.window != Some(0),

@@ -5,11 +5,11 @@ use burn::tensor::{DType, Tensor, TensorData};
 use rayon::prelude::*;
 
 use super::Problem;
-use crate::elements::{Elements, have_kernel, is_transposed, scaled, tensor, tensor_of};
+use crate::elements::{Elements, have_kernel, is_transposed, scaled, tensor};
 use crate::node::Computed;
 use crate::product::Effect::{Add, Set};
 use crate::product::{Matrix, ON_POOL, multiply};
-use crate::simd::{exp, max, sum_of, tanh, vectorized};
+use crate::simd::{exp, max, reduce, tanh, vectorized};
 
 /// Elements of a tile of a head in a half type.
 const TILE: usize = 1024 * 1024;
@@ -80,10 +80,10 @@ impl Problem {
                 state.copy_from_slice(states.row(&[row.token]));
             }
             let states = Matrix::new(&chunk, rows.len(), d_model);
-            for (start, head) in tiles(&weight, is_transposed) {
-                let (to, head) = (&mut logits[start..], matrix(&head, is_transposed));
+            for_tiles(&weight, is_transposed, |start, head| {
+                let to = &mut logits[start..];
                 multiply(to, classes, states, head.transposed(), Set(1.0), ON_POOL);
-            }
+            });
             let losses = logits.par_chunks_mut(classes).zip(rows);
             let losses = losses.map(|(logits, row)| {
                 gradients(logits, *row, cap, smoothing, needed.contains(&true))
@@ -106,13 +106,12 @@ impl Problem {
                 }
             }
             if needed[0] {
-                for (start, head) in tiles(&weight, is_transposed) {
-                    let head = matrix(&head, is_transposed);
+                for_tiles(&weight, is_transposed, |start, head| {
                     let mut logits = Matrix::new(&logits[start..], rows.len(), classes);
                     logits.sizes[1] = head.sizes[0];
                     let effect = if start == 0 { Set(1.0) } else { Add };
                     multiply(&mut chunk, d_model, logits, head, effect, ON_POOL);
-                }
+                });
                 for (state, row) in chunk.chunks(d_model).zip(rows) {
                     of_hidden[row.token * d_model..][..d_model].copy_from_slice(state);
                 }
@@ -137,13 +136,15 @@ impl Problem {
             });
             let of_weight = needed[1].then(|| {
                 let factor = if counted.is_empty() { 1.0 } else { factor };
-                let of_weight = of_weight.into_iter().map(|it| scaled(it, factor));
+                // One by one, so that a buffer of f32 is freed when it is converted. A single one is not copied.
+                let parts = of_weight.into_iter().map(|part| {
+                    let shape = [part.len() / row, row];
+                    tensor(scaled(part, factor), shape, &like_weight).of_rank::<2>()
+                });
+                let of_weight = Tensor::cat(parts.collect(), 0);
                 match is_transposed {
-                    true => {
-                        let of_weight = tensor_of(of_weight, [d_model, classes], &like_weight);
-                        of_weight.of_rank::<2>().transpose().into()
-                    }
-                    false => tensor_of(of_weight, [classes, d_model], &like_weight),
+                    true => of_weight.transpose().into(),
+                    false => of_weight.into(),
                 }
             });
             [of_hidden, of_weight]
@@ -158,31 +159,33 @@ fn zeros(count: usize, size: usize) -> Vec<Vec<f32>> {
     buffers.collect()
 }
 
-/// Returns the head in f32, in the order of its memory, with the first class of each part: all of it, or in parts if it has a half type,
-/// so that there is no copy of twice its bytes.
-fn tiles(weight: &AnyTensor, is_transposed: bool) -> impl Iterator<Item = (usize, Elements)> {
+/// Runs `run` with the first class of each part of the head and the part in f32, a row for each class: all of it, or in parts if it has
+/// a half type, so that there is no copy of twice its bytes.
+fn for_tiles(weight: &AnyTensor, is_transposed: bool, mut run: impl FnMut(usize, Matrix<'_>)) {
     let [classes, d_model] = weight.shape().dims();
     let size = match weight.dtype() {
         DType::F32 => classes,
         _ => (TILE / d_model).max(1),
     };
     let weight: Tensor<2> = weight.clone().of_rank();
-    (0..classes).step_by(size).map(move |start| {
+    for start in (0..classes).step_by(size) {
         let part = weight.clone().slice(start..classes.min(start + size));
-        let part = match is_transposed {
-            true => part.transpose(),
-            false => part,
+        // Copied in the order of its memory.
+        let part = if is_transposed {
+            part.transpose()
+        } else {
+            part
         };
-        (start, Elements::strided(&part.into()))
-    })
-}
-
-/// Returns the part of a head, with a row for each class.
-fn matrix(part: &Elements, is_transposed: bool) -> Matrix<'_> {
-    let matrix = part.matrix(&[]);
-    match is_transposed {
-        true => matrix.transposed(),
-        false => matrix,
+        let part = Elements::strided(&part.into());
+        let part = part.matrix(&[]);
+        run(
+            start,
+            if is_transposed {
+                part.transposed()
+            } else {
+                part
+            },
+        );
     }
 }
 
@@ -214,11 +217,11 @@ vectorized! {
         }
         let of_target = logits[target];
         let largest = max(logits) * scale;
-        let all = sum_of!(logit in logits => exp(logit * scale - largest));
+        let all = reduce!(0.0, add: logit in logits => exp(logit * scale - largest));
         // Differences to the largest logit, as in `log_softmax`: a large logit would round a small loss.
         let mut expected = of_target * scale - largest;
         if smoothing != 0.0 {
-            let mean = sum_of!(logit in logits => logit * scale - largest) / classes;
+            let mean = reduce!(0.0, add: logit in logits => logit * scale - largest) / classes;
             expected = expected * (1.0 - smoothing) + mean * smoothing;
         }
         if is_needed {

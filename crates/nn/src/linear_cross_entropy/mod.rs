@@ -6,6 +6,7 @@ mod whole;
 use backburn_base::AnyTensor;
 use burn::tensor::{Int, Tensor};
 
+use crate::check_shape;
 use crate::elements::dense;
 use crate::node::operation;
 
@@ -81,21 +82,12 @@ pub fn linear_cross_entropy(
     weights: Option<Tensor<1>>,
     options: &LinearCrossEntropyOptions,
 ) -> Tensor<1> {
-    let ([tokens, d_model], [_, of_head]) = (hidden.dims(), weight.dims());
-    assert!(
-        d_model == of_head,
-        "`hidden` has {d_model} columns and `weight` {of_head}: pass the weight as `[classes, d_model]`"
-    );
-    for (given, name) in [
-        (Some(targets.dims()), "targets"),
-        (weights.as_ref().map(Tensor::dims), "weights"),
-    ] {
-        if let Some([given]) = given {
-            assert!(
-                given == tokens,
-                "`{name}` has {given} elements and `hidden` {tokens} rows: pass one for each row"
-            );
-        }
+    let ([tokens, d_model], [classes, _]) = (hidden.dims(), weight.dims());
+    let of_head = "`weight`, `[classes, d_model]`,";
+    check_shape(of_head, weight.dims(), [classes, d_model], "`hidden`");
+    check_shape("`targets`", targets.dims(), [tokens], "`hidden`");
+    if let Some(weights) = &weights {
+        check_shape("`weights`", weights.dims(), [tokens], "`hidden`");
     }
     options.check();
     let problem = Problem {
