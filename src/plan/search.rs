@@ -126,12 +126,12 @@ impl Search {
         let least = candidates.map(|it| it.device_bytes).min().unwrap_or(0);
         let mut advice = Vec::new();
         for (storage, reason) in &self.refused {
-            let place = if storage.on_host {
-                "on the host"
-            } else {
-                "in bf16"
+            let kind = match (storage.in_bf16, storage.on_host) {
+                (true, true) => "in bf16 on the host",
+                (_, true) => "on the host",
+                _ => "in bf16",
             };
-            advice.push(format!("Weights {place} are not possible: {reason}."));
+            advice.push(format!("Weights {kind} are not possible: {reason}."));
         }
         if self.limits.batch == 1 {
             advice.push("A batch of one item can't be split.".into());

@@ -113,7 +113,7 @@ impl Module for Handle {
     }
 
     fn map<P: ModuleMapper>(self, _mapper: &mut P) -> Self {
-        // Not the scope of another training, inside of which a step maps its own model.
+        // In a step inside of another, the scope is that of the outer training.
         let own = self.local_param.session.pass.lock().clone();
         let is_own = |scope: &Scope| {
             own.as_ref()

@@ -170,7 +170,7 @@ impl Inventory {
     }
 
     /// Returns `true` if every float parameter has this type; a frozen one may have an optimizer state.
-    pub(crate) fn is_in(&self, dtype: DType) -> bool {
+    pub(crate) fn floats_are_in(&self, dtype: DType) -> bool {
         let types = self.entries.values().map(|entry| entry.dtype);
         types.filter(DType::is_float).all(|found| found == dtype)
     }

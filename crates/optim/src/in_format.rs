@@ -10,7 +10,8 @@ use super::rule::{Number, Rule, UpdateRule};
 ///
 /// The optimizer receives the weight and its gradient in f32, and computes in f32, including its states. The new weight
 /// is rounded at random or split, according to the format. During an update the parameter and its gradient are
-/// allocated in f32; if the parameter has a residual, the host reads it from the device. The optimizers of [this crate](super) don't need this buffer.
+/// allocated in f32; if the parameter has a residual, the host reads it from the device. The optimizers of [this crate](super)
+/// don't need these buffers.
 ///
 /// ```
 /// use backburn_optim::{InFormat, WeightFormat};

@@ -146,7 +146,7 @@ impl<M: Module> Core<M> {
 /// Returns `true` if the optimizer states of these parameters are the same after a record.
 pub(super) fn record_keeps_states(inventory: &Inventory, local_params: &LocalParams) -> bool {
     // Burn loads states in f32, and a record ends the group of micro-batches in a state.
-    inventory.is_in(DType::F32) && local_params.accumulated_in_state().is_empty()
+    inventory.floats_are_in(DType::F32) && local_params.accumulated_in_state().is_empty()
 }
 
 #[cfg(all(test, feature = "flex"))]
