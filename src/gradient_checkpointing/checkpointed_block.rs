@@ -199,7 +199,7 @@ where
         };
         let output = {
             let _statistics = first.statistics.put_until_dropped(&block);
-            let _scope = inside.clone().enter();
+            let _scope = inside.enter();
             let context = || {
                 format!(
                     "the second run of the recomputed block {name} (its parameters and those of earlier \
@@ -231,9 +231,8 @@ where
         };
         if outputs_differ && draws {
             // The block draws random numbers without the lock, so later passes take the lock.
-            inside.pass.blocks.observations.record_draws();
+            scope.pass.blocks.observations.record_draws();
         }
-        inside.abandon();
         drop((output, leaves));
         device.iter().for_each(collect_graph);
         Err(error)

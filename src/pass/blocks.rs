@@ -15,7 +15,7 @@ use crate::tap::GraphGc;
 /// The checkpointed blocks of a pass.
 #[derive(Debug)]
 pub(crate) struct Blocks {
-    pub(super) config: Arc<GradientCheckpointingConfig>,
+    pub(super) config: GradientCheckpointingConfig,
     /// Prefetches the weights that the blocks read, if these are fetched and dropped with their runs.
     pub(super) prefetcher: Option<Arc<dyn BlockPrefetch>>,
     /// Offloads the inputs of blocks, if the config enables it.

@@ -38,7 +38,7 @@ use drawing::{Drawing, Observations};
 pub(crate) use drawing::{NumberSource, RandomRun, StepNumbers, lock_generators};
 pub(crate) use observer::{MemoryObserver, Observers};
 pub use observer::{StepEvent, StepObserver};
-pub(crate) use reads::{BlockReads, Graph, PendingCount, PendingGradient, Reads};
+pub(crate) use reads::{BlockReads, Graph, PendingCount, Reads};
 pub(crate) use scope::{ReadMode, Scope};
 use stage::Failed;
 pub(crate) use stage::{ClosureKind, FailedIn, Failure, Stage};
@@ -111,12 +111,12 @@ impl Pass {
         })
     }
 
-    /// Returns `true` if a gradient may still be applied. Fails the pass if the closure has not scaled its loss.
-    pub(crate) fn admits(&self) -> bool {
+    /// Fails the pass if the closure has not scaled its loss. Returns `true` if gradients may still be applied.
+    pub(crate) fn check_scaled(&self) -> bool {
         if !self.scaled.load(Ordering::Relaxed) {
             self.fail(FailedIn::Closure, FusedError::LossNotScaled);
         }
-        !matches!(*self.stage.lock(), Stage::Failed(_))
+        !self.has_failed()
     }
 
     pub(crate) fn has_failed(&self) -> bool {
@@ -168,7 +168,8 @@ pub(crate) struct PassSettings {
     pub(crate) pipeline: GradientPipeline,
     pub(crate) numbers: StepNumbers,
     pub(crate) observers: Observers,
-    pub(crate) checkpointing: Arc<GradientCheckpointingConfig>,
+    pub(crate) checkpointing: GradientCheckpointingConfig,
+    pub(crate) closure_kind: ClosureKind,
 }
 
 /// State that the parameters of a model share on one rank while it is attached.
@@ -222,7 +223,6 @@ impl Session {
     pub(crate) fn begin(
         &self,
         settings: &PassSettings,
-        kind: ClosureKind,
         prefetcher: Option<Arc<dyn BlockPrefetch>>,
         transfers: Option<Arc<TransferWorkers>>,
     ) -> Arc<Pass> {
@@ -231,12 +231,13 @@ impl Session {
             numbers,
             mut observers,
             checkpointing,
+            closure_kind,
         } = settings.clone();
-        let stage = match kind {
+        let stage = match closure_kind {
             ClosureKind::Loss => Stage::Forward,
             ClosureKind::Backward | ClosureKind::Nothing => Stage::Backward,
         };
-        let scales = kind == ClosureKind::Backward && pipeline.scale.is_some();
+        let scales = closure_kind == ClosureKind::Backward && pipeline.scale.is_some();
         if memory::is_recording() {
             observers.0.push(Arc::new(MemoryObserver::default()));
         }
@@ -263,7 +264,7 @@ impl Session {
             begun: next_operation(),
             graph: Arc::default(),
             stage: Mutex::new(stage),
-            closure_kind: kind,
+            closure_kind,
             scaled: AtomicBool::new(!scales),
             has_received: AtomicBool::new(false),
             running_hooks: Arc::default(),

@@ -12,15 +12,10 @@ use crate::tap::Position;
 /// that none is pending.
 pub(crate) type PendingCount = Arc<()>;
 
-/// The pending gradient of one tap. It is taken when the gradient has arrived, or will never arrive.
-pub(crate) type PendingGradient = Arc<Mutex<Option<PendingCount>>>;
-
-/// The identity of an autodiff graph, and its taps. Graphs share no node: each is locked while its backward steps run, and a recomputation happens
+/// The identity of an autodiff graph. Graphs share no node: each is locked while its backward steps run, and a recomputation happens
 /// in one of these steps.
 #[derive(Debug, Default)]
 pub(crate) struct Graph {
-    /// The pending gradients of the taps in the graph, in the order of the reads.
-    pub(crate) taps: Mutex<Vec<PendingGradient>>,
     /// The position of the last tap on the clock.
     pub(crate) position: Mutex<Position>,
 }

@@ -74,9 +74,7 @@ impl Scope {
             block: None,
             recomputed_reads: None,
         };
-        ScopeGuard {
-            before: CURRENT.replace(Some(scope)),
-        }
+        scope.enter()
     }
 
     /// Returns the scope of a block whose operations are not recorded, and the reads of it and its nested blocks.
@@ -117,15 +115,6 @@ impl Scope {
             mode,
             block: Some(BlockScope { seeds, source }),
             recomputed_reads: self.recomputed_reads.clone(),
-        }
-    }
-
-    /// Resolves the pending gradients of this scope: no backward pass will reach its graph.
-    pub(crate) fn abandon(&self) {
-        if let ReadMode::Recorded(graph) = &self.mode {
-            for tap in &*graph.taps.lock() {
-                tap.lock().take();
-            }
         }
     }
 

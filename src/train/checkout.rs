@@ -53,7 +53,7 @@ impl<'a, M: LearnerModel> Checkout<'a, M> {
     /// Runs `look` on the learner with its current model and optimizer. On devices that are read late it gets a snapshot of the
     /// optimizer, so that a record saved on another thread does not contain later updates.
     pub(super) fn with_learner_restored(&mut self, look: impl FnOnce(&Learner<FusedModel<M>>)) {
-        if self.engine.core().is_read_late() {
+        if self.engine.core().is_asynchronous() {
             let optimizer = snapshot(|| self.engine.core().optimizer_record());
             swap(self.learner, self.engine.core().model(), optimizer);
             look(self.learner);

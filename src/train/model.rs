@@ -87,9 +87,9 @@ impl<M: Module> Module for FusedModel<M> {
 
     fn into_record(self) -> ModuleRecord {
         // The learner saves the record on another thread, during the next steps.
-        let is_read_late = self.devices().iter().any(is_cubecl);
+        let is_asynchronous = self.devices().iter().any(is_cubecl);
         let record = self.model.into_record();
-        match is_read_late {
+        match is_asynchronous {
             true => record::read_model_into_host(record),
             false => record,
         }

@@ -27,6 +27,7 @@ pub(super) struct AppliedGradient {
     rank: usize,
     node: NodeId,
     gradient: AnyTensor,
+    identity: Identity,
     /// `true` if it is registered in the current pass.
     is_registered: AtomicBool,
 }
@@ -49,6 +50,7 @@ impl AppliedGradient {
             node: node(&leaf).expect("a leaf is under autodiff"),
             leaf: Box::new(Param::initialized(master.id, leaf)),
             rank: D,
+            identity: Identity::of(&gradient),
             gradient: gradient.into(),
             is_registered: AtomicBool::new(false),
         }
@@ -72,7 +74,7 @@ impl AppliedGradient {
 
     /// Returns `true` if `gradient` is another tensor.
     pub(super) fn is_replaced_by<const D: usize>(&self, gradient: &Tensor<D>) -> bool {
-        Identity::of(gradient) != Identity::of(&*self.gradient)
+        Identity::of(gradient) != self.identity
     }
 
     /// Shows the leaf to `visitor`.

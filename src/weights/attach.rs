@@ -67,10 +67,15 @@ impl ValueExtractor<'_> {
             }
         };
         let session = self.session.clone();
-        let mut local_param = LocalParam::new(master, session, context.clone(), compute_device);
-        local_param.is_retained = is_retained;
-        local_param.offloaded_base = self.adapters.get(&id).cloned();
-        local_param
+        let offloaded_base = self.adapters.get(&id).cloned();
+        LocalParam::new(
+            master,
+            session,
+            context.clone(),
+            compute_device,
+            is_retained,
+            offloaded_base,
+        )
     }
 }
 

@@ -80,13 +80,14 @@ impl<M: Module> AttachedModule<M> {
             context: &context,
             replica_of: replica_of.map(|other| &*other.local_params),
             adapters: &adapters,
-            reads: inventory.count(Role::Released).0,
+            reads: inventory.count(Role::Released),
             local_params: LocalParams::default(),
             storages: Vec::new(),
             devices: Vec::new(),
         };
         let skeleton = module.map(&mut extractor);
-        let local_params = extractor.local_params;
+        let mut local_params = extractor.local_params;
+        local_params.frozen = inventory.frozen();
         let handles = HandleAttacher(&local_params);
         let module = skeleton.clone().apply_reparameterization(handles);
         let skeleton = without_retained(skeleton, &local_params);

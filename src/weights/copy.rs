@@ -40,15 +40,18 @@ impl LocalParam {
     /// # Panics
     ///
     /// Panics if the value can't be fetched to the device.
-    pub(super) fn resident_value(&self, state: &mut State, lifetime: CopyLifetime) -> AnyTensor {
+    pub(super) fn resident_value(
+        &self,
+        copy: &mut Option<Box<ComputeCopy>>,
+        lifetime: CopyLifetime,
+    ) -> AnyTensor {
         if self.assigned == Residency::Aliased {
             return self.master.value();
         }
         let residency = self.residency();
         let version = self.master.version();
-        let copy = state.copy.take();
-        let copy = copy.filter(|copy| copy.version == version);
-        let value = match copy {
+        let current = copy.take().filter(|copy| copy.version == version);
+        let value = match current {
             Some(copy) => copy.value,
             None => self.fetch_value().unwrap_or_else(|error| panic!("{error}")),
         };
@@ -59,7 +62,7 @@ impl LocalParam {
         };
         if keeps_copy {
             let value = value.clone();
-            state.copy = Some(Box::new(ComputeCopy { value, version }));
+            *copy = Some(Box::new(ComputeCopy { value, version }));
         }
         value
     }
@@ -71,7 +74,7 @@ impl LocalParam {
         if self.has_copy(&state) || self.master.find().is_none() {
             return Ok(());
         }
-        if self.master.storage.location.is_host {
+        if self.is_offloaded {
             state.copy = None;
         }
         let version = self.master.version();
@@ -122,8 +125,7 @@ impl LocalParam {
     /// Replaces a cached copy at the end of the pass.
     pub(super) fn refresh_copy(&self) {
         // With a copy on every rank, a lost owner loses no weight.
-        let survives_owner =
-            self.residency() == Residency::Cached && !self.master.storage.location.is_host;
+        let survives_owner = self.residency() == Residency::Cached && !self.is_offloaded;
         let refreshed = match survives_owner {
             true => self.fetch_copy(),
             false => self.update_cached_copy(),

@@ -19,20 +19,6 @@ pub(crate) enum Accumulated {
     InOptimizerState,
 }
 
-impl Accumulated {
-    /// Returns the sum, if there is one. Removes it if `removes`.
-    pub(super) fn sum(&mut self, removes: bool) -> Option<AnyTensor> {
-        match self {
-            Self::Sum(sum) if !removes => Some((**sum).clone()),
-            Self::Sum(_) => match std::mem::take(self) {
-                Self::Sum(sum) => Some(*sum),
-                _ => None,
-            },
-            _ => None,
-        }
-    }
-}
-
 /// The gradient of a parameter on one rank in a pass.
 #[derive(Debug, Default)]
 pub(super) enum GradientState {

@@ -151,6 +151,13 @@ impl Inventory {
         entries.map(|entry| (entry.id, entry.shape.num_dims()))
     }
 
+    /// Returns the frozen parameters: id, number of dimensions, path.
+    pub(super) fn frozen(&self) -> Vec<(ParamId, usize, Arc<str>)> {
+        let frozen = self.entries.values().filter(|it| !it.is_trained());
+        let frozen = frozen.map(|it| (it.id, it.shape.num_dims(), it.path.clone()));
+        frozen.collect()
+    }
+
     /// Returns the parameters that `changed` lacks or has in another shape.
     pub(crate) fn removed_in(&self, changed: &Self) -> Vec<ParamId> {
         let is_there = |entry: &&Entry| {
@@ -161,12 +168,9 @@ impl Inventory {
         removed.map(|entry| entry.id).collect()
     }
 
-    /// Returns the number of parameters with this role, and of their elements.
-    pub(crate) fn count(&self, role: Role) -> (usize, usize) {
-        let sizes = self.sizes(role);
-        sizes.fold((0, 0), |(parameters, elements), size| {
-            (parameters + 1, elements + size.elements)
-        })
+    /// Returns the number of parameters with this role.
+    pub(crate) fn count(&self, role: Role) -> usize {
+        self.sizes(role).count()
     }
 
     /// Returns `true` if every float parameter has this type; a frozen one may have an optimizer state.

@@ -32,6 +32,8 @@ pub(crate) struct LocalParam {
     pub(super) assigned: Residency,
     /// `true` if a copy fetched on demand is cached from now on.
     is_pinned: AtomicBool,
+    /// `true` if a gradient of the parameter has passed the check for asynchronous errors.
+    pub(super) passed_check: AtomicBool,
     /// `true` if the value is offloaded to the host.
     pub(super) is_offloaded: bool,
     /// The rank and its group, if there are several ranks.
@@ -49,8 +51,6 @@ pub(crate) struct LocalParam {
 pub(super) struct State {
     pub(super) gradient: GradientState,
     pub(super) copy: Option<Box<ComputeCopy>>,
-    /// `true` if a gradient of the parameter has passed the check for asynchronous errors.
-    pub(super) passed_check: bool,
 }
 
 impl State {
@@ -74,6 +74,8 @@ impl LocalParam {
         session: Arc<Session>,
         context: Arc<RankContext>,
         device: Arc<Device>,
+        is_retained: bool,
+        offloaded_base: Option<Arc<str>>,
     ) -> Self {
         if context.owns(master.id) {
             let owner = master.session.set(session.clone());
@@ -82,7 +84,6 @@ impl LocalParam {
         let state = State {
             gradient: GradientState::Idle,
             copy: None,
-            passed_check: false,
         };
         let clock = session.clocks.lock().of(&device, master.strategy);
         let local_param = Self {
@@ -92,8 +93,9 @@ impl LocalParam {
             is_offloaded: master.storage.location.is_host,
             membership: context.membership_of_several().cloned(),
             is_pinned: AtomicBool::new(false),
-            is_retained: false,
-            offloaded_base: None,
+            passed_check: AtomicBool::new(false),
+            is_retained,
+            offloaded_base,
             applied: OnceLock::new(),
             state: leveled(Level::LocalParam, state),
             master,
@@ -164,7 +166,8 @@ impl LocalParam {
     }
 
     /// Tracks the bytes of the value, if it is gathered from its owner for every read.
-    pub(super) fn count_gathered(&self, member: &Membership) -> Option<HeldBytes> {
+    pub(super) fn count_gathered(&self) -> Option<HeldBytes> {
+        let member = self.membership.as_ref()?;
         let gathers = !self.context.replicates(self.master.id);
         gathers.then(|| member.group.memory_tracker.track(member.rank, self.bytes()))
     }
@@ -206,13 +209,13 @@ impl LocalParam {
         applied.filter(|applied| applied.is_registered())
     }
 
-    /// Returns `true` if `gradients` has a gradient of the parameter that the backward pass has not left there.
+    /// Returns `true` if the gradient of the parameter in `gradients`, or its absence, is not what the backward pass has left there.
     pub(super) fn is_edited_in(&self, gradients: &GradientsParams) -> bool {
         with_rank!(self.master.shape.num_dims(), D => {
             let gradient = gradients.get::<D>(self.master.id);
             match (gradient, self.registered()) {
                 (Some(gradient), Some(applied)) => applied.is_replaced_by(&gradient),
-                (gradient, _) => gradient.is_some(),
+                (gradient, registered) => gradient.is_some() || registered.is_some(),
             }
         })
     }

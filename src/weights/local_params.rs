@@ -7,6 +7,7 @@ use burn::optim::GradientsParams;
 use super::gradient_state::{Accumulated, GradientState, ParameterReport};
 use super::local_param::LocalParam;
 use super::master_param::MasterParam;
+use super::tap_sink::has_gradient;
 use crate::offload::OffloadedBlocks;
 use crate::pass::{BlockOrder, Pass};
 use crate::placement::Residency;
@@ -20,6 +21,8 @@ pub(crate) struct LocalParams {
     indices: HashMap<ParamId, usize>,
     /// The retained parameters, which are ordinary leaves of the module, in module order.
     pub(crate) retained: Vec<ParamId>,
+    /// The frozen parameters of the module: id, number of dimensions, path.
+    pub(super) frozen: Vec<(ParamId, usize, Arc<str>)>,
 }
 
 impl LocalParams {
@@ -141,12 +144,25 @@ impl LocalParams {
         retained.for_each(|local_param| local_param.report_retained(pass, &mut gradients));
     }
 
-    /// Returns the path of the first parameter whose gradient in `gradients` was edited, although the backward pass has released
-    /// it.
+    /// Returns the path of the first parameter whose gradient in `gradients` is not what the backward pass has left there:
+    /// of a released one that was replaced, removed or added, or of a frozen one.
     pub(crate) fn edited_in(&self, gradients: &GradientsParams) -> Option<&str> {
-        let mut released = self.iter().filter(|local_param| !local_param.is_retained);
-        let found = released.find(|local_param| local_param.is_edited_in(gradients));
-        found.map(|local_param| &*local_param.master.path)
+        let mut left = 0;
+        for local_param in self.iter() {
+            if local_param.is_retained {
+                left += usize::from(local_param.is_retained_in(gradients));
+            } else if local_param.is_edited_in(gradients) {
+                return Some(&local_param.master.path);
+            } else {
+                left += usize::from(local_param.registered().is_some());
+            }
+        }
+        if gradients.len() == left {
+            return None;
+        }
+        let mut frozen = self.frozen.iter();
+        let added = frozen.find(|(id, dims, _)| has_gradient(gradients, *id, *dims));
+        added.map(|(.., path)| &**path)
     }
 
     /// Commits the pass or rolls it back, in every master, and drops the autodiff graph. Returns a report per

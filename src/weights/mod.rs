@@ -18,8 +18,6 @@ mod applied;
 mod attach;
 mod attached_module;
 mod copy;
-#[cfg(feature = "train")]
-mod edits;
 mod entry;
 mod export;
 mod fetch_on_read;
@@ -43,8 +41,6 @@ mod unreadable;
 mod update;
 
 pub(crate) use attached_module::AttachedModule;
-#[cfg(feature = "train")]
-pub(crate) use edits::removed_or_added_in;
 pub(crate) use entry::{Entry, Role};
 pub(crate) use export::Value;
 pub(crate) use frozen::with_frozen;

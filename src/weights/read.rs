@@ -7,12 +7,9 @@ use parking_lot::Mutex;
 
 use super::copy::CopyLifetime;
 use super::gradient_state::{Expecting, GradientState};
-use super::local_param::{LocalParam, State};
+use super::local_param::LocalParam;
 use super::tap_sink::TapSink;
-use crate::pass::{
-    BlockReads, ClosureKind, Graph, Pass, PendingGradient, ReadMode, Scope, Stage, StepEvent,
-};
-use crate::placement::Residency;
+use crate::pass::{BlockReads, ClosureKind, Graph, Pass, ReadMode, Scope, Stage, StepEvent};
 use crate::tap::tap;
 
 /// Panics if an adapter of the offloaded parameter at `base` is read outside of a block. Burn adds base and adapter,
@@ -47,7 +44,7 @@ impl LocalParam {
                 self.master.path
             );
         }
-        self.resident_value(&mut state, lifetime)
+        self.resident_value(&mut state.copy, lifetime)
     }
 
     /// Returns the plain value, for code that does not train the parameter. A block reads the value again in its
@@ -78,7 +75,7 @@ impl LocalParam {
             return self.plain(CopyLifetime::Graph);
         };
         if !is_done {
-            self.note_block_read(&mut state, block_reads);
+            self.note_block_read(&mut state.gradient, block_reads);
         }
         drop(state);
         self.plain(CopyLifetime::BlockRun)
@@ -139,16 +136,16 @@ impl LocalParam {
         if self.is_offloaded {
             self.fetch_on_worker(None);
         }
-        self.note_block_read(&mut self.state.lock(), block_reads);
+        self.note_block_read(&mut self.state.lock().gradient, block_reads);
         // Counts the gathered value in the peak.
-        drop(self.membership.as_ref().map(|it| self.count_gathered(it)));
+        drop(self.count_gathered());
         // A recurrent layer reads its parameters once per time step.
         pass.blocks.collect_graph(&self.device);
         self.constant_of(self.plain(CopyLifetime::BlockRun))
     }
 
     /// Counts a pending gradient until the block that reads the parameter is recomputed.
-    fn note_block_read(&self, state: &mut State, block_reads: &BlockReads) {
+    fn note_block_read(&self, state: &mut GradientState, block_reads: &BlockReads) {
         block_reads.add(
             self.master.id,
             &self.master.path,
@@ -187,11 +184,11 @@ impl LocalParam {
     /// # Panics
     ///
     /// Panics if the gradient has already arrived.
-    fn expecting<'a>(&self, state: &'a mut State) -> &'a mut Expecting {
-        if let GradientState::Idle = state.gradient {
-            state.gradient = GradientState::Pending(Box::default());
+    fn expecting<'a>(&self, state: &'a mut GradientState) -> &'a mut Expecting {
+        if let GradientState::Idle = state {
+            *state = GradientState::Pending(Box::default());
         }
-        match &mut state.gradient {
+        match state {
             GradientState::Pending(expecting) => expecting,
             _ => panic!(
                 "parameter `{}` was read again after its gradient had arrived in this step: combine \
@@ -207,7 +204,8 @@ impl LocalParam {
     /// must stay separate, because a graph is locked while its backward steps run.
     fn tapped(self: &Arc<Self>, pass: &Arc<Pass>, graph: &Arc<Graph>) -> AnyTensor {
         let mut state = self.state.lock();
-        let expecting = self.expecting(&mut state);
+        let state = &mut *state;
+        let expecting = self.expecting(&mut state.gradient);
         if let Some((read_in, tapped)) = &expecting.tapped
             && Arc::ptr_eq(read_in, graph)
         {
@@ -223,14 +221,7 @@ impl LocalParam {
         if self.is_offloaded && Arc::ptr_eq(graph, &pass.graph) {
             self.pin();
         }
-        let value = match self.assigned {
-            Residency::Aliased => self.master.value(),
-            _ => self.resident_value(&mut state, CopyLifetime::Graph),
-        };
-        let expecting = self.expecting(&mut state);
-        let pending_gradient: PendingGradient =
-            Arc::new(Mutex::new(Some(expecting.pending_count.clone())));
-        graph.taps.lock().push(pending_gradient.clone());
+        let value = self.resident_value(&mut state.copy, CopyLifetime::Graph);
         let tick = self.clock.lock().tick(&mut graph.position.lock());
         let runs_backward =
             pass.closure_kind == ClosureKind::Backward && Arc::ptr_eq(graph, &pass.graph);
@@ -238,11 +229,8 @@ impl LocalParam {
             applied: runs_backward.then(|| self.applied()),
             local_param: self.clone(),
             pass: pass.clone(),
-            pending_gradient,
-            _gathered: self
-                .membership
-                .as_ref()
-                .and_then(|it| self.count_gathered(it)),
+            pending: Mutex::new(Some(expecting.pending_count.clone())),
+            _gathered: self.count_gathered(),
         };
         let leaf = lift(value.0, self.master.strategy).require_grad();
         let tapped = AnyTensor(tap(leaf, tick, Arc::new(sink)));

@@ -9,15 +9,17 @@ use std::sync::atomic::Ordering;
 use backburn_base::{AnyTensor, with_rank};
 use backburn_memory::Category;
 use burn::backend::DispatchTensor;
+use burn::module::ParamId;
 use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
+use parking_lot::Mutex;
 
 use super::applied::AppliedGradient;
 use super::gradient_state::GradientState;
 use super::local_param::LocalParam;
 use crate::device;
 use crate::error::FusedError;
-use crate::pass::{ClosureKind, FailedIn, Pass, PendingGradient, Stage, StepEvent};
+use crate::pass::{ClosureKind, FailedIn, Pass, PendingCount, Stage, StepEvent};
 use crate::placement::Residency;
 use crate::policy::PartialSum;
 use crate::replica::HeldBytes;
@@ -29,7 +31,8 @@ pub(super) struct TapSink {
     pub(super) pass: Arc<Pass>,
     /// The stand-in for the gradient, if the closure collects gradients from the graph of the tap.
     pub(super) applied: Option<Arc<AppliedGradient>>,
-    pub(super) pending_gradient: PendingGradient,
+    /// `None` after the gradient has arrived.
+    pub(super) pending: Mutex<Option<PendingCount>>,
     /// Bytes of a value that was gathered from its owner, tracked until the graph is dropped.
     pub(super) _gathered: Option<HeldBytes>,
 }
@@ -44,7 +47,7 @@ impl GradientSink for TapSink {
         }
         self.pass.has_received.store(true, Ordering::Relaxed);
         self.pass.drawing.report_progress();
-        self.pending_gradient.lock().take();
+        self.pending.lock().take();
         let gradient = AnyTensor(Tensor::from_dispatch(gradient));
         self.pass.guarded(FailedIn::Closure, || {
             if let Some(observers) = &self.pass.observers {
@@ -78,6 +81,11 @@ impl TapSink {
     }
 }
 
+/// Returns `true` if `gradients` has one of the parameter `id`, which has this number of dimensions.
+pub(super) fn has_gradient(gradients: &GradientsParams, id: ParamId, dims: usize) -> bool {
+    with_rank!(dims, D => gradients.get::<D>(id).is_some())
+}
+
 impl LocalParam {
     /// Adds a gradient to the sum. If no other gradient is pending, reports the sum.
     fn add_gradient(self: &Arc<Self>, pass: &Arc<Pass>, gradient: AnyTensor) {
@@ -104,7 +112,7 @@ impl LocalParam {
         };
         state.gradient = GradientState::Done { received: true };
         drop(state);
-        if !pass.admits() {
+        if !pass.check_scaled() {
             return;
         }
         // One queue keeps the order of arrival.
@@ -133,7 +141,7 @@ impl LocalParam {
     /// Reports a gradient that arrived without a tap, or that was incomplete before the end of the pass.
     pub(super) fn report_untapped(&self, pass: &Arc<Pass>, gradient: AnyTensor) {
         self.state.lock().gradient = GradientState::Done { received: true };
-        if pass.admits() {
+        if pass.check_scaled() {
             self.report_gradient(pass, Some(gradient));
             if let Some(member) = &self.membership {
                 self.wait_for_others(pass, member);
@@ -143,8 +151,7 @@ impl LocalParam {
 
     /// Returns `true` if `gradients` contains the gradient of this retained parameter.
     pub(super) fn is_retained_in(&self, gradients: &GradientsParams) -> bool {
-        let id = self.master.id;
-        with_rank!(self.master.shape.num_dims(), D => gradients.get::<D>(id).is_some())
+        has_gradient(gradients, self.master.id, self.master.shape.num_dims())
     }
 
     /// Reports the gradient of a retained parameter, or without one its accumulated sum.
@@ -173,14 +180,14 @@ impl LocalParam {
                 let path = &master.path;
                 observers.emit(StepEvent::GradientReady { path, bytes });
             }
-            let has_passed = self.state.lock().passed_check && self.context.engine.is_none();
-            if !has_passed {
+            let has_passed = self.passed_check.load(Ordering::Relaxed);
+            if !has_passed || self.context.engine.is_some() {
                 if let Err(reason) = device::check_async_errors(&**gradient) {
                     let path = master.path.to_string();
                     let error = FusedError::GradientNotComputed { path, reason };
                     return pass.fail(FailedIn::Update, error);
                 }
-                self.state.lock().passed_check = true;
+                self.passed_check.store(true, Ordering::Relaxed);
             }
         }
         // The compute copy is the master's value, so the gradient is already there.

@@ -28,7 +28,7 @@ impl MasterParam {
     ) {
         let gradient_use = pass.pipeline.gradient_use;
         let mut gradients = gradients.into_iter();
-        let mut gradient = match gradients.next() {
+        let gradient = match gradients.next() {
             Some(first) if gradient_use == GradientUse::Accumulate => {
                 return self.add(pass, first, gradients);
             }
@@ -45,9 +45,7 @@ impl MasterParam {
                 None => return,
             },
         };
-        if gradient.dtype() != self.dtype {
-            gradient = gradient.in_type(self.dtype);
-        }
+        let gradient = gradient.in_type(self.dtype);
         let hooks = &pass.pipeline.hooks;
         let called = if hooks.0.is_empty() {
             Ok(Some(gradient))
@@ -74,14 +72,20 @@ impl MasterParam {
             return None;
         }
         let mut state = self.state.lock();
-        let sum = state.accumulated.sum(pass.pipeline.consumes_sums);
-        let is_in_state = matches!(state.accumulated, Accumulated::InOptimizerState);
-        drop(state);
-        if sum.is_none() && is_in_state && pass.pipeline.gradient_use == GradientUse::Update {
-            let nothing = self.value().zeros_like();
-            self.step(pass, nothing.into());
+        let sum = match &state.accumulated {
+            Accumulated::Sum(sum) => (**sum).clone(),
+            Accumulated::InOptimizerState if pass.pipeline.gradient_use == GradientUse::Update => {
+                drop(state);
+                self.step(pass, self.value().zeros_like().into());
+                return None;
+            }
+            _ => return None,
+        };
+        if pass.pipeline.consumes_sums {
+            state.accumulated = Accumulated::Nothing;
         }
-        sum.map(|sum| sum.to_device(&self.storage.location.device))
+        drop(state);
+        Some(sum.to_device(&self.storage.location.device))
     }
 
     /// Adds gradients, in the order of their sum, to the accumulated sum, in place: a second buffer would take the

@@ -243,8 +243,8 @@ impl<M: Module> Core<M> {
         &self.reports.last
     }
 
-    /// Returns the number of parameters with this role, and of their elements.
-    pub(super) fn count(&self, role: Role) -> (usize, usize) {
+    /// Returns the number of parameters with this role.
+    pub(super) fn count(&self, role: Role) -> usize {
         self.ranks.attached().inventory.count(role)
     }
 
@@ -290,8 +290,8 @@ impl<M: Module> Core<M> {
     }
 
     /// Returns `true` if the devices read lazily: a transferred tensor may show later in-place writes.
-    pub(crate) fn is_read_late(&self) -> bool {
-        self.ranks.reports_errors_late
+    pub(crate) fn is_asynchronous(&self) -> bool {
+        self.ranks.is_asynchronous
     }
 
     /// Returns the optimizer with all states. They share the tensors of this training.
@@ -400,8 +400,8 @@ impl<M: Module> Display for Core<M> {
         write!(
             f,
             "FusedOptimizer: {} parameters stepped in the backward pass, {} after it; ",
-            self.count(released).0,
-            self.count(retained).0
+            self.count(released),
+            self.count(retained)
         )?;
         Display::fmt(&list, f)
     }

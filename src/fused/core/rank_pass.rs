@@ -12,7 +12,7 @@ use crate::error::FusedError;
 use crate::fused::loss::Loss;
 use crate::fused::parameter_list::nothing_trained;
 use crate::offload::TransferWorkers;
-use crate::pass::{FailedIn, Pass, ReadMode, Scope, StepEvent};
+use crate::pass::{ClosureKind, FailedIn, Pass, ReadMode, Scope, StepEvent};
 use crate::placement::RankContext;
 use crate::replica::Membership;
 use crate::tap::on_backward;
@@ -25,7 +25,7 @@ pub(in crate::fused) struct RankPass {
     pub(super) local_params: Arc<LocalParams>,
     pub(super) context: Arc<RankContext>,
     /// `true` if a device reports a failed kernel late.
-    pub(super) reports_errors_late: bool,
+    pub(super) is_asynchronous: bool,
 }
 
 impl RankPass {
@@ -41,20 +41,44 @@ impl RankPass {
         let _scope = Scope::enter_pass(&self.pass, ReadMode::Recorded(self.pass.graph.clone()));
         let (output, gradients) = work()?;
         if !gradients.is_empty() {
-            if let Some(path) = self.local_params.edited_in(&gradients) {
-                let path = path.to_string();
-                return Err(FusedError::GradientReturned { path });
-            }
+            self.check_unedited(&gradients)?;
             // Checks the loss scale before sums are applied, if no other gradient has arrived.
-            self.pass.admits();
+            self.pass.check_scaled();
         }
-        self.pass.end_forward_numbers();
+        if self.pass.closure_kind == ClosureKind::Backward {
+            self.pass.end_forward_numbers();
+        }
         if let Some(TransferWait(transfers)) = &wait {
             transfers.wait();
         }
         self.local_params.report_remaining(&self.pass);
         *self.pass.retained_gradients.lock() = gradients;
         Ok(output)
+    }
+
+    /// Runs a training step of Burn's, which returns the gradients of all parameters.
+    #[cfg(feature = "train")]
+    pub(in crate::fused) fn run_complete<R>(
+        &self,
+        train: impl FnOnce() -> (R, GradientsParams),
+    ) -> Result<R, FusedError> {
+        self.run(|| {
+            let (output, gradients) = train();
+            if gradients.is_empty() {
+                self.check_unedited(&gradients)?;
+            }
+            Ok((output, gradients))
+        })
+    }
+
+    /// Returns an error if `gradients` are not those that the backward pass has left there.
+    fn check_unedited(&self, gradients: &GradientsParams) -> Result<(), FusedError> {
+        match self.local_params.edited_in(gradients) {
+            Some(path) => Err(FusedError::GradientReturned {
+                path: path.to_string(),
+            }),
+            None => Ok(()),
+        }
     }
 
     /// Applies accumulated gradients, for a rank without a closure. A failure fails the pass.
@@ -82,14 +106,14 @@ impl RankPass {
     }
 
     /// Returns the rank and its group.
-    pub(in crate::fused) fn membership(&self) -> &Membership {
+    pub(in crate::fused) fn replica(&self) -> &Membership {
         self.context
             .replica
             .as_ref()
             .expect("a training of replicas has a group")
     }
 
-    /// Returns an error if the backward pass has not failed and has reached no parameter of `model`. `gradients` has those of
+    /// Returns an error if a backward pass that has not failed reached no trained parameter of `model`. `gradients` has those of
     /// retained parameters.
     pub(in crate::fused) fn check_reached<M: Module>(
         &self,
@@ -125,7 +149,7 @@ impl RankPass {
             return Err(self.nothing_trained_or(model, FusedError::LossNotTracked));
         }
         let mut root = root.0;
-        if self.reports_errors_late {
+        if self.is_asynchronous {
             check_async_errors(&root.clone().inner())
                 .map_err(|reason| FusedError::LossNotComputed { reason })?;
         }

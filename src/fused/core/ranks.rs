@@ -38,7 +38,7 @@ pub(in crate::fused) struct Ranks<M> {
     pub(in crate::fused) devices: Vec<Device>,
     /// `true` if one of these reports a failed kernel late. Such a device also reads lazily: a transferred tensor may show
     /// later in-place writes.
-    pub(in crate::fused) reports_errors_late: bool,
+    pub(in crate::fused) is_asynchronous: bool,
     /// `true` if one of these is remote.
     pub(in crate::fused) remote: bool,
     /// The group of replicas, also of one.
@@ -137,7 +137,7 @@ impl<M: Module> Ranks<M> {
             deferred: Mutex::default(),
             attached_modules,
             given_devices,
-            reports_errors_late: devices.iter().any(is_cubecl),
+            is_asynchronous: devices.iter().any(is_cubecl),
             remote: devices.iter().any(is_remote),
             devices,
             group,

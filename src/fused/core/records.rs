@@ -55,7 +55,7 @@ impl<M: Module> Core<M> {
     /// Returns the current optimizer state.
     pub(in crate::fused) fn to_record(&self) -> OptimizerRecord {
         let record = self.optimizer_record();
-        match self.is_read_late() {
+        match self.is_asynchronous() {
             true => record::read_into_host(record),
             false => record,
         }

@@ -9,7 +9,8 @@ use burn::module::{Module, ParamId};
 use super::rank_pass::RankPass;
 use super::ranks::Ranks;
 use crate::error::FusedError;
-use crate::pass::{ClosureKind, FailedIn, Observers, PassSettings, Stage, StepEvent};
+use crate::fused::Loss;
+use crate::pass::{FailedIn, Observers, PassSettings, Stage, StepEvent};
 use crate::policy::GradientUse;
 use crate::replica::Group;
 use crate::weights::{AttachedModule, MasterParam, ParameterReport};
@@ -30,12 +31,8 @@ pub(super) type PassClosure<'a, M, R> =
     dyn FnMut(&RunningPass<'_, M>) -> Result<R, FusedError> + 'a;
 
 impl<'a, M: Module> RunningPass<'a, M> {
-    /// Begins a pass of closures of this kind. The random numbers of `settings` hold the lock of the generators.
-    pub(super) fn begin(
-        ranks: &'a mut Ranks<M>,
-        settings: PassSettings,
-        kind: ClosureKind,
-    ) -> Self {
+    /// Begins a pass. The random numbers of `settings` hold the lock of the generators.
+    pub(super) fn begin(ranks: &'a mut Ranks<M>, settings: PassSettings) -> Self {
         let mut running_pass = Self {
             rank_passes: Vec::new(),
             attached_modules: &mut ranks.attached_modules,
@@ -47,10 +44,10 @@ impl<'a, M: Module> RunningPass<'a, M> {
             let prefetcher = attached.has_block_copies.then(|| attached.prefetcher());
             let session = &attached.session;
             running_pass.rank_passes.push(RankPass {
-                pass: session.begin(&settings, kind, prefetcher, transfers.cloned()),
+                pass: session.begin(&settings, prefetcher, transfers.cloned()),
                 local_params: attached.local_params.clone(),
                 context: attached.context.clone(),
-                reports_errors_late: ranks.reports_errors_late,
+                is_asynchronous: ranks.is_asynchronous,
             });
         }
         if let Some(observers) = &running_pass.rank_passes[0].pass.observers {
@@ -61,6 +58,15 @@ impl<'a, M: Module> RunningPass<'a, M> {
             observers.emit(StepEvent::Forward);
         }
         running_pass
+    }
+
+    /// Runs the forward and backward pass of the first rank.
+    pub(in crate::fused) fn run_loss<L: Loss>(
+        &self,
+        forward: impl FnOnce(&M) -> L,
+    ) -> Result<L, FusedError> {
+        let (rank, model) = (&self.rank_passes[0], &self.attached_modules[0].module);
+        rank.run(|| rank.forward_backward(model, forward))
     }
 
     /// Returns an error if the backward passes of all ranks together have reached no parameter, unless they belong to a step that

@@ -1,7 +1,5 @@
 //! Steps and micro-batches, each of one pass, or of two or three where all gradients must be known first.
 
-use std::sync::Arc;
-
 use backburn_base::caught::{Caught, catch};
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::Module;
@@ -37,8 +35,7 @@ impl<M: Module> Core<M> {
             }
             return self.resume_end_panic(ended);
         }
-        let session = &self.ranks.attached_modules[0].session;
-        session.optimizer.lock().learning_rate = learning_rate;
+        self.ranks.session().optimizer.lock().learning_rate = learning_rate;
         let ended = catch(|| match schedule {
             StepSchedule::OnePass => {
                 let pipeline = self.policies.pipeline(GradientUse::Update, None);
@@ -194,7 +191,7 @@ impl<M: Module> Core<M> {
     ) -> Result<R, FusedError> {
         self.reports.last = StepReport::default();
         let (gradient_use, ranks) = (pipeline.gradient_use, &self.ranks);
-        let session = &ranks.attached_modules[0].session;
+        let session = ranks.session();
         let numbers = match (numbers, kind) {
             (Some(numbers), _) => numbers,
             (None, ClosureKind::Nothing) => StepNumbers::default(),
@@ -206,23 +203,19 @@ impl<M: Module> Core<M> {
             pipeline,
             numbers,
             observers: self.policies.observers.clone(),
-            checkpointing: Arc::new(self.policies.config.gradient_checkpointing.clone()),
+            checkpointing: self.policies.config.gradient_checkpointing.clone(),
+            closure_kind: kind,
         };
         let statistics = match self.ranks.statistics.is_empty() {
             true => Vec::new(),
             false => self.ranks.guard_statistics(),
         };
-        let mut running_pass = RunningPass::begin(&mut self.ranks, settings, kind);
-        let output =
-            catch(|| run(&running_pass)).unwrap_or_else(|panic| match panic.downcast() {
-                // A block ends its step with an error.
-                Ok(error) => Err(error),
-                Err(panic) => {
-                    // The closure may panic because of an earlier failure in it.
-                    running_pass.check()?;
-                    panic.resume()
-                }
-            })?;
+        let mut running_pass = RunningPass::begin(&mut self.ranks, settings);
+        let output = catch(|| run(&running_pass)).unwrap_or_else(|panic| {
+            // The closure may panic because of an earlier failure in it. A block ends its step so.
+            running_pass.check()?;
+            panic.resume()
+        })?;
         running_pass.check()?;
         if !running_pass.rank_passes[0].local_params.retained.is_empty() {
             running_pass.apply_retained(gradient_use)?;
@@ -231,14 +224,13 @@ impl<M: Module> Core<M> {
         drop(running_pass);
         let end_panic = self.end_panic.get_mut();
         *end_panic = end_panic.take().or(panic);
-        let attached = &self.ranks.attached_modules[0];
-        self.reports.report(attached, reports);
+        self.reports.report(self.ranks.attached(), reports);
 
         // Other ranks may have sent gradients to a rank after its part, and remote devices report failures late.
         if self.ranks.remote {
             self.check_connected()?;
         }
-        if self.ranks.reports_errors_late && gradient_use.steps() {
+        if self.ranks.is_asynchronous && gradient_use.steps() {
             self.ranks.check_async_errors()?;
         }
         if gradient_use == GradientUse::Measure {

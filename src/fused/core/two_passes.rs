@@ -18,7 +18,7 @@ impl<M: Module> Core<M> {
         run: &mut PassClosure<'_, M, R>,
     ) -> Result<R, FusedError> {
         let ranks = &self.ranks;
-        let reads = !ranks.reports_errors_late;
+        let reads = !ranks.is_asynchronous;
         let losses = reads.then(Arc::<Losses>::default);
         let numbers = ranks.session().begin_numbers(&ranks.devices, true)?;
         let mut pipeline = self.policies.pipeline(GradientUse::Measure, None);

@@ -168,7 +168,7 @@ impl<M: Module> FusedOptimizer<M> {
         let fused = Self { core };
         log::info!("{fused}");
         #[cfg(feature = "cubecl")]
-        if fused.core.ranks.reports_errors_late {
+        if fused.core.ranks.is_asynchronous {
             memory::recommend_size_match(fused.core.ranks.local_params().bytes());
         }
         Ok(fused)
@@ -176,18 +176,18 @@ impl<M: Module> FusedOptimizer<M> {
 
     /// Returns the number of parameters that are updated during the backward pass.
     pub fn num_released(&self) -> usize {
-        self.core.count(Role::Released).0
+        self.core.count(Role::Released)
     }
 
     /// Returns the number of parameters that are updated after the backward pass, from an ordinary gradient: the trainable ones
     /// that carry a reparameterization, such as an unfrozen LoRA base.
     pub fn num_retained(&self) -> usize {
-        self.core.count(Role::Retained).0
+        self.core.count(Role::Retained)
     }
 
     /// Returns the number of parameters that are not trained: frozen ones and running statistics.
     pub fn num_frozen(&self) -> usize {
-        self.core.count(Role::Frozen).0
+        self.core.count(Role::Frozen)
     }
 }
 

@@ -47,11 +47,7 @@ impl<M: Module> FusedOptimizer<M> {
         self.core.step(
             Some(learning_rate.into()),
             ClosureKind::Loss,
-            &mut |running| {
-                let (rank, model) = (&running.rank_passes[0], &running.attached_modules[0].module);
-                let forward = forward.take().expect("the step is one pass");
-                rank.run(|| rank.forward_backward(model, forward))
-            },
+            &mut |running| running.run_loss(forward.take().expect("the step is one pass")),
         )
     }
 
@@ -87,10 +83,7 @@ impl<M: Module> FusedOptimizer<M> {
         self.core.step(
             Some(learning_rate.into()),
             ClosureKind::Loss,
-            &mut |running| {
-                let (rank, model) = (&running.rank_passes[0], &running.attached_modules[0].module);
-                rank.run(|| rank.forward_backward(model, &forward))
-            },
+            &mut |running| running.run_loss(&forward),
         )
     }
 
@@ -113,9 +106,7 @@ impl<M: Module> FusedOptimizer<M> {
     pub fn accumulate<L: Loss>(&mut self, forward: impl FnOnce(&M) -> L) -> Result<L, FusedError> {
         let mut forward = Some(forward);
         self.core.step(None, ClosureKind::Loss, &mut |running| {
-            let (rank, model) = (&running.rank_passes[0], &running.attached_modules[0].module);
-            let forward = forward.take().expect("an accumulation is one pass");
-            rank.run(|| rank.forward_backward(model, forward))
+            running.run_loss(forward.take().expect("an accumulation is one pass"))
         })
     }
 
@@ -152,7 +143,7 @@ impl<M: Module> FusedOptimizer<M> {
     ///
     /// Returns the errors of [`step_repeatable`](Self::step_repeatable), and one if loss scaling is on and `train` did
     /// not scale its loss. In this case nothing has changed. If `train` replaces or removes a stand-in, or adds a gradient, the error is
-    /// [`FusedError::GradientReturned`].
+    /// [`FusedError::GradientReturned`]. It may return no gradients at all.
     ///
     /// # Panics
     ///
@@ -181,11 +172,11 @@ impl<M: Module> FusedOptimizer<M> {
     pub(crate) fn with_backward<R>(
         &mut self,
         learning_rate: Option<ModuleLearningRate>,
-        mut train: impl FnMut(&M) -> Result<(R, GradientsParams), FusedError>,
+        mut train: impl FnMut(&M) -> (R, GradientsParams),
     ) -> Result<R, FusedError> {
         self.core
             .step(learning_rate, ClosureKind::Backward, &mut |running| {
-                running.rank_passes[0].run(|| train(&running.attached_modules[0].module))
+                running.rank_passes[0].run_complete(|| train(&running.attached_modules[0].module))
             })
     }
 
@@ -200,9 +191,6 @@ impl<M: Module> FusedOptimizer<M> {
     ///
     /// If the loss depends on no trainable parameter.
     pub fn dry_run<L: Loss>(&mut self, forward: impl FnOnce(&M) -> L) -> Result<L, FusedError> {
-        self.core.dry_run(|running| {
-            let (rank, model) = (&running.rank_passes[0], &running.attached_modules[0].module);
-            rank.run(|| rank.forward_backward(model, forward))
-        })
+        self.core.dry_run(|running| running.run_loss(forward))
     }
 }

@@ -111,10 +111,10 @@ impl<M: Module + 'static> FusedReplicas<M> {
         &mut self,
         learning_rate: Option<ModuleLearningRate>,
         mut batches: impl FnMut() -> Vec<Option<B>>,
-        train: impl Fn(&M, B) -> Result<(R, GradientsParams), FusedError> + Send + Sync + 'static,
+        train: impl Fn(&M, B) -> (R, GradientsParams) + Send + Sync + 'static,
     ) -> Result<Vec<R>, FusedError> {
         let work: Work<M, B, R> =
-            Arc::new(move |model, rank, batch| rank.run(|| train(model, batch)));
+            Arc::new(move |model, rank, batch| rank.run_complete(|| train(model, batch)));
         let Self { core, threads } = self;
         core.step(learning_rate, ClosureKind::Backward, &mut |running| {
             threads.run(running, batches(), &work)

@@ -132,11 +132,19 @@ fn learner_gradient_read_in_train_step_points_to_hooks() {
 fn returned_gradient_of_released_parameter_is_an_error() {
     for device in cpus() {
         let batch = Points::ones(&device);
-        for edit in [Edit::Replace, Edit::Scale, Edit::Nothing, Edit::DropAll] {
-            let model = Edited {
-                inner: Regression::init_on(&device),
-                edit,
-            };
+        for edit in [
+            Edit::Replace,
+            Edit::Remove,
+            Edit::Add,
+            Edit::Scale,
+            Edit::Nothing,
+            Edit::DropAll,
+        ] {
+            let mut inner = Regression::init_on(&device);
+            if edit == Edit::Add {
+                inner.input = inner.input.freeze();
+            }
+            let model = Edited { inner, edit };
             let mut fused = FusedOptimizer::new(model, AdamWConfig::new().init()).unwrap();
             let mut step = || {
                 fused.step_with_backward(1e-3, |model| {
@@ -144,10 +152,13 @@ fn returned_gradient_of_released_parameter_is_an_error() {
                     ((), output.grads)
                 })
             };
-            let path = "inner.output.weight".to_string();
+            let path = match edit {
+                Edit::Add => "inner.input.weight".to_string(),
+                _ => "inner.output.weight".to_string(),
+            };
             match edit {
                 Edit::Scale => assert_says(&panic_of(&mut step), &path),
-                Edit::Replace => {
+                Edit::Replace | Edit::Remove | Edit::Add => {
                     assert_eq!(step(), Err(FusedError::GradientReturned { path }));
                 }
                 _ => assert_eq!((step(), step()), (Ok(()), Ok(()))),
