@@ -179,7 +179,8 @@ impl Drawing {
 
     /// Records that the pass makes progress, if others may be waiting for it.
     pub(crate) fn report_progress(&self) {
-        if self.lock.lock().is_some() {
+        // A step of two passes keeps the lock in between.
+        if self.repeats || self.lock.lock().is_some() {
             PROGRESS.fetch_add(1, Ordering::Relaxed);
         }
     }
