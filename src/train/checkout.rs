@@ -13,12 +13,10 @@ use crate::error::FusedError;
 /// # Invariants
 ///
 /// While checked out, the learner has a skeleton and a placeholder: with a second handle to a weight or a state, the
-/// optimizer would copy instead of updating in place. Dropping the checkout returns both to the learner, also in a panic.
+/// optimizer would copy instead of updating in place.
 pub(super) struct Checkout<'a, M: LearnerModel> {
     learner: &'a mut Learner<FusedModel<M>>,
     engine: Engine<M>,
-    /// `false` inside of [`with_learner_restored`](Self::with_learner_restored).
-    is_checked_out: bool,
 }
 
 impl<'a, M: LearnerModel> Checkout<'a, M> {
@@ -28,18 +26,8 @@ impl<'a, M: LearnerModel> Checkout<'a, M> {
         fuse: impl FnOnce(M, ModuleOptimizer) -> Result<Engine<M>, FusedError>,
     ) -> Result<Self, FusedError> {
         let engine = fuse(learner.model().into_inner(), optimizer(learner))?;
-        let mut checkout = Self {
-            learner,
-            engine,
-            is_checked_out: false,
-        };
-        swap(
-            checkout.learner,
-            checkout.engine.core().skeleton(),
-            no_optimizer(),
-        );
-        checkout.is_checked_out = true;
-        Ok(checkout)
+        swap(learner, engine.core().skeleton(), no_optimizer());
+        Ok(Self { learner, engine })
     }
 
     pub(super) fn engine(&self) -> &Engine<M> {
@@ -50,54 +38,35 @@ impl<'a, M: LearnerModel> Checkout<'a, M> {
         (&mut self.engine, self.learner)
     }
 
-    /// Runs `look` on the learner with its current model and optimizer. On devices that are read late it gets a snapshot of the
+    /// Runs `read` on the learner with its current model and optimizer. On asynchronous devices it gets a snapshot of the
     /// optimizer, so that a record saved on another thread does not contain later updates.
-    pub(super) fn with_learner_restored(&mut self, look: impl FnOnce(&Learner<FusedModel<M>>)) {
+    pub(super) fn with_complete_learner(&mut self, read: impl FnOnce(&Learner<FusedModel<M>>)) {
         if self.engine.core().is_asynchronous() {
             let optimizer = snapshot(|| self.engine.core().optimizer_record());
             swap(self.learner, self.engine.core().model(), optimizer);
-            look(self.learner);
+            read(self.learner);
             swap(self.learner, self.engine.core().skeleton(), no_optimizer());
             return;
         }
-        self.check_in();
-        look(self.learner);
-        let (_, optimizer) = swap(self.learner, self.engine.core().skeleton(), no_optimizer());
-        self.engine.core_mut().replace_optimizer(optimizer);
-        self.is_checked_out = true;
-    }
-
-    /// Returns model and optimizer to the learner.
-    ///
-    /// # Errors
-    ///
-    /// If the model can't be exported, because a device with parameters is lost. The learner then has a model without weights.
-    pub(super) fn end(mut self) -> Result<(), String> {
-        let checked_in = catch_message(|| self.check_in());
-        self.is_checked_out = false;
-        checked_in
-    }
-
-    fn check_in(&mut self) {
         let model = self.engine.core().model();
         let core = self.engine.core_mut();
         let optimizer = core.optimizer_with_all_states();
         core.replace_optimizer(no_optimizer());
         swap(self.learner, model, optimizer);
-        self.is_checked_out = false;
+        read(self.learner);
+        let (_, optimizer) = swap(self.learner, self.engine.core().skeleton(), no_optimizer());
+        self.engine.core_mut().replace_optimizer(optimizer);
     }
-}
 
-impl<M: LearnerModel> Drop for Checkout<'_, M> {
-    fn drop(&mut self) {
-        // A second panic would end the process.
-        if self.is_checked_out
-            && let Err(reason) = catch_message(|| self.check_in())
-        {
-            log::error!(
-                "the model could not be returned to the learner after a panic in training: {reason}"
-            );
-        }
+    /// Returns the model to the learner, and drops the optimizer: after the training the program gets the model only.
+    ///
+    /// # Errors
+    ///
+    /// If the model can't be exported, because a device with parameters is lost. The learner then has a model without weights.
+    pub(super) fn end(self) -> Result<(), String> {
+        let model = catch_message(|| self.engine.core().model())?;
+        swap(self.learner, model, no_optimizer());
+        Ok(())
     }
 }
 

@@ -32,6 +32,8 @@ pub struct StepMetric {
     name: MetricName,
     last_step: LastStep,
     number: fn(&StepReport) -> Option<f64>,
+    /// `true` if the last update has reported a finite number.
+    has_current: bool,
     state: NumericMetricState,
 }
 
@@ -45,6 +47,7 @@ impl StepMetric {
             name: Arc::new(name.to_string()),
             last_step: last_step.clone(),
             number,
+            has_current: false,
             state: NumericMetricState::new(),
         }
     }
@@ -69,9 +72,15 @@ impl Metric for StepMetric {
         let number = (self.number)(&self.last_step.0.lock());
         // The norm of a step that an overflow has skipped is not finite.
         let number = number.filter(|number| number.is_finite());
-        let count = number.is_some().into();
-        self.state.update(number.unwrap_or_default(), count);
-        Ok(self.state.compute_update(self.format()))
+        self.has_current = number.is_some();
+        // Burn's mean multiplies by the weight, which only a finite number survives.
+        self.state
+            .update(number.unwrap_or_default(), self.has_current.into());
+        let entry = self.state.compute_update(self.format());
+        Ok(match self.has_current {
+            true => entry,
+            false => SerializedEntry::new("batch N/A".to_string(), entry.serialized),
+        })
     }
 
     fn compute(&mut self) -> Result<SerializedEntry, TensorReadError> {
@@ -80,6 +89,7 @@ impl Metric for StepMetric {
 
     fn clear(&mut self) {
         self.state.reset();
+        self.has_current = false;
     }
 
     fn attributes(&self) -> MetricAttributes {
@@ -93,7 +103,7 @@ impl Metric for StepMetric {
 
 impl Numeric for StepMetric {
     fn value(&self) -> Option<NumericEntry> {
-        Some(self.state.current_value())
+        self.has_current.then(|| self.state.current_value())
     }
 
     fn running_value(&self) -> Option<NumericEntry> {

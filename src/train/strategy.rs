@@ -1,5 +1,6 @@
+use backburn_base::list;
 use burn::data::dataloader::split::split_dataloader;
-use burn::module::Module;
+use burn::module::{Module, ParamGroup};
 use burn::optim::ModuleOptimizer;
 use burn::tensor::{Device, GradientCheckpointingStrategy};
 use burn::train::{
@@ -22,6 +23,8 @@ use crate::weights::initialize;
 /// A strategy for Burn's training, on one device or several, with the optimizer fused into the backward pass.
 pub(super) struct FusedStrategy<M: LearnerModel> {
     pub(super) policies: Policies,
+    /// The paths of the parameters that each hook was added for.
+    pub(super) hooked_paths: Vec<Vec<String>>,
     pub(super) execution: Execution,
     pub(super) clone_item: Option<CloneItem<M>>,
     pub(super) last_step: LastStep,
@@ -49,6 +52,23 @@ impl<M: LearnerModel + 'static> FusedStrategy<M> {
         let device = Some(&devices[0]);
         let fused = FusedOptimizer::with_policies(model, optimizer, policies, device)?;
         Ok(Engine::One(Box::new(fused)))
+    }
+
+    /// Returns an error if a hook was added for a parameter by its id, and `model` has been loaded with other ids since.
+    fn check_hooks(&self, model: &FusedModel<M>) -> Result<(), FusedError> {
+        let hooks = self.policies.hooks.0.iter();
+        for ((group, _), paths) in hooks.zip(&self.hooked_paths) {
+            let now = paths_in(group, model);
+            if let Some(path) = paths.iter().find(|path| !now.contains(path)) {
+                return Err(FusedError::Config {
+                    reason: format!(
+                        "the parameter group of a hook has the id of `{path}`, but a loaded model has the ids of its checkpoint. Use paths \
+                        (`ParamGroup::from_predicate`), or load the record of the model before you make the group"
+                    ),
+                });
+            }
+        }
+        Ok(())
     }
 
     /// Returns the devices that compute, with autodiff.
@@ -109,6 +129,8 @@ impl<M: LearnerModel + 'static> SupervisedLearningStrategy<FusedModel<M>> for Fu
             processor: components.event_processor,
             interrupter: components.interrupter,
         };
+        self.check_hooks(&learner.model())
+            .unwrap_or_else(|error| panic!("{error}"));
         match (components.checkpoint, &checkpointer) {
             (Some(epoch), Some(checkpointer)) => resume::check(checkpointer, epoch, &mut learner)
                 .unwrap_or_else(|error| panic!("{error}")),
@@ -165,7 +187,7 @@ impl<M: LearnerModel + 'static> SupervisedLearningStrategy<FusedModel<M>> for Fu
             }
 
             if let Some(checkpointer) = &mut checkpointer {
-                checkout.with_learner_restored(|learner| {
+                checkout.with_complete_learner(|learner| {
                     checkpointer.checkpoint(learner, epoch, &components.event_store);
                 });
             }
@@ -184,6 +206,13 @@ impl<M: LearnerModel + 'static> SupervisedLearningStrategy<FusedModel<M>> for Fu
         }
         (learner.model(), events.processor)
     }
+}
+
+/// Returns the paths of the parameters of `model` that `group` contains.
+pub(super) fn paths_in<M: Module>(group: &ParamGroup, model: &M) -> Vec<String> {
+    let parameters = list(model).into_iter();
+    let matching = parameters.filter(|it| group.matches(&it.param.id(), Some(&it.path)));
+    matching.map(|it| it.path.to_string()).collect()
 }
 
 /// Returns the owners that Burn's strategy or the config names, whichever is not the default.

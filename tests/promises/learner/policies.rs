@@ -3,6 +3,7 @@
 use burn::lr_scheduler::constant::ConstantLr;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::train::TrainOutput;
+use burn::train::metric::{Metric, MetricMetadata, Numeric};
 
 use super::*;
 use crate::policies::{norm, scale};
@@ -84,6 +85,25 @@ fn norm_coefficient_and_scale_are_logged() {
     assert_eq!(scales.last(), Some(&4096.0));
     assert!(norms.iter().any(|norm| *norm > 1e-3), "{norms:?}");
     assert!(coefficients.iter().any(|by| *by < 1.0), "{coefficients:?}");
+}
+
+#[test]
+fn metric_of_step_without_number_is_not_available() {
+    let mut norm = Run::new(1).learner(Regression::init()).gradient_norm();
+    let metadata = MetricMetadata {
+        progress: burn::data::dataloader::Progress {
+            items_processed: 1,
+            items_total: 1,
+            unit: None,
+        },
+        iteration: None,
+        lr: None,
+    };
+    let entry = norm.update(&(), &metadata).unwrap();
+    assert_eq!(
+        (entry.formatted, norm.value().is_none()),
+        ("batch N/A".to_string(), true)
+    );
 }
 
 /// The loss of some batches reaches no parameter.

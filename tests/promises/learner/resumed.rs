@@ -121,6 +121,54 @@ fn resume_without_checkpointers_panics() {
     assert_says(message, "with_default_checkpointers");
 }
 
+/// Burn replaces the ids of a model by those of a loaded record, and a hook would no longer be called.
+#[test]
+fn hook_by_id_after_load_of_other_ids_panics_with_advice() {
+    let folder = tempfile::tempdir().unwrap();
+    let count = Arc::new(AtomicUsize::new(0));
+    let trained = Run::new(1).fused(Regression::init(), folder.path()).model;
+    type Group = fn(&Regression) -> ParamGroup;
+    let by_id: Group = |model| ParamGroup::ids_from_module(model.output.clone());
+    let by_path: Group = |_| ParamGroup::from_predicate("output");
+    for (group, is_resumed, is_refused) in [
+        (by_id, true, true),
+        (by_id, false, true),
+        (by_path, true, false),
+        (by_path, false, false),
+    ] {
+        count.store(0, Ordering::Relaxed);
+        let (run, model, calls) = (Run::new(2), Regression::init(), count.clone());
+        let training = run.training::<FusedModel<Regression>>(folder.path());
+        let group = group(&model);
+        let learner = FusedLearner::new(model, run.optimizer, run.scheduler);
+        let mut learner = learner.with_hook(
+            group,
+            hook(move |_| {
+                calls.fetch_add(1, Ordering::Relaxed);
+                Answer::Use
+            }),
+        );
+        let training = match is_resumed {
+            true => training.checkpoint(1),
+            false => training,
+        };
+        if !is_resumed {
+            learner.load_model(trained.clone().into_record());
+        }
+        let launch = AssertUnwindSafe(|| training.launch_fused(learner));
+        match catch_unwind(launch).map(|result| result.error.is_none()) {
+            Ok(well) => assert!(well && !is_refused && count.load(Ordering::Relaxed) > 0),
+            Err(panic) => {
+                assert!(is_refused);
+                let message = text_of(panic);
+                for words in ["output.", "from_predicate"] {
+                    assert_says(&message, words);
+                }
+            }
+        }
+    }
+}
+
 const FOLDER: &str = "BACKBURN_LEARNER_OF_A_CHILD";
 
 #[test]
