@@ -52,12 +52,13 @@ config_struct! {
         pub compute_dtype (with_compute_dtype): Option<FloatDType> = None,
         /// If `true`, gradients in bf16 or f16 are accumulated in f32, over micro-batches and over checkpointed blocks that share a
         /// parameter, as the chunks of [`LinearCrossEntropyLoss`](crate::LinearCrossEntropyLoss) share the head. The sum of a
-        /// pass is rounded to the type of its gradients, and the sum over micro-batches when it is applied.
-        ///
-        /// The buffer takes 4 bytes per element. If `false`, sums are in the type of the gradients, as in Burn's
-        /// [`GradientsAccumulator`](burn::optim::GradientsAccumulator) and backward pass. Without micro-batches, gradients of several
-        /// devices are summed in the wider of their type and the type of the parameter, unless they are
+        /// pass is rounded to the type of its gradients, and the sum over micro-batches when it is applied. Without micro-batches,
+        /// gradients of several devices are then summed in the wider of their type and the type of the parameter, unless they are
         /// [buffered](crate::GlobalNormClippingConfig::ExactInBuffer) for their norm.
+        ///
+        /// The buffer takes 4 bytes per element. If `false`, sums over blocks are in the type of the gradients, as in Burn's backward
+        /// pass, and sums over devices and micro-batches in the type of the parameter. Without `compute_dtype` that is the type of the
+        /// gradients, as in Burn's [`GradientsAccumulator`](burn::optim::GradientsAccumulator).
         pub full_precision_accumulation (with_full_precision_accumulation): bool = false,
         /// An average of the weights in f32 (in f64 of those in f64), exponential (EMA) or uniform (SWA). It is stored at the location
         /// of the weight (on the host, or on the device of its owner), updated after steps of the parameter, and saved in the
@@ -68,10 +69,10 @@ config_struct! {
         pub gradient_checkpointing (with_gradient_checkpointing): GradientCheckpointingConfig = GradientCheckpointingConfig::new(),
         /// Offload to host memory of the optimizer states, of the updates, or also of the weights of blocks.
         pub offload (with_offload): Option<OffloadConfig> = None,
-        /// State that each of several devices stores for parameters that it does not own. `FusedOptimizer` refuses another
-        /// value.
+        /// State that each of several devices stores for parameters that it does not own. `FusedOptimizer` accepts only
+        /// the default.
         pub sharding (with_sharding): Sharding = Sharding::State,
-        /// Assignment of parameters to several devices. `FusedOptimizer` refuses another value.
+        /// Assignment of parameters to several devices. `FusedOptimizer` accepts only the default.
         pub ownership (with_ownership): Ownership = Ownership::ByParamId,
         /// Maximum bytes of gradients and weights in flight for each device, between the storage of the parameters and the
         /// computation. A larger transfer runs alone.

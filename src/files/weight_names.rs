@@ -105,6 +105,9 @@ const BERT: Rules = &[
 /// | `encoder` | `encoder`, a [`TransformerEncoder`](burn::nn::transformer::TransformerEncoder) without `norm_first` |
 /// | `pooler.dense` | `pooler` |
 ///
+/// A BERT has `layer_norm_eps` in all of its norms (1e-12, where Burn's default is 1e-5): `TransformerEncoderConfig::with_layer_norm_eps`
+/// and `LayerNormConfig::with_epsilon`.
+///
 /// Other names stay. The prefix `model.` or `bert.` may be missing in a file. Files store linear layers transposed, and name the
 /// weights of norms differently: [`PyTorchToBurnAdapter`](burn::store::PyTorchToBurnAdapter) and
 /// [`BurnToPyTorchAdapter`](burn::store::BurnToPyTorchAdapter) convert both.

@@ -15,8 +15,8 @@ use crate::threads::lock;
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum StepEvent<'a> {
-    /// A pass begins, also one without a forward pass, which applies accumulated gradients. A step has one pass, or several with
-    /// exact clipping.
+    /// A pass begins, also one without a forward pass, which applies accumulated gradients. A step has one pass, two
+    /// with exact clipping or `SkipStep`, three with `ExactInBuffer`.
     Forward,
     /// A parameter is read.
     Read {

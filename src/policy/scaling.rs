@@ -33,10 +33,11 @@ config_struct! {
     /// too small again after the division.
     #[derive(Copy, Debug, PartialEq)]
     pub struct LossScalingConfig {
-        /// The scale of the first step: a positive finite f32 with a finite reciprocal.
+        /// The scale of the first step, from 2^-126 to 2^126.
         pub initial_scale (with_initial_scale): f64 = 65536.0,
-        /// Number of successive steps without an overflow after which the scale doubles. `None` for a static scale, which
-        /// does not halve either.
+        /// Number of successive steps without an overflow after which the scale doubles. A micro-batch counts as a step if it is
+        /// accumulated in the optimizer state. `None` for a static scale, which does not halve either: every step with an overflow is
+        /// skipped, and only [`StepReport::overflowed`](crate::StepReport::overflowed) reports it.
         pub growth_interval (with_growth_interval): Option<usize> = Some(2000),
         /// The reaction to gradients that overflow.
         pub overflow (with_overflow): Overflow = Overflow::SkipStep,
@@ -67,12 +68,9 @@ impl LossScalingConfig {
 
     pub(crate) fn check(self) -> Result<(), FusedError> {
         let scale = self.initial_scale;
-        // Gradients are multiplied by the reciprocal, in f32.
-        let is_normal = |scale: f64| (scale as f32).is_normal();
-        if scale <= 0.0 || !is_normal(scale) || !is_normal(1.0 / scale) {
-            let reason = format!(
-                "`initial_scale` is {scale:e}, and must be a positive finite f32 with a finite reciprocal"
-            );
+        // Gradients are multiplied by the reciprocal, in f32: both are normal numbers.
+        if !(2_f64.powi(-126)..=2_f64.powi(126)).contains(&scale) {
+            let reason = format!("`initial_scale` is {scale:e}, and must be from 2^-126 to 2^126");
             return Err(FusedError::Config { reason });
         }
         if self.growth_interval == Some(0) {

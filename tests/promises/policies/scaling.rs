@@ -212,7 +212,7 @@ fn scaling_mistakes_are_errors() {
     let scaling = LossScalingConfig::new;
     // Gradients are divided in f32 by the last two.
     let scales = [0.0, -1.0, f64::NAN, f64::INFINITY, 1e-40, 1e39];
-    let refused = scales.map(|scale| (scaling().with_initial_scale(scale), "positive finite"));
+    let refused = scales.map(|scale| (scaling().with_initial_scale(scale), "from 2^-126 to 2^126"));
     let growth = scaling().with_growth_interval(Some(0));
     for (scaling, words) in refused.into_iter().chain([(growth, "`growth_interval`")]) {
         let error = fused().with_config(FusedConfig::scaling(scaling));
