@@ -55,17 +55,27 @@ fn of(folder: &Path) -> String {
     format!("the checkpoint in {}", folder.display())
 }
 
-/// Returns an error if a checkpoint can't be saved in `folder`, or if it has one of more than `stop` steps, which would be
-/// loaded instead of the new one.
-pub fn check(folder: &Path, stop: usize) -> Result<()> {
+/// Returns an error if the checkpoint of `stop` steps can't be saved in `folder`, if it would replace a checkpoint other than that in
+/// the folder `resumed`, or if there is one of more steps, which would be loaded instead of it.
+pub fn check(folder: &Path, resumed: Option<&Path>, stop: usize) -> Result<()> {
     let checkpoint = Checkpoint::at(folder);
     let checked = checkpoint.check();
     checked.context("the folder can't be written: pass another folder to `--save`")?;
-    let last = checkpoint.steps()?.pop().unwrap_or_default();
+    let Some(last) = checkpoint.steps()?.pop() else {
+        return Ok(());
+    };
+    let is_resumed = resumed.is_some_and(|resumed| {
+        let paths = [folder, resumed].map(std::fs::canonicalize);
+        matches!(&paths, [Ok(folder), Ok(resumed)] if folder == resumed)
+    });
     ensure!(
-        last <= stop as u64,
-        "{} already has {last} steps: pass another folder to `--save`",
-        of(folder)
+        is_resumed && last <= stop as u64,
+        "{} already has {last} steps: pass another folder to `--save`{}",
+        of(folder),
+        match is_resumed {
+            true => "",
+            false => ", or resume the training with `--resume`",
+        }
     );
     Ok(())
 }

@@ -47,7 +47,7 @@ fn main() -> Result<()> {
     let mut text = cut()?;
     let mut schedule = options.schedule(&config);
     if let Some(folder) = &options.save {
-        checkpoint::check(folder, schedule.stop)?;
+        checkpoint::check(folder, options.resume.as_deref(), schedule.stop)?;
     }
 
     let place = options.place()?;

@@ -75,8 +75,13 @@ fn checkpoint_of_another_model_is_refused() {
     );
     // The earlier checkpoint is removed: this one and the lock remain.
     assert_eq!(std::fs::read_dir(&saved).unwrap().count(), 2);
-    checkpoint::check(&saved, 6).unwrap();
-    assert_refused(checkpoint::check(&saved, 5), &["6 steps", "`--save`"]);
+    checkpoint::check(&saved, Some(&saved), 6).unwrap();
+    for resumed in [None, Some(folder.path())] {
+        let check = checkpoint::check(&saved, resumed, 6);
+        assert_refused(check, &["6 steps", "`--save`", "`--resume`"]);
+    }
+    let check = checkpoint::check(&saved, Some(&saved), 5);
+    assert_refused(check, &["6 steps", "`--save`"]);
     let saved = folder.path().join("again");
     checkpoint::save(&saved, &start(&config), &training, 3).unwrap();
     let step = saved.join("step-3");
@@ -98,13 +103,16 @@ fn save_replaces_only_checkpoints() {
         .start(&config(), checkpointing, Place::default())
         .unwrap();
     // A stray file does not make a training invalid.
-    checkpoint::check(&precious, 6).unwrap();
+    checkpoint::check(&precious, None, 6).unwrap();
     for _ in 0..2 {
         checkpoint::save(&precious, &trainer, &training(&config()), 3).unwrap();
         assert_eq!(std::fs::read(&thesis).unwrap(), b"years");
     }
     for taken in [&thesis, &thesis.join("x")] {
-        assert_refused(checkpoint::check(taken, 6), &["thesis.txt", "`--save`"]);
+        assert_refused(
+            checkpoint::check(taken, None, 6),
+            &["thesis.txt", "`--save`"],
+        );
         let refused = checkpoint::save(taken, &trainer, &training(&config()), 3);
         assert_refused(refused, &["thesis.txt"]);
     }
