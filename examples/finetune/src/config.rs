@@ -277,7 +277,14 @@ impl Written {
                 types.len()
             );
             let windows = types.iter().map(|kind| match kind.as_str() {
+                // `MistralModel` has one mask for all layers, whatever their types.
+                "full_attention" if self.model_type == "mistral" && window.is_some() => {
+                    bail!("`layer_types` has full_attention, and all layers of a mistral have `sliding_window`: remove one of both")
+                }
                 "full_attention" => Ok(None),
+                "sliding_attention" if window.is_none() => {
+                    bail!("`layer_types` has sliding_attention, and the layers have no window: correct `sliding_window` or `use_sliding_window`")
+                }
                 "sliding_attention" => Ok(window),
                 other => bail!("`layer_types` has {other}: this program computes full_attention and sliding_attention"),
             });

@@ -7,7 +7,11 @@ use serde_json::Value as Json;
 /// Reads a config. An error names the field.
 pub fn read<T: DeserializeOwned>(value: Json) -> Result<T> {
     serde_path_to_error::deserialize(value).map_err(|error| match error.path().iter().next() {
-        Some(_) => anyhow!("`{}`: {}: correct it", error.path(), error.inner()),
+        Some(_) => anyhow!(
+            "`{}`: {}: correct or remove it",
+            error.path(),
+            error.inner()
+        ),
         None => anyhow!("{}", error.inner()),
     })
 }

@@ -10,7 +10,7 @@ use crate::print::{count, say};
 const FEW_STEPS: usize = 20;
 
 impl Options {
-    /// Returns these options for data with `rows` rows to train on: a step has no row twice.
+    /// Returns these options for data with `rows` rows to train on. A step has no more rows than the data.
     pub fn for_rows(&self, rows: usize) -> Result<Self> {
         ensure!(
             self.batch <= rows.max(BATCH),

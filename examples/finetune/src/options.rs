@@ -95,7 +95,7 @@ pub struct Options {
     #[arg(long)]
     pub pad: bool,
 
-    /// Rows in a step. Without this option, all rows if the data has fewer.
+    /// Rows in a step. If the data has fewer, and this is at most the default, all of them.
     #[arg(long, default_value_t = BATCH)]
     pub batch: usize,
 

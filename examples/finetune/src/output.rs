@@ -179,6 +179,21 @@ impl Output {
                 foreign.push((*name).to_owned());
             }
         }
+        // A checkpoint has no such files, and replaces the folder of its step.
+        for step in std::fs::read_dir(folder.join("checkpoints"))
+            .into_iter()
+            .flatten()
+        {
+            let step = step.with_context(unreadable)?;
+            for entry in std::fs::read_dir(step.path()).into_iter().flatten() {
+                let name = entry.with_context(unreadable)?.file_name();
+                let [step, name] =
+                    [step.file_name(), name].map(|it| it.to_string_lossy().into_owned());
+                if is_of_model(&name) {
+                    foreign.push(format!("checkpoints/{step}/{name}"));
+                }
+            }
+        }
         foreign.sort();
         Ok(foreign)
     }
@@ -213,7 +228,12 @@ fn is_of_model(name: &str) -> bool {
 /// Locks `folder` until the returned file is dropped.
 fn lock(folder: &Path) -> Result<File> {
     let path = folder.join(LOCK);
-    let file = File::options().create(true).append(true).open(&path);
+    // Windows locks no file that is open only to append.
+    let file = File::options()
+        .read(true)
+        .append(true)
+        .create(true)
+        .open(&path);
     let file = file.with_context(|| format!("{} can't be written", path.display()))?;
     match file.try_lock() {
         Err(TryLockError::WouldBlock) => bail!(

@@ -125,7 +125,7 @@ pub fn resumed_plan(
             let bytes = budget.bytes(&device.clone().inner())?;
             ensure!(
                 plan.device_bytes <= bytes,
-                "the checkpoint was planned to take {} bytes, and `--fit` has {bytes}: give as many, or begin in another folder",
+                "the plan of the checkpoint takes {} bytes, and `--fit` has {bytes}: pass at least as many, or begin in another folder",
                 plan.device_bytes
             );
             plan.budget = bytes;

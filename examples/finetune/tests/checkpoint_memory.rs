@@ -65,6 +65,8 @@ impl Training {
         if !options.contains("--sample") {
             command.args(["--sample", "0", "--held-out", "0"]);
         }
+        // Each thread has a buffer for matrix products.
+        command.env("RAYON_NUM_THREADS", "2");
         let output = command.env("RUST_BACKTRACE", "0").output();
         let output = output.unwrap();
         if !output.status.success() {
