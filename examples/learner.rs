@@ -68,9 +68,9 @@ pub fn main() {
             .shuffle(1)
             .build(points(n))
     };
-    let folder = std::env::temp_dir().join("backburn-learner");
+    let folder = tempfile::tempdir().expect("a folder for the checkpoints"); // a permanent one in a real program
 
-    let training = SupervisedTraining::new(folder, loader(1024), loader(100))
+    let training = SupervisedTraining::new(folder.path(), loader(1024), loader(100))
         .metrics((LossMetric::new(),))
         .with_default_checkpointers()
         .num_epochs(5);

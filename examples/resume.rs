@@ -38,7 +38,7 @@ fn train(
 pub fn main() -> Result<(), Box<dyn Error>> {
     let device = Device::flex().autodiff();
     let folder = tempfile::tempdir()?;
-    let checkpoint = Checkpoint::at(folder.path()); // in earnest, a folder that stays
+    let checkpoint = Checkpoint::at(folder.path()); // a permanent folder in a real program
 
     let (mut fused, mut progress) = (start(&device)?, Progress::new(0));
     train(&mut fused, &mut progress, 100, &device)?;

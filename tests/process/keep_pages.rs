@@ -18,7 +18,7 @@ fn resident() -> usize {
     1024 * kilobytes.unwrap().trim().parse::<usize>().unwrap()
 }
 
-/// Asserts that freed buffers of `size` leave at least this part of their pages in the process.
+/// Asserts that freed buffers of `size` leave about this part of their pages in the process.
 #[track_caller]
 fn assert_kept(size: usize, part: f64) {
     let before = resident();

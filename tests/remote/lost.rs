@@ -35,11 +35,11 @@ fn server_killed_while_replicas_train_ends_step() {
             });
             let error = loop {
                 // Creating a batch may fail first.
-                let step = || fused.step(RATE, batches(&devices), Net::loss);
-                match std::panic::catch_unwind(std::panic::AssertUnwindSafe(step)) {
-                    Ok(Ok(_)) => {}
-                    Ok(Err(error)) => break Some(error),
-                    Err(_) => break None,
+                let Ok(batches) = std::panic::catch_unwind(|| batches(&devices)) else {
+                    break None;
+                };
+                if let Err(error) = fused.step(RATE, batches, Net::loss) {
+                    break Some(error);
                 }
             };
             killer.join().unwrap();

@@ -232,15 +232,19 @@ fn save_failing_in_file_leaves_only_old_checkpoint() {
     let before = files(folder.path());
     let name = "checkpoints::killed::child_fails_to_save";
     let limit = "trap '' XFSZ; ulimit -f 100; exec \"$0\" \"$@\"";
-    let status = Command::new("sh")
+    let output = Command::new("sh")
         .args(["-c", limit])
         .arg(std::env::current_exe().unwrap())
         .args([name, "--exact"])
         .env(LIMITED, folder.path())
-        .stdout(Stdio::null())
-        .status()
+        .output()
         .unwrap();
-    assert!(status.success());
+    let printed = String::from_utf8_lossy(&output.stdout);
+    // No test of this name is a success, too.
+    assert!(
+        output.status.success() && printed.contains("1 passed"),
+        "{printed}"
+    );
     assert!(before == files(folder.path()));
     assert_is_after(folder.path(), 1);
 }

@@ -177,5 +177,8 @@ fn valid_with_nan_is_saved_in_storage_type() {
     let config = FusedConfig::new().with_compute_dtype(Some(way.computes));
     let valid = way.fused(&initial).with_config(config).unwrap().valid();
     let saved = init(way.rests).load_record(valid.into_record());
-    assert_eq!(saved.layers[0].weight.val().dtype(), DType::F32);
+    let [saved, expected] = [saved, initial].map(|model| model.layers[0].weight.val().into_data());
+    assert_eq!(saved.dtype(), DType::F32);
+    assert!(saved.iter::<f32>().next().is_some_and(f32::is_nan));
+    assert_eq!(saved.as_bytes(), expected.as_bytes());
 }

@@ -151,7 +151,8 @@ fn gradient_not_finite_spreads_only_in_its_group(device: &Device) {
                 let is_lion = name.starts_with("Lion") && states == StateFormat::Full;
                 assert!(is_lion || !after[77].is_finite(), "{name}");
                 // Other groups are not affected.
-                assert!(after[300].is_finite(), "{name}");
+                let others = after[..64].iter().chain(&after[128..]);
+                assert!(others.copied().all(f64::is_finite), "{name}");
             }
         }
     }

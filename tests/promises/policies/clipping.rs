@@ -1,5 +1,5 @@
 //! Clipping by the global norm equals clipping before a stock update. (Dropout under it is in
-//! `tests/random.rs`.)
+//! `tests/random/fidelity.rs`.)
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 

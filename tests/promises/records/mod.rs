@@ -113,7 +113,7 @@ fn record_of_stock_accumulates_in_state_and_back(device: &Device) {
     training.step(&mut back);
     training.step(&mut stock);
     training.step(&mut stock);
-    assert_near_weights(&stock.model(), &back.model(), 1e-4, 1e-3);
+    assert_equal_weights(&stock.model(), &back.model());
 }
 
 /// Muon on each half of the columns of a matrix.

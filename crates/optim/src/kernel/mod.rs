@@ -5,7 +5,6 @@ mod blocks;
 #[cfg(feature = "cubecl")]
 mod cube;
 #[cfg(all(test, feature = "wgpu"))]
-#[path = "../../tests/kernels/on_wgpu.rs"]
 mod on_wgpu;
 mod operations;
 mod single_pass;

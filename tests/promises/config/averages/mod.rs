@@ -57,7 +57,9 @@ fn values<M: Module>(model: &M) -> Vec<Tensor<1>> {
 }
 
 fn assert_values(expected: &[Tensor<1>], model: &Stack) {
-    for (expected, found) in expected.iter().zip(values(model)) {
+    let found = values(model);
+    assert_eq!(expected.len(), found.len());
+    for (expected, found) in expected.iter().zip(found) {
         found.to_data().assert_eq(&expected.to_data(), true);
     }
 }

@@ -22,14 +22,17 @@ fn average_in_f16_loads_on_device_without_f16() {
     step(&mut fused);
     let mut contents = Contents::of(fused.to_record());
     let means = |it: &burn_pack::Tensor| it.name.ends_with(".average");
+    let mut converted = 0;
     for index in 0..contents.tensors.len() {
         if means(&contents.tensors[index]) {
+            converted += 1;
             let (_, dtype, shape, _, bytes) = contents.tensors[index].clone().into_parts().unwrap();
             let data = TensorData::from_bytes(bytes, shape, dtype).convert_dtype(DType::F16);
             let (bytes, shape, _) = data.into_parts();
             contents = contents.with_tensor(index, DType::F16, &shape, bytes);
         }
     }
+    assert_eq!(converted, values(&fused.model()).len());
     let before = fused.averaged();
     fused.load_record(contents.into_record()).unwrap();
     for (before, after) in values(&before).into_iter().zip(values(&fused.averaged())) {
