@@ -109,6 +109,16 @@ fn bad_model_is_refused_by_field_or_file() {
             text(folder)
         });
     }
+    for (model_type, kind, words) in [
+        ("mistral", "full_attention", "all layers of a mistral have"),
+        ("qwen2", "sliding_attention", "the layers have no window"),
+    ] {
+        assert_refused("", words, |model, folder| {
+            with(model, "model_type", json!(model_type));
+            with(model, "layer_types", json!([kind, kind]));
+            text(folder)
+        });
+    }
     for (file, words) in [
         ("config.json", "config.json can't be read"),
         ("tokenizer.json", "tokenizer.json is missing"),

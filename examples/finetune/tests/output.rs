@@ -122,6 +122,21 @@ fn printed_loss_is_that_of_written_file() {
 }
 
 #[test]
+fn adapters_in_bf16_are_merged_in_f32() {
+    let folder = tempfile::tempdir().unwrap();
+    let (data, model) = (text(folder.path()), in_bf16("llama", folder.path()));
+    let out = folder.path().join("out");
+    let options = "--steps 8 --method lora --weights bf16 --merge --dtype f32";
+    command(&model, &data, &out, &[options]).unwrap();
+    let mut file = SafetensorsStore::from_file(out.join(weights::WEIGHTS));
+    let tensors = file.get_all_tensors().unwrap();
+    let adapted = &tensors["model.layers.0.self_attn.q_proj.weight"];
+    let bytes = adapted.to_bytes().unwrap();
+    // A number of bf16 has zeros there.
+    assert!(bytes.chunks(4).any(|value| value[..2] != [0, 0]));
+}
+
+#[test]
 fn rounding_that_loses_gain_is_reported() {
     let folder = tempfile::tempdir().unwrap();
     let (model, data) = (in_bf16("llama", folder.path()), text(folder.path()));
@@ -162,6 +177,7 @@ fn foreign_file_is_replaced_only_with_overwrite() {
         "adapter_config.json",
         "README.md",
         "additional_chat_templates/tool_use.jinja",
+        "checkpoints/step-1/pytorch_model.bin",
     ] {
         let out = folder.path().join(name);
         fs::create_dir_all(out.join(name).parent().unwrap()).unwrap();
