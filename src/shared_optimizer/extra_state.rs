@@ -42,21 +42,21 @@ pub(crate) trait ExtraState: RecordState + Clone {
         }
     }
 
-    /// Stores the state in `optimizer` for the parameter `id` of this rank, and restores what the optimizer has loaded for it.
+    /// Stores the state in `optimizer` for the parameter `id`, which has this number of dimensions, and restores what the optimizer has loaded for it.
     /// From now on the optimizer's records contain the live state.
     fn take_over(
         &self,
         optimizer: &mut ModuleOptimizer,
         id: ParamId,
-        rank: usize,
+        dims: usize,
         device: &Device,
     ) {
         STATE_TO_STORE.set(Some(Box::new(self.clone())));
-        step_extra_state(optimizer, id, rank, Self::parameter().1, device);
+        step_extra_state(optimizer, id, dims, Self::parameter().1, device);
         STATE_TO_STORE.take();
     }
 
-    /// Drops the states that `optimizer` has for these parameters, each with its rank.
+    /// Drops the states that `optimizer` has for these parameters, each with its number of dimensions.
     fn drop_in(
         optimizer: &mut ModuleOptimizer,
         parameters: impl IntoIterator<Item = (ParamId, usize)>,
@@ -65,8 +65,8 @@ pub(crate) trait ExtraState: RecordState + Clone {
             return;
         }
         let device = host(&Device::default());
-        for (id, rank) in parameters {
-            step_extra_state(optimizer, id, rank, Self::parameter().1, &device);
+        for (id, dims) in parameters {
+            step_extra_state(optimizer, id, dims, Self::parameter().1, &device);
         }
     }
 }
@@ -167,10 +167,10 @@ fn is_registered<S: ExtraState>(optimizer: &ModuleOptimizer) -> bool {
 fn step_extra_state(
     optimizer: &mut ModuleOptimizer,
     id: ParamId,
-    rank: usize,
+    dims: usize,
     path: &str,
     device: &Device,
 ) {
-    let nothing = || with_rank!(rank, D => Tensor::<D>::zeros([1; D], device).into());
+    let nothing = || with_rank!(dims, D => Tensor::<D>::zeros([1; D], device).into());
     step_one(optimizer, 0.0.into(), path, id, nothing(), nothing());
 }

@@ -15,7 +15,7 @@ use super::states::{joined, written};
 use super::{SharedOptimizer, step_one};
 
 impl SharedOptimizer {
-    /// Returns why the optimizer can't step a parameter of this path, rank and type on `device`. The check loads the
+    /// Returns why the optimizer can't step a parameter of this path, number of dimensions and type on `device`. The check loads the
     /// parameter's state from an empty record. If formats may be unsupported, it also steps a single element in this
     /// process, where possible.
     pub(crate) fn unsupported(
@@ -23,16 +23,16 @@ impl SharedOptimizer {
         device: &Device,
         id: ParamId,
         path: &str,
-        rank: usize,
+        dims: usize,
         dtype: DType,
         elements: usize,
     ) -> Option<String> {
-        if rank > MAX_RANK {
+        if dims > MAX_RANK {
             return Some(format!(
-                "Burn's optimizers step tensors of up to {MAX_RANK} dimensions, and it has {rank}: freeze it, or keep it in another shape"
+                "Burn's optimizers step tensors of up to {MAX_RANK} dimensions, and it has {dims}: freeze it, or keep it in another shape"
             ));
         }
-        let nothing = write([RecordedState::none(id, path, rank)]);
+        let nothing = write([RecordedState::none(id, path, dims)]);
         let nothing = nothing.expect("Burn writes what has no state");
         let load = || self.fresh().load_record(joined([nothing]));
         let (loaded, call) = Call::default().make(load);
@@ -44,7 +44,7 @@ impl SharedOptimizer {
         }
         let host = host(device);
         let one =
-            || with_rank!(rank, D => AnyTensor::from(Tensor::<D>::ones([1; D], (&host, dtype))));
+            || with_rank!(dims, D => AnyTensor::from(Tensor::<D>::ones([1; D], (&host, dtype))));
         let call = Call {
             asked_for: Some(Asked {
                 device: device.clone(),
@@ -57,10 +57,10 @@ impl SharedOptimizer {
         call.make(step).1.refusal
     }
 
-    /// Returns the names of the tensors in the state of a parameter of this path and rank, as in the optimizer's records.
+    /// Returns the names of the tensors in the state of a parameter of this path and number of dimensions, as in the optimizer's records.
     /// Burn has no interface for these names, so this steps a single element on the default device.
-    pub(crate) fn state_names(&self, id: ParamId, path: &str, rank: usize) -> Vec<String> {
-        let one = || with_rank!(rank, D => AnyTensor::from(Tensor::<D>::ones([1; D], &Device::default())));
+    pub(crate) fn state_names(&self, id: ParamId, path: &str, dims: usize) -> Vec<String> {
+        let one = || with_rank!(dims, D => AnyTensor::from(Tensor::<D>::ones([1; D], &Device::default())));
         let stepped = catch(|| {
             let mut optimizer = self.fresh();
             step_one(&mut optimizer, 0.0.into(), path, id, one(), one());
@@ -78,26 +78,26 @@ impl SharedOptimizer {
     }
 }
 
-/// Returns `true` if `fresh`, an optimizer without states, updates a parameter of this path and rank in the same way under both ids, as
+/// Returns `true` if `fresh`, an optimizer without states, updates a parameter of this path and number of dimensions in the same way under both ids, as
 /// in one parameter group. An optimizer whose updates differ by chance counts as equal; formats of states are not compared.
 pub(crate) fn updates_are_equal(
     fresh: &ModuleOptimizer,
     path: &str,
-    rank: usize,
+    dims: usize,
     ids: [ParamId; 2],
 ) -> bool {
     let device = host(&Device::default());
     // Two by two elements if there are two dimensions.
-    let shape: Vec<_> = (1..=rank)
-        .map(|dim| match rank {
+    let shape: Vec<_> = (1..=dims)
+        .map(|dim| match dims {
             1 => 4,
-            _ if dim + 2 > rank => 2,
+            _ if dim + 2 > dims => 2,
             _ => 1,
         })
         .collect();
     let tensor = |values: [f64; 4]| {
         let values = Tensor::<1>::from_data(values, (&device, DType::F32));
-        with_rank!(rank, D => AnyTensor::from(values.reshape::<D, _>(Shape::from(shape.clone()))))
+        with_rank!(dims, D => AnyTensor::from(values.reshape::<D, _>(Shape::from(shape.clone()))))
     };
     let updated = |id| {
         let mut optimizer = fresh.clone();

@@ -22,9 +22,9 @@ use crate::tap::node;
 
 /// The stand-in for a gradient that the backward pass has applied.
 pub(super) struct AppliedGradient {
-    /// A `Param<Tensor<D>>` of the rank of the parameter. Its place stays the same, as that of an ordinary parameter.
+    /// A `Param<Tensor<D>>` with the dimensions of the parameter. Its place stays the same, as that of an ordinary parameter.
     leaf: Box<dyn Any + Send + Sync>,
-    rank: usize,
+    dims: usize,
     node: NodeId,
     gradient: AnyTensor,
     identity: Identity,
@@ -49,7 +49,7 @@ impl AppliedGradient {
         Self {
             node: node(&leaf).expect("a leaf is under autodiff"),
             leaf: Box::new(Param::initialized(master.id, leaf)),
-            rank: D,
+            dims: D,
             identity: Identity::of(&gradient),
             gradient: gradient.into(),
             is_registered: AtomicBool::new(false),
@@ -79,7 +79,7 @@ impl AppliedGradient {
 
     /// Shows the leaf to `visitor`.
     pub(super) fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
-        with_rank!(self.rank, D => {
+        with_rank!(self.dims, D => {
             if let Some(leaf) = self.leaf.downcast_ref::<Param<Tensor<D>>>() {
                 visitor.visit_float(leaf);
             }

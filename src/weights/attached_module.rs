@@ -139,8 +139,7 @@ impl<M: Module> AttachedModule<M> {
     /// Returns a module for inference with these values, in the compute type.
     pub(crate) fn valid(&self, value: Value) -> M {
         let frozen = self.frozen.keys().copied();
-        let parameters: HashSet<ParamId> =
-            self.local_params.fetched_on_read().chain(frozen).collect();
+        let parameters: HashSet<ParamId> = self.local_params.on_demand().chain(frozen).collect();
         let filled = || {
             let filled = self.filled(self.skeleton.clone(), value, ExportLocation::Computing);
             filled.valid().map(&mut SavedInFull {

@@ -155,7 +155,7 @@ impl LocalParam {
             return;
         }
         self.pin_copy();
-        if !self.is_fetched_on_read() {
+        if !self.is_on_demand() {
             log::warn!(
                 "parameter `{}` is read outside of a recomputed block under gradient checkpointing, so its weights stay on \
                  the device. Its optimizer state is on the host",

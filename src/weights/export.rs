@@ -40,7 +40,7 @@ impl LocalParam {
             transfer.map_err(|error| error.to_string())
         };
         let location = match location {
-            ExportLocation::Computing if self.is_fetched_on_read() => ExportLocation::Stored,
+            ExportLocation::Computing if self.is_on_demand() => ExportLocation::Stored,
             location => location,
         };
         let found = match (value, location) {

@@ -27,8 +27,8 @@ impl Reparameterizer for FetchOnRead {
         param: Param<Tensor<D>>,
     ) -> (Param<Tensor<D>>, Option<FetchHandle>) {
         let base = self.adapters.get(&param.id).cloned();
-        let is_fetched_on_read = base.is_some() || self.parameters.contains(&param.id);
-        let handle = is_fetched_on_read.then(|| FetchHandle {
+        let is_on_demand = base.is_some() || self.parameters.contains(&param.id);
+        let handle = is_on_demand.then(|| FetchHandle {
             context: self.context.clone(),
             path: path.into(),
             base,

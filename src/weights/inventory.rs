@@ -126,9 +126,9 @@ impl Inventory {
         let mut trained: Vec<_> = self.entries.values().filter(|it| it.is_trained()).collect();
         trained.sort_unstable_by_key(|entry| &entry.path);
         for entry in trained {
-            let (id, path, rank) = (entry.id, &entry.path, entry.shape.num_dims());
+            let (id, path, dims) = (entry.id, &entry.path, entry.shape.num_dims());
             let (device, elements) = (entry.stepped_on(context), entry.elements());
-            let unsupported = optimizer.unsupported(&device, id, path, rank, entry.dtype, elements);
+            let unsupported = optimizer.unsupported(&device, id, path, dims, entry.dtype, elements);
             if let Some(reason) = unsupported {
                 let path = path.to_string();
                 return Err(FusedError::UnsupportedParameter { path, reason });

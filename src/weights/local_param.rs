@@ -127,13 +127,13 @@ impl LocalParam {
     }
 
     /// Returns `true` if the value is fetched whenever it is read.
-    pub(super) fn is_fetched_on_read(&self) -> bool {
+    pub(super) fn is_on_demand(&self) -> bool {
         self.residency() == Residency::OnDemand
     }
 
     /// Returns `true` if the value is fetched from the host whenever it is read.
     pub(super) fn is_fetched_from_host(&self) -> bool {
-        self.is_offloaded && self.is_fetched_on_read()
+        self.is_offloaded && self.is_on_demand()
     }
 
     /// Caches the copy on the device from now on, if this rank keeps such weights.

@@ -61,10 +61,8 @@ impl LocalParams {
     }
 
     /// Returns the parameters that are fetched whenever they are read.
-    pub(super) fn fetched_on_read(&self) -> impl Iterator<Item = ParamId> {
-        let fetched = self
-            .iter()
-            .filter(|local_param| local_param.is_fetched_on_read());
+    pub(super) fn on_demand(&self) -> impl Iterator<Item = ParamId> {
+        let fetched = self.iter().filter(|local_param| local_param.is_on_demand());
         fetched.map(|local_param| local_param.master.id)
     }
 

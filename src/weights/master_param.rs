@@ -210,10 +210,10 @@ impl MasterParam {
     ) {
         let mut state = self.state.lock();
         let average = Average::new(*config, state.average.take());
-        let (id, rank) = (average_id(self.id), self.shape.num_dims());
+        let (id, dims) = (average_id(self.id), self.shape.num_dims());
         let average = state.average.insert(average);
         let device = &self.storage.location.device;
-        average.state().take_over(optimizer, id, rank, device);
+        average.state().take_over(optimizer, id, dims, device);
     }
 
     /// Starts the average, or moves a loaded average to the device of the value.

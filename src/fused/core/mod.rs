@@ -2,6 +2,7 @@
 //! closures.
 
 mod change;
+mod create;
 mod rank_pass;
 mod ranks;
 mod records;
@@ -11,35 +12,25 @@ mod step;
 mod two_passes;
 
 use std::fmt::{Display, Formatter};
-use std::sync::Arc;
 
 use backburn_base::caught::{Caught, catch, catch_message};
 use backburn_base::host;
 use backburn_optim::AverageState;
 use burn::module::Module;
 use burn::optim::ModuleOptimizer;
-use burn::tensor::Device;
 use parking_lot::Mutex;
 
-use crate::config::FusedConfig;
 use crate::device::check_connected;
 use crate::error::FusedError;
-use crate::footprint::host_allocation;
 use crate::fused::policies::Policies;
 #[cfg(feature = "train")]
 use crate::fused::policies::StepSchedule;
 use crate::fused::report::Reports;
 use crate::fused::{ParameterList, StepReport};
-use crate::offload::check_offload_fits;
-use crate::parameters::merge_pending;
-use crate::pass::Session;
-use crate::placement::RankContext;
 use crate::policy::PolicyState;
 use crate::shared_optimizer::{EXTRA_STATE_ID, ExtraState, SharedOptimizer, average_id};
 use crate::tap::collect_graph_if_due;
-use crate::weights::{
-    Accumulated, AttachedModule, Inventory, MasterParam, Role, Value, fork_quantized, initialize,
-};
+use crate::weights::{Accumulated, MasterParam, Role, Value};
 pub(crate) use change::ResumeError;
 use change::record_keeps_states;
 pub(in crate::fused) use rank_pass::RankPass;
@@ -68,136 +59,9 @@ pub trait Trainer {
 }
 
 impl<M: Module> Core<M> {
-    /// Creates a training of `model` on `device`, by default where it is. `optimizer` is registered for the extra
-    /// state of the policies. `begins_offload` is `false` if the same is offloaded already.
-    pub(super) fn on_one_device(
-        mut model: M,
-        optimizer: ModuleOptimizer,
-        policies: Policies,
-        device: Option<&Device>,
-        begins_offload: bool,
-    ) -> Result<Self, FusedError> {
-        let config = &policies.config;
-        let devices = model.devices();
-        let of_model = devices.first().cloned().unwrap_or_default();
-        let compute_device = match device {
-            Some(device) if device.is_autodiff() => device.clone(),
-            Some(device) => device.clone().with_autodiff_context_from(&of_model),
-            None if config.offload.is_some() && devices.len() > 1 => {
-                return Err(FusedError::Offload {
-                    reason: format!(
-                        "the model is on {} devices: pass the one that computes to `FusedOptimizer::with_config_on`",
-                        devices.len()
-                    ),
-                });
-            }
-            None => of_model,
-        };
-        let context = RankContext::new(config.placement_policy(), &compute_device, None)?;
-        let session = Arc::new(Session::new(SharedOptimizer::new(
-            optimizer,
-            config.offloaded_state_elements(),
-        )));
-        let is_offloaded = context.engine.is_some();
-        let moves =
-            !is_offloaded && device.is_some() && devices.iter().any(|it| *it != compute_device);
-        if is_offloaded || moves {
-            // Merging reads the parameters.
-            initialize(&model)?;
-            // Moving a statistic loses its pending update.
-            merge_pending(&model);
-        }
-        if is_offloaded && begins_offload {
-            let offloaded_bytes = Inventory::of(&model, &context)?.offloaded_bytes;
-            let made = host_allocation(&model, &session.optimizer.lock().fresh(), config);
-            check_offload_fits(offloaded_bytes.saturating_add(made))?;
-        }
-        if moves {
-            // Refuses a model before it is moved.
-            Inventory::of(
-                &model,
-                &RankContext::on(&compute_device, config.compute_dtype),
-            )?;
-            model = fork_quantized(model, &compute_device);
-        }
-        let ranks = Ranks::on_one_device(model, &session, Arc::new(context))?;
-        Ok(Self::of(ranks, policies))
-    }
-
-    /// Creates a training of replicas of `model`, one on each device. `optimizer` is registered for the extra state of
-    /// the policies. `begins_offload` is `false` if the same is offloaded already.
-    pub(super) fn on_devices(
-        model: M,
-        optimizer: ModuleOptimizer,
-        policies: Policies,
-        devices: &[Device],
-        begins_offload: bool,
-    ) -> Result<Self, FusedError> {
-        let config = &policies.config;
-        // Merging reads the parameters.
-        initialize(&model)?;
-        merge_pending(&model);
-        let session = Session::new(SharedOptimizer::new(
-            optimizer,
-            config.offloaded_state_elements(),
-        ));
-        let ranks = Ranks::on_devices(model, devices, &session, config, begins_offload)?;
-        Ok(Self::of(ranks, policies))
-    }
-
-    fn of(ranks: Ranks<M>, policies: Policies) -> Self {
-        let mut core = Self {
-            ranks,
-            policies,
-            reports: Reports::default(),
-            end_panic: Mutex::default(),
-        };
-        core.restore_extra_state();
-        core
-    }
-
     /// Returns an error if a device is lost: a read from it would wait forever.
     pub(crate) fn check_connected(&self) -> Result<(), FusedError> {
         check_connected(&self.ranks.devices)
-    }
-
-    /// Creates the training again with another config, on `device` or on its current device.
-    pub(super) fn with_config(
-        self,
-        config: FusedConfig,
-        device: Option<&Device>,
-    ) -> Result<Self, FusedError> {
-        let ranks = &self.ranks;
-        if ranks.given_devices.is_none() {
-            config.check_on_one_device()?;
-        }
-        let device = device.or(ranks.attached().context.device()).cloned();
-        let before = &self.policies.config;
-        let begins_offload =
-            (&before.offload, &before.averaging) != (&config.offload, &config.averaging);
-        let given_devices = ranks.given_devices.clone();
-        // Values move from owner to owner, so that no device has to hold all weights.
-        let model = ranks.export(AttachedModule::export_in_place);
-        let optimizer = self.optimizer();
-        let (fresh, removed) = self.ranks.session().optimizer.lock().fresh_and_removed();
-        let (policies, optimizer) = self.policies.with_config(config, optimizer)?;
-        let accumulated_in_state = self.ranks.local_params().accumulated_in_state();
-        let removed = (policies.join(fresh), removed);
-        // Afterwards the model is the only owner of its values.
-        drop(self.ranks);
-        let core = match given_devices {
-            None => {
-                let device = device.as_ref();
-                Self::on_one_device(model, optimizer, policies, device, begins_offload)
-            }
-            Some(devices) => Self::on_devices(model, optimizer, policies, &devices, begins_offload),
-        }?;
-        let mut optimizer = core.ranks.session().optimizer.lock();
-        optimizer.restore_removed(removed);
-        drop(optimizer);
-        let local_params = core.ranks.local_params();
-        local_params.set_accumulated_in_state(&accumulated_in_state);
-        Ok(core)
     }
 
     /// Returns an ordinary Burn model with the current values.
