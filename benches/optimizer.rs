@@ -9,7 +9,8 @@
 //! prints the median times, the speedup of ours, nanoseconds per element, this relative to our AdamW in f32
 //! and to the speed of a copy, both measured in the same rounds, and the peak of the bytes allocated during a
 //! step, in multiples of the parameter's in f32. A single pass of AdamW moves 28 bytes per element: it reads
-//! gradient, parameter and two states, and writes all but the gradient.
+//! gradient, parameter and two states, and writes all but the gradient. The heap keeps its pages (`backburn::memory::keep_pages()`):
+//! otherwise Burn's optimizers, which allocate for each operation, would spend most of their time on new pages.
 //!
 //! Then it prints the time of PyTorch's AdamW in multiples of ours, in turn with it, if `python3`, or `$PYTHON`, has the package
 //! `torch`.
@@ -17,9 +18,10 @@
 #[path = "turns/mod.rs"]
 mod turns;
 
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::time::Instant;
 
+use backburn::memory::keep_pages;
 use backburn::optim::{self as ours, StateFormat, WeightFormat};
 use burn::optim::momentum::MomentumConfig;
 use burn::optim::{self as stock, Optimizer};
@@ -36,6 +38,7 @@ const ROUNDS: usize = 15;
 const LEARNING_RATE: f64 = 1e-3;
 
 fn main() {
+    keep_pages(); // before any update, and as in `step`
     let mut arguments = std::env::args().skip(1).filter(|a| !a.starts_with('-'));
     let elements = arguments.next().map_or(25_000_000, |elements| {
         elements.parse().expect("the number of elements")
@@ -133,15 +136,14 @@ fn main() {
         ours::LionConfig::new().build(),
         FloatDType::F32,
     );
-    let python = std::env::var("PYTHON").unwrap_or("python3".to_string());
-    let mut imports = Command::new(&python);
-    let imports = imports.args(["-c", "import torch"]).stderr(Stdio::null());
+    let mut imports = turns::pytorch("-c");
+    let imports = imports.arg("import torch").stderr(Stdio::null());
     match imports.status() {
         Ok(status) if status.success() => {
-            row.print_pytorch(&python, "foreach");
-            row.print_pytorch(&python, "fused");
+            row.print_pytorch("foreach");
+            row.print_pytorch("fused");
         }
-        _ => println!("{python} has no torch"),
+        _ => println!("`python3`, or `$PYTHON`, has no torch"),
     }
 }
 
@@ -196,11 +198,11 @@ impl Row {
 
 impl Row {
     /// Prints the time of PyTorch's AdamW with this option, beside ours.
-    fn print_pytorch(&self, python: &str, way: &str) {
+    fn print_pytorch(&self, way: &str) {
         const PROGRAM: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/pytorch/optimizer.py");
         let (elements, threads) = (self.elements, rayon::current_num_threads());
-        let mut program = Command::new(python);
-        program.args([PROGRAM, way, &elements.to_string(), &threads.to_string()]);
+        let mut program = turns::pytorch(PROGRAM);
+        program.args([way, &elements.to_string(), &threads.to_string()]);
         let mut pytorch = Worker::of(program);
         let adamw = ours::AdamWConfig::new().build();
         let mut adamw = Stepped::new(adamw, elements, FloatDType::F32);

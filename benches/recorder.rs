@@ -58,6 +58,26 @@ unsafe impl GlobalAlloc for Switch {
             }
         }
     }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller keeps the contract of `alloc_zeroed`.
+        unsafe {
+            match INSTALLED.load(Ordering::Relaxed) {
+                true => RECORDING.alloc_zeroed(layout),
+                false => System.alloc_zeroed(layout),
+            }
+        }
+    }
+
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        // SAFETY: the caller got `pointer` from here with `layout`, and so from `System`.
+        unsafe {
+            match INSTALLED.load(Ordering::Relaxed) {
+                true => RECORDING.realloc(pointer, layout, size),
+                false => System.realloc(pointer, layout, size),
+            }
+        }
+    }
 }
 
 /// Allocator of a step.

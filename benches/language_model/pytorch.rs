@@ -95,14 +95,9 @@ fn print_row(name: &str, [parameters, peak, resident, first, last]: [f64; 5], tu
     );
 }
 
-/// Returns the command for PyTorch, with a heap that keeps its pages as Burn's does, and threads that do not spin while idle.
 fn pytorch(task: &str, variant: &str, folder: &Path) -> Command {
-    let mut command = Command::new("python3");
-    command.arg(PROGRAM).args([task, variant]).arg(folder);
-    command.env("MALLOC_TRIM_THRESHOLD_", "1000000000000");
-    command.env("MALLOC_MMAP_MAX_", "0");
-    command.env("MALLOC_ARENA_MAX", "1");
-    command.env("OMP_WAIT_POLICY", "PASSIVE");
+    let mut command = turns::pytorch(PROGRAM);
+    command.args([task, variant]).arg(folder);
     command
 }
 

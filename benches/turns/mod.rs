@@ -108,6 +108,18 @@ fn quantile(values: impl Iterator<Item = f64>, part: f64) -> f64 {
     values[((values.len() - 1) as f64 * part).round() as usize]
 }
 
+/// Returns the command for a program of PyTorch, with a heap that keeps its pages as [`keep_pages`](backburn::memory::keep_pages) does,
+/// and threads that do not spin while another process has its turn.
+pub fn pytorch(program: &str) -> Command {
+    let mut command = Command::new(std::env::var("PYTHON").unwrap_or("python3".to_string()));
+    command.arg(program);
+    command.env("MALLOC_TRIM_THRESHOLD_", "1000000000000");
+    command.env("MALLOC_MMAP_MAX_", "0");
+    command.env("MALLOC_ARENA_MAX", "1");
+    command.env("OMP_WAIT_POLICY", "PASSIVE");
+    command
+}
+
 /// Starts the benchmark again with `arguments`. Returns the numbers that it prints.
 pub fn numbers<const N: usize>(arguments: &[&str]) -> [f64; N] {
     let output = Command::new(std::env::current_exe().unwrap())
