@@ -102,14 +102,16 @@ impl Budget {
             Self::Machine if device.memory_pool_usage().is_some() => Err(unknown(&format!(
                 "{device:?} reports the memory in use, but not its size"
             ))),
-            Self::Machine => machine(),
+            Self::Machine => machine(HostMemory::now()),
         }
     }
 
     /// Returns the largest number of bytes that the planner may take to find a larger budget, if nothing fits this one.
     pub(super) fn most(self, device: &Device) -> usize {
         match self {
-            Self::Bytes(_) if device.memory_pool_usage().is_none() => machine().unwrap_or(0),
+            Self::Bytes(_) if device.memory_pool_usage().is_none() => {
+                machine(HostMemory::now()).unwrap_or(0)
+            }
             Self::Bytes(_) | Self::Machine => 0,
         }
     }
@@ -121,8 +123,9 @@ fn unknown(reason: &str) -> PlanError {
     ))
 }
 
-fn machine() -> Result<usize, PlanError> {
-    let memory = HostMemory::now().map_err(unknown)?;
+/// Returns nine tenths of what the process can hold in this memory.
+fn machine(memory: Result<HostMemory, &str>) -> Result<usize, PlanError> {
+    let memory = memory.map_err(unknown)?;
     let available = memory.available.saturating_add(memory.held);
     let limit = memory.group.map_or(u64::MAX, |group| group.total_memory);
     match available.min(limit) {
@@ -133,6 +136,8 @@ fn machine() -> Result<usize, PlanError> {
 
 #[cfg(test)]
 mod tests {
+    use sysinfo::CGroupLimits;
+
     use super::*;
 
     #[test]
@@ -156,8 +161,34 @@ mod tests {
     }
 
     #[test]
-    fn machine_reports_memory() {
-        let bytes = machine().unwrap();
-        assert!(bytes > 1 << 20, "{bytes}");
+    fn machine_is_nine_tenths_of_what_it_and_its_group_allow() {
+        let memory = |held, available, limit: Option<u64>| {
+            Ok(HostMemory {
+                held,
+                available,
+                free_swap: 1000,
+                group: limit.map(|total_memory| CGroupLimits {
+                    total_memory,
+                    free_memory: 0,
+                    free_swap: 0,
+                    rss: 0,
+                }),
+            })
+        };
+        for (memory, expected) in [
+            (memory(20, 80, None), 90),
+            (memory(20, 80, Some(1000)), 90),
+            (memory(20, 80, Some(50)), 45),
+        ] {
+            assert_eq!(machine(memory).unwrap(), expected);
+        }
+        for unknown in [memory(0, 0, None), Err("no such process")] {
+            let error = machine(unknown).unwrap_err().to_string();
+            assert!(
+                error.contains("the size of the memory is unknown"),
+                "{error}"
+            );
+        }
+        assert!(machine(HostMemory::now()).unwrap() > 1 << 20);
     }
 }
