@@ -35,7 +35,7 @@ fn main() {
             1e3 * stock,
             fused / stock,
             in_blocks / stock,
-            1e6 * in_blocks / blocks as f64
+            1e6 * (in_blocks - fused) / blocks as f64
         );
     }
 }
