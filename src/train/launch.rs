@@ -56,6 +56,7 @@ pub trait LaunchFused<M: LearnerModel> {
     ///   [`with_config`](crate::FusedOptimizer::with_config).
     /// - If the checkpoint to resume from has a state that does not fit its parameter, or that the
     ///   optimizer can't load.
+    /// - If the parameter group of a hook has ids that the model no longer has after a load.
     /// - If an epoch to resume from is set, and there are no checkpointers. (Stock Burn then trains from that epoch with the
     ///   initial weights.)
     /// - If the code of the model panics, on one device.

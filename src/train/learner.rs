@@ -16,7 +16,7 @@ use super::checkout;
 use super::execution::Execution;
 use super::metric::{LastStep, StepMetric};
 use super::model::FusedModel;
-use super::strategy::{FusedStrategy, paths_in};
+use super::strategy::FusedStrategy;
 use crate::config::FusedConfig;
 use crate::error::FusedError;
 use crate::fused::{ParameterList, Policies};
@@ -91,7 +91,7 @@ impl<M: LearnerModel> FusedLearner<M> {
             learner: Learner::new(FusedModel::new(model), optimizer, lr_scheduler),
             strategy: FusedStrategy {
                 policies,
-                hooked_paths: Vec::new(),
+                ids_at_hooks: Vec::new(),
                 execution: Execution::default(),
                 clone_item: None,
                 last_step: LastStep::default(),
@@ -136,16 +136,17 @@ impl<M: LearnerModel> FusedLearner<M> {
     /// replaces or removes one, the training ends with an error. If it reads one, it panics (on CubeCL and remote devices the
     /// elements are NaN). Parameters that only checkpointed blocks read have no stand-in.
     ///
-    /// A loaded model has the parameter ids of its checkpoint. If `group` then no longer contains a parameter that it contains now,
-    /// the training panics before its first step: choose parameters by path, or add the hook after the load.
+    /// A loaded model has the parameter ids of its checkpoint. If `group` names an id of the current model, the training panics before
+    /// its first step: choose parameters by path, or add the hook after [`load_model`](Self::load_model).
     #[must_use]
     pub fn with_hook(mut self, group: ParamGroup, hook: impl GradientHook) -> Self {
         let FusedStrategy {
             policies,
-            hooked_paths,
+            ids_at_hooks,
             ..
         } = &mut self.strategy;
-        hooked_paths.push(paths_in(&group, &self.learner.model()));
+        let parameters = list(&self.learner.model()).into_iter();
+        ids_at_hooks.push(parameters.map(|it| (it.path, it.param.id())).collect());
         policies.hooks.0.push((group, Arc::new(hook)));
         self
     }

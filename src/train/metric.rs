@@ -73,14 +73,15 @@ impl Metric for StepMetric {
         // The norm of a step that an overflow has skipped is not finite.
         let number = number.filter(|number| number.is_finite());
         self.has_current = number.is_some();
-        // Burn's mean multiplies by the weight, which only a finite number survives.
+        // With a weight of 0, which Burn multiplies by the number: NaN would stay NaN.
         self.state
             .update(number.unwrap_or_default(), self.has_current.into());
-        let entry = self.state.compute_update(self.format());
-        Ok(match self.has_current {
-            true => entry,
-            false => SerializedEntry::new("batch N/A".to_string(), entry.serialized),
-        })
+        let mut entry = self.state.compute_update(self.format());
+        if let (false, Some((mean, _))) = (self.has_current, entry.formatted.split_once(" - batch"))
+        {
+            entry.formatted = format!("{mean} - batch N/A");
+        }
+        Ok(entry)
     }
 
     fn compute(&mut self) -> Result<SerializedEntry, TensorReadError> {

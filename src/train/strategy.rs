@@ -1,6 +1,8 @@
-use backburn_base::list;
+use std::collections::HashMap;
+
+use backburn_base::{Parameter, list};
 use burn::data::dataloader::split::split_dataloader;
-use burn::module::{Module, ParamGroup};
+use burn::module::{Module, ParamId};
 use burn::optim::ModuleOptimizer;
 use burn::tensor::{Device, GradientCheckpointingStrategy};
 use burn::train::{
@@ -23,8 +25,8 @@ use crate::weights::initialize;
 /// A strategy for Burn's training, on one device or several, with the optimizer fused into the backward pass.
 pub(super) struct FusedStrategy<M: LearnerModel> {
     pub(super) policies: Policies,
-    /// The paths of the parameters that each hook was added for.
-    pub(super) hooked_paths: Vec<Vec<String>>,
+    /// The ids of the parameters by path, when each hook was added.
+    pub(super) ids_at_hooks: Vec<HashMap<String, ParamId>>,
     pub(super) execution: Execution,
     pub(super) clone_item: Option<CloneItem<M>>,
     pub(super) last_step: LastStep,
@@ -54,16 +56,26 @@ impl<M: LearnerModel + 'static> FusedStrategy<M> {
         Ok(Engine::One(Box::new(fused)))
     }
 
-    /// Returns an error if a hook was added for a parameter by its id, and `model` has been loaded with other ids since.
+    /// Returns an error if the group of a hook names the id of a parameter, and `model` has been loaded with other ids since.
     fn check_hooks(&self, model: &FusedModel<M>) -> Result<(), FusedError> {
         let hooks = self.policies.hooks.0.iter();
-        for ((group, _), paths) in hooks.zip(&self.hooked_paths) {
-            let now = paths_in(group, model);
-            if let Some(path) = paths.iter().find(|path| !now.contains(path)) {
+        for ((group, _), ids) in hooks.zip(&self.ids_at_hooks) {
+            // A group that does not name the previous id treats it as any other.
+            let names = |before: ParamId, now: ParamId, path: &str| {
+                let [before, now, other] =
+                    [before, now, ParamId::new()].map(|id| group.matches(&id, Some(path)));
+                before != now && before != other
+            };
+            let parameters = list(model).into_iter();
+            let mut renamed = parameters.filter(|it| {
+                let before = ids.get(&*it.path);
+                before.is_some_and(|before| names(*before, it.param.id(), &it.path))
+            });
+            if let Some(Parameter { path, .. }) = renamed.next() {
                 return Err(FusedError::Config {
                     reason: format!(
                         "the parameter group of a hook has the id of `{path}`, but a loaded model has the ids of its checkpoint. Use paths \
-                        (`ParamGroup::from_predicate`), or load the record of the model before you make the group"
+                        (`ParamGroup::from_predicate`), or make the group after `load_model`"
                     ),
                 });
             }
@@ -206,13 +218,6 @@ impl<M: LearnerModel + 'static> SupervisedLearningStrategy<FusedModel<M>> for Fu
         }
         (learner.model(), events.processor)
     }
-}
-
-/// Returns the paths of the parameters of `model` that `group` contains.
-pub(super) fn paths_in<M: Module>(group: &ParamGroup, model: &M) -> Vec<String> {
-    let parameters = list(model).into_iter();
-    let matching = parameters.filter(|it| group.matches(&it.param.id(), Some(&it.path)));
-    matching.map(|it| it.path.to_string()).collect()
 }
 
 /// Returns the owners that Burn's strategy or the config names, whichever is not the default.

@@ -102,7 +102,7 @@ fn metric_of_step_without_number_is_not_available() {
     let entry = norm.update(&(), &metadata).unwrap();
     assert_eq!(
         (entry.formatted, norm.value().is_none()),
-        ("batch N/A".to_string(), true)
+        ("epoch NaN - batch N/A".to_string(), true)
     );
 }
 

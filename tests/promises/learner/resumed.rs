@@ -130,9 +130,13 @@ fn hook_by_id_after_load_of_other_ids_panics_with_advice() {
     type Group = fn(&Regression) -> ParamGroup;
     let by_id: Group = |model| ParamGroup::ids_from_module(model.output.clone());
     let by_path: Group = |_| ParamGroup::from_predicate("output");
+    let but_ids: Group =
+        |model| ParamGroup::all().exclude(ParamGroup::ids_from_module(model.output.clone()));
     for (group, is_resumed, is_refused) in [
         (by_id, true, true),
         (by_id, false, true),
+        (but_ids, true, true),
+        (but_ids, false, true),
         (by_path, true, false),
         (by_path, false, false),
     ] {
