@@ -87,7 +87,7 @@ impl<M: Module> AttachedModule<M> {
         };
         let skeleton = module.map(&mut extractor);
         let mut local_params = extractor.local_params;
-        local_params.frozen = inventory.frozen();
+        local_params.frozen = inventory.frozen(&skeleton);
         let handles = HandleAttacher(&local_params);
         let module = skeleton.clone().apply_reparameterization(handles);
         let skeleton = without_retained(skeleton, &local_params);

@@ -1,7 +1,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use backburn_base::{AnyTensor, Parameter, list, with_rank};
+use backburn_base::{AnyTensor, MAX_RANK, Parameter, list, with_rank};
 use burn::module::{Module, ParamId};
 use burn::tensor::{DType, Device, Tensor};
 
@@ -151,9 +151,12 @@ impl Inventory {
         entries.map(|entry| (entry.id, entry.shape.num_dims()))
     }
 
-    /// Returns the frozen parameters: id, number of dimensions, path.
-    pub(super) fn frozen(&self) -> Vec<(ParamId, usize, Arc<str>)> {
-        let frozen = self.entries.values().filter(|it| !it.is_trained());
+    /// Returns the frozen parameters of `module`, in module order: id, number of dimensions, path. Burn has no gradients of more than
+    /// [`MAX_RANK`] dimensions.
+    pub(super) fn frozen<M: Module>(&self, module: &M) -> Vec<(ParamId, usize, Arc<str>)> {
+        let entries = list(module).into_iter();
+        let entries = entries.filter_map(|it| self.get(it.param.id()));
+        let frozen = entries.filter(|it| !it.is_trained() && it.shape.num_dims() <= MAX_RANK);
         let frozen = frozen.map(|it| (it.id, it.shape.num_dims(), it.path.clone()));
         frozen.collect()
     }

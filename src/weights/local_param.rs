@@ -53,6 +53,16 @@ pub(super) struct State {
     pub(super) copy: Option<Box<ComputeCopy>>,
 }
 
+/// The stand-in for an applied gradient among the gradients that a closure returns.
+pub(super) enum StandIn {
+    /// The backward pass has registered none, and none is there.
+    None,
+    Unchanged,
+    Missing,
+    /// Another tensor is in its place.
+    Edited,
+}
+
 impl State {
     pub(super) fn is_done(&self) -> bool {
         matches!(self.gradient, GradientState::Done { .. })
@@ -209,13 +219,15 @@ impl LocalParam {
         applied.filter(|applied| applied.is_registered())
     }
 
-    /// Returns `true` if the gradient of the parameter in `gradients`, or its absence, is not what the backward pass has left there.
-    pub(super) fn is_edited_in(&self, gradients: &GradientsParams) -> bool {
+    /// Returns the state of the stand-in in the `gradients` of the current pass.
+    pub(super) fn stand_in(&self, gradients: &GradientsParams) -> StandIn {
         with_rank!(self.master.shape.num_dims(), D => {
             let gradient = gradients.get::<D>(self.master.id);
             match (gradient, self.registered()) {
-                (Some(gradient), Some(applied)) => applied.is_replaced_by(&gradient),
-                (gradient, registered) => gradient.is_some() || registered.is_some(),
+                (None, None) => StandIn::None,
+                (None, Some(_)) => StandIn::Missing,
+                (Some(gradient), Some(applied)) if !applied.is_replaced_by(&gradient) => StandIn::Unchanged,
+                (Some(_), _) => StandIn::Edited,
             }
         })
     }

@@ -5,7 +5,7 @@ use burn::module::ParamId;
 use burn::optim::GradientsParams;
 
 use super::gradient_state::{Accumulated, GradientState, ParameterReport};
-use super::local_param::LocalParam;
+use super::local_param::{LocalParam, StandIn};
 use super::master_param::MasterParam;
 use super::tap_sink::has_gradient;
 use crate::offload::OffloadedBlocks;
@@ -142,20 +142,27 @@ impl LocalParams {
         retained.for_each(|local_param| local_param.report_retained(pass, &mut gradients));
     }
 
-    /// Returns the path of the first parameter whose gradient in `gradients` is not what the backward pass has left there:
-    /// of a released one that was replaced, removed or added, or of a frozen one.
-    pub(crate) fn edited_in(&self, gradients: &GradientsParams) -> Option<&str> {
-        let mut left = 0;
+    /// Returns the path of the first parameter with an edited gradient in `gradients`: a stand-in that was replaced, a released or
+    /// frozen parameter with a gradient of its own, and if `is_complete`, or if there are other stand-ins, a missing one.
+    pub(crate) fn edited_in(&self, gradients: &GradientsParams, is_complete: bool) -> Option<&str> {
+        let (mut expected, mut stand_ins, mut missing) = (0, 0, None);
         for local_param in self.iter() {
             if local_param.is_retained {
-                left += usize::from(local_param.is_retained_in(gradients));
-            } else if local_param.is_edited_in(gradients) {
-                return Some(&local_param.master.path);
-            } else {
-                left += usize::from(local_param.registered().is_some());
+                expected += usize::from(local_param.is_retained_in(gradients));
+                continue;
+            }
+            let path = &*local_param.master.path;
+            match local_param.stand_in(gradients) {
+                StandIn::None => {}
+                StandIn::Unchanged => stand_ins += 1,
+                StandIn::Missing => missing = missing.or(Some(path)),
+                StandIn::Edited => return Some(path),
             }
         }
-        if gradients.len() == left {
+        if missing.is_some() && (is_complete || stand_ins > 0) {
+            return missing;
+        }
+        if gradients.len() == expected + stand_ins {
             return None;
         }
         let mut frozen = self.frozen.iter();

@@ -41,7 +41,7 @@ impl RankPass {
         let _scope = Scope::enter_pass(&self.pass, ReadMode::Recorded(self.pass.graph.clone()));
         let (output, gradients) = work()?;
         if !gradients.is_empty() {
-            self.check_unedited(&gradients)?;
+            self.check_unedited(&gradients, false)?;
             // Checks the loss scale before sums are applied, if no other gradient has arrived.
             self.pass.check_scaled();
         }
@@ -56,7 +56,7 @@ impl RankPass {
         Ok(output)
     }
 
-    /// Runs a training step of Burn's, which returns the gradients of all parameters.
+    /// Runs a `TrainStep` of Burn, which returns the gradients of all parameters.
     #[cfg(feature = "train")]
     pub(in crate::fused) fn run_complete<R>(
         &self,
@@ -64,16 +64,18 @@ impl RankPass {
     ) -> Result<R, FusedError> {
         self.run(|| {
             let (output, gradients) = train();
-            if gradients.is_empty() {
-                self.check_unedited(&gradients)?;
-            }
+            self.check_unedited(&gradients, true)?;
             Ok((output, gradients))
         })
     }
 
-    /// Returns an error if `gradients` are not those that the backward pass has left there.
-    fn check_unedited(&self, gradients: &GradientsParams) -> Result<(), FusedError> {
-        match self.local_params.edited_in(gradients) {
+    /// Returns an error if `gradients` were edited after the backward pass, or if they must be complete and one is missing.
+    fn check_unedited(
+        &self,
+        gradients: &GradientsParams,
+        is_complete: bool,
+    ) -> Result<(), FusedError> {
+        match self.local_params.edited_in(gradients, is_complete) {
             Some(path) => Err(FusedError::GradientReturned {
                 path: path.to_string(),
             }),

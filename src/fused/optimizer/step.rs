@@ -143,7 +143,7 @@ impl<M: Module> FusedOptimizer<M> {
     ///
     /// Returns the errors of [`step_repeatable`](Self::step_repeatable), and one if loss scaling is on and `train` did
     /// not scale its loss. In this case nothing has changed. If `train` replaces or removes a stand-in, or adds a gradient, the error is
-    /// [`FusedError::GradientReturned`]. It may return no gradients at all.
+    /// [`FusedError::GradientReturned`]. It may leave out all stand-ins.
     ///
     /// # Panics
     ///

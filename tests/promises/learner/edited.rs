@@ -15,6 +15,8 @@ enum Edit {
     /// Gives a frozen parameter a gradient.
     Add,
     DropAll,
+    /// Returns a gradient of another module only.
+    Other,
     Nothing,
 }
 
@@ -32,6 +34,11 @@ impl Edited {
         match self.edit {
             Edit::Nothing => {}
             Edit::DropAll => return GradientsParams::new(),
+            Edit::Other => {
+                let mut other = GradientsParams::new();
+                other.register(ParamId::new(), Tensor::<1>::ones([3], &Device::flex()));
+                return other;
+            }
             Edit::Remove => drop(gradients.remove::<2>(id)),
             Edit::Swap => {
                 let ids = [&self.inner.norm.gamma, &self.inner.norm.beta].map(|it| it.id);
@@ -91,6 +98,7 @@ fn learner_gradient_edited_by_train_step_is_an_error() {
         Edit::Swap,
         Edit::Add,
         Edit::DropAll,
+        Edit::Other,
     ] {
         for (strategy, config, accumulation) in [
             (None, FusedConfig::new(), None),
@@ -107,7 +115,7 @@ fn learner_gradient_edited_by_train_step_is_an_error() {
             let result = run.fused(edited(edit), folder().path());
             let error = result.error.expect("the training failed").to_string();
             let path = match edit {
-                Edit::DropAll => "`inner.",
+                Edit::DropAll | Edit::Other => "`inner.",
                 Edit::Swap => "`inner.norm.gamma`",
                 Edit::Add => "`inner.input.weight`",
                 _ => "`inner.output.weight`",
@@ -139,6 +147,7 @@ fn returned_gradient_of_released_parameter_is_an_error() {
             Edit::Scale,
             Edit::Nothing,
             Edit::DropAll,
+            Edit::Other,
         ] {
             let mut inner = Regression::init_on(&device);
             if edit == Edit::Add {
