@@ -16,16 +16,22 @@ impl Drop for Done<'_> {
     }
 }
 
-/// Runs `work` while another thread repeatedly draws from the generator of `device`.
+/// Runs `work` while another thread repeatedly draws from the generator of `device`, the first time before it.
 fn disturbed<R>(device: &Device, pause: Duration, work: impl FnOnce() -> R) -> R {
     let (done, device) = (AtomicBool::new(false), device.clone().inner());
+    let has_drawn = Barrier::new(2);
     std::thread::scope(|scope| {
         scope.spawn(|| {
+            let draw =
+                || drop(Tensor::<1>::random([3], Distribution::Default, &device).into_data());
+            draw();
+            has_drawn.wait();
             while !done.load(Ordering::Relaxed) {
-                drop(Tensor::<1>::random([3], Distribution::Default, &device).into_data());
                 std::thread::sleep(pause);
+                draw();
             }
         });
+        has_drawn.wait();
         let _done = Done(&done);
         work()
     })

@@ -154,6 +154,8 @@ pub(crate) struct Drawing {
     pub(crate) stream: Option<RandomStream>,
     /// `true` if the step has two passes, which draw the same numbers.
     pub(crate) repeats: bool,
+    /// `true` if a step of two passes has the lock: it keeps it at least to its second pass.
+    is_locked_between_passes: bool,
     /// The numbers outside of blocks, in the forward pass.
     rest: SinceSeed,
     /// The turn of this rank, in its forward pass.
@@ -169,6 +171,7 @@ pub(crate) struct Drawing {
 impl Drawing {
     pub(super) fn new(numbers: StepNumbers) -> Self {
         Self {
+            is_locked_between_passes: numbers.repeats && numbers.lock.is_some(),
             lock: Mutex::new(numbers.lock),
             stream: numbers.stream,
             repeats: numbers.repeats,
@@ -179,8 +182,7 @@ impl Drawing {
 
     /// Records that the pass makes progress, if others may be waiting for it.
     pub(crate) fn report_progress(&self) {
-        // A step of two passes keeps the lock in between.
-        if self.repeats || self.lock.lock().is_some() {
+        if self.is_locked_between_passes || self.lock.lock().is_some() {
             PROGRESS.fetch_add(1, Ordering::Relaxed);
         }
     }
