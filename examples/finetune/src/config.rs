@@ -279,10 +279,10 @@ impl Written {
             let windows = types.iter().map(|kind| match kind.as_str() {
                 // `MistralModel` has one mask for all layers, whatever their types.
                 "full_attention" if self.model_type == "mistral" && window.is_some() => {
-                    bail!("`layer_types` has full_attention, and all layers of a mistral have `sliding_window`: remove one of both")
+                    bail!("`layer_types` has full_attention, and all layers of a mistral have `sliding_window`: remove one of the two")
                 }
                 "full_attention" => Ok(None),
-                "sliding_attention" if window.is_none() => {
+                "sliding_attention" if window.is_none() && self.model_type != "llama" => {
                     bail!("`layer_types` has sliding_attention, and the layers have no window: correct `sliding_window` or `use_sliding_window`")
                 }
                 "sliding_attention" => Ok(window),

@@ -71,14 +71,7 @@ impl Conversion {
                 _ => (0, ""),
             },
             // Weights in f32 are replaced one after the other.
-            Self::Merge if options.method == Method::Lora => {
-                let in_f32 = if has_low_bits(options, Some(plan)) {
-                    4 * base
-                } else {
-                    0
-                };
-                (states() + in_f32, "leave out `--merge`, or ")
-            }
+            Self::Merge if options.method == Method::Lora => (states(), "leave out `--merge`, or "),
             Self::Merge => (states() + 4 * base, "leave out `--merge`, or "),
         };
         // A tensor is copied to be written, and transposed or cast.

@@ -27,7 +27,7 @@ impl Losses {
         say!("held-out loss {after:.4} after");
         let gain = self.before.map_or(0.0, |before| before - trained);
         let lost = after - trained;
-        // In f32 nothing is rounded: a merge sums in another order.
+        // A file in f32 is not rounded. Its loss differs because a merge rounds sums differently.
         if dtype != DType::F32 && gain > 0.0 && lost > ROUNDING_LOSS * gain {
             say!(
                 "rounding to {} loses {:.0} % of the gain: before rounding the held-out loss is {trained:.4}. Write with \

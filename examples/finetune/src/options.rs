@@ -95,7 +95,7 @@ pub struct Options {
     #[arg(long)]
     pub pad: bool,
 
-    /// Rows in a step. If the data has fewer, and this is at most the default, all of them.
+    /// Rows in a step. Data with fewer rows than the default has all of them in a step.
     #[arg(long, default_value_t = BATCH)]
     pub batch: usize,
 

@@ -89,7 +89,8 @@ impl Output {
     /// Returns an error if there are files of a model that this program has not written, or that were changed since. With
     /// `--overwrite` these are removed when the result is written.
     pub fn check_foreign(&self) -> Result<()> {
-        let foreign = self.foreign()?;
+        let mut foreign = self.foreign()?;
+        foreign.extend(self.foreign_checkpoints()?);
         ensure!(
             foreign.is_empty() || self.overwrite,
             "{} has files that this program has not written, or that were changed since: {}. Name another folder with `--output`, or \
@@ -179,22 +180,39 @@ impl Output {
                 foreign.push((*name).to_owned());
             }
         }
-        // A checkpoint has no such files, and replaces the folder of its step.
-        for step in std::fs::read_dir(folder.join("checkpoints"))
-            .into_iter()
-            .flatten()
-        {
-            let step = step.with_context(unreadable)?;
-            for entry in std::fs::read_dir(step.path()).into_iter().flatten() {
-                let name = entry.with_context(unreadable)?.file_name();
-                let [step, name] =
-                    [step.file_name(), name].map(|it| it.to_string_lossy().into_owned());
-                if is_of_model(&name) {
-                    foreign.push(format!("checkpoints/{step}/{name}"));
+        foreign.sort();
+        Ok(foreign)
+    }
+
+    /// Returns the folders with the names of checkpoints that this program has not written. A save would replace them.
+    fn foreign_checkpoints(&self) -> Result<Vec<String>> {
+        let mut foreign = Vec::new();
+        for parent in ["checkpoints", "checkpoints/best"] {
+            for step in std::fs::read_dir(self.folder.join(parent))
+                .into_iter()
+                .flatten()
+            {
+                let step = step.with_context(|| format!("{parent} can't be read"))?;
+                let name = step.file_name().to_string_lossy().into_owned();
+                if !name.starts_with("step-") || step.path().join("training.json").exists() {
+                    continue;
+                }
+                // A run that was killed may have left a part of its own.
+                let mut files = std::fs::read_dir(step.path())
+                    .into_iter()
+                    .flatten()
+                    .flatten();
+                let is_foreign = |file: std::fs::DirEntry| {
+                    let name = file.file_name().to_string_lossy().into_owned();
+                    !name.ends_with(".bpk")
+                        && !name.ends_with(".cbor")
+                        && !name.starts_with("training.json")
+                };
+                if files.any(is_foreign) {
+                    foreign.push(format!("{parent}/{name}"));
                 }
             }
         }
-        foreign.sort();
         Ok(foreign)
     }
 

@@ -227,8 +227,8 @@ impl Checkpoints {
     pub fn check_empty(&self) -> Result<()> {
         ensure!(
             self.steps()?.is_empty(),
-            "{} has a checkpoint of another training, or of this one without one to resume from: move or remove the folder, or name \
-             another with `--output`",
+            "{} has a checkpoint, but the training has none to resume from: move or remove the folder, or name another with \
+             `--output`",
             self.folder.display()
         );
         Ok(())

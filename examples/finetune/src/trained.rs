@@ -11,7 +11,6 @@ use burn::tensor::DType;
 use crate::conversion::{self, Conversion};
 use crate::decoder::Decoder;
 use crate::evaluation::Evaluation;
-use crate::method::Method;
 use crate::model_files;
 use crate::options::Options;
 use crate::rounding::rounded;
@@ -54,9 +53,7 @@ impl Trained {
             Conversion::LowBits => fused.full_precision_model(),
             Conversion::Rounding => fused.into_parts().0,
             // Burn adds adapters in their type.
-            Conversion::Merge
-                if options.method == Method::Lora && conversion::has_low_bits(options, plan) =>
-            {
+            Conversion::Merge if conversion::has_low_bits(options, plan) => {
                 fused.full_precision_model().materialize()
             }
             Conversion::Merge => fused.into_parts().0.materialize(),

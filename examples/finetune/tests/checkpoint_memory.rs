@@ -124,13 +124,7 @@ fn result_that_takes_more_than_the_budget_is_refused_before_training() {
 #[test]
 fn budget_that_errors_name_is_enough_for_whole_run() {
     let training = Training::new();
-    for method in [
-        "full",
-        "full --dtype bf16",
-        "lora --merge",
-        "qlora8 --merge",
-        "qlora4",
-    ] {
+    let check = |method: &str| {
         let mut bytes = 8_000_000;
         let out = method.replace(' ', "");
         let run = |bytes: usize, more: &str| {
@@ -149,7 +143,20 @@ fn budget_that_errors_name_is_enough_for_whole_run() {
         let most = bytes as f64 / 1e6 + 0.5;
         println!("{method}: {stopped} and {ended} of {most} MB");
         assert!(stopped <= most && ended <= most, "{method}");
-    }
+    };
+    let methods = [
+        "full",
+        "full --dtype bf16",
+        "lora --merge",
+        "qlora8 --merge",
+        "qlora4",
+    ];
+    // Each in processes of its own.
+    std::thread::scope(|scope| {
+        for method in methods {
+            scope.spawn(move || check(method));
+        }
+    });
 }
 
 /// Returns the largest number of bytes in an error, which is above `bytes`.

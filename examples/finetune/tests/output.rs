@@ -125,15 +125,18 @@ fn printed_loss_is_that_of_written_file() {
 fn adapters_in_bf16_are_merged_in_f32() {
     let folder = tempfile::tempdir().unwrap();
     let (data, model) = (text(folder.path()), in_bf16("llama", folder.path()));
-    let out = folder.path().join("out");
-    let options = "--steps 8 --method lora --weights bf16 --merge --dtype f32";
-    command(&model, &data, &out, &[options]).unwrap();
-    let mut file = SafetensorsStore::from_file(out.join(weights::WEIGHTS));
-    let tensors = file.get_all_tensors().unwrap();
-    let adapted = &tensors["model.layers.0.self_attn.q_proj.weight"];
-    let bytes = adapted.to_bytes().unwrap();
-    // A number of bf16 has zeros there.
-    assert!(bytes.chunks(4).any(|value| value[..2] != [0, 0]));
+    for method in ["lora", "qlora4"] {
+        let out = folder.path().join(method);
+        let options = format!("--steps 8 --method {method} --weights bf16 --merge --dtype f32");
+        command(&model, &data, &out, &[&options]).unwrap();
+        let mut file = SafetensorsStore::from_file(out.join(weights::WEIGHTS));
+        let tensors = file.get_all_tensors().unwrap();
+        let adapted = &tensors["model.layers.0.self_attn.q_proj.weight"];
+        let bytes = adapted.to_bytes().unwrap();
+        // A number of bf16 has zeros there.
+        let is_of_bf16 = bytes.chunks(4).all(|value| value[..2] == [0, 0]);
+        assert!(!is_of_bf16, "{method}");
+    }
 }
 
 #[test]
@@ -177,7 +180,6 @@ fn foreign_file_is_replaced_only_with_overwrite() {
         "adapter_config.json",
         "README.md",
         "additional_chat_templates/tool_use.jinja",
-        "checkpoints/step-1/pytorch_model.bin",
     ] {
         let out = folder.path().join(name);
         fs::create_dir_all(out.join(name).parent().unwrap()).unwrap();
@@ -195,6 +197,47 @@ fn foreign_file_is_replaced_only_with_overwrite() {
         assert!(!is_stale, "{name}");
         assert!(out.join("notes.txt").exists());
     }
+}
+
+#[test]
+fn foreign_checkpoint_is_replaced_only_with_overwrite() {
+    let folder = tempfile::tempdir().unwrap();
+    let (data, model) = (text(folder.path()), reference("llama"));
+    let options = "--steps 1 --save-every 1 --keep-best --held-out 0.2";
+    for name in ["checkpoints/step-1", "checkpoints/best/step-1"] {
+        let out = folder.path().join(name.replace('/', "-"));
+        let file = out.join(name).join("model.pt");
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        fs::write(&file, "theirs").unwrap();
+        let error = command(&model, &data, &out, &[options]).unwrap_err();
+        let error = format!("{error:#}");
+        assert!(
+            error.contains(name) && error.contains("--overwrite"),
+            "{error}"
+        );
+        assert!(file.exists());
+        command(&model, &data, &out, &[&format!("{options} --overwrite")]).unwrap();
+        assert!(!file.exists(), "{name}");
+    }
+    // Other folders stay, and so do files in a checkpoint of this program.
+    let out = folder.path().join("out");
+    let others = [
+        "checkpoints/hf/model.safetensors",
+        "checkpoints/step-1/notes.md",
+    ];
+    command(&model, &data, &out, &["--steps 1 --save-every 1"]).unwrap();
+    for other in others {
+        fs::create_dir_all(out.join(other).parent().unwrap()).unwrap();
+        fs::write(out.join(other), "theirs").unwrap();
+    }
+    command(
+        &model,
+        &data,
+        &out,
+        &["--steps 2 --save-every 1 --keep-last 9 --overwrite"],
+    )
+    .unwrap();
+    assert!(others.iter().all(|other| out.join(other).exists()));
 }
 
 #[test]
