@@ -17,7 +17,7 @@ const ROUNDS: usize = 9;
 const RATE: f64 = 1e-3;
 
 fn main() {
-    println!("| blocks | stock (ms) | fused | fused, block | fused, block (us a block) |");
+    println!("| blocks | stock (ms) | fused | checkpointed | more than fused (us a block) |");
     println!("|---:|---:|---:|---:|---:|");
     for blocks in BLOCKS {
         let mut variants = [stock(blocks), fused(blocks, false), fused(blocks, true)];

@@ -274,7 +274,7 @@ pub enum FusedError {
     )]
     NoItems,
 
-    /// The backward pass of a micro-batch failed after it had overwritten a sum of gradients, of which there is no copy.
+    /// The backward pass of a micro-batch failed after it had overwritten a sum of gradients, which has no copy.
     #[error(
         "a micro-batch failed after it had changed the accumulated gradient of parameter `{path}`: {reason}. All \
         accumulated gradients are dropped: start again with the first micro-batch since the last step"

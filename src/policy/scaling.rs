@@ -36,8 +36,8 @@ config_struct! {
         /// The scale of the first step, from 2^-126 to 2^126.
         pub initial_scale (with_initial_scale): f64 = 65536.0,
         /// Number of successive steps without an overflow after which the scale doubles. A micro-batch counts as a step if it is
-        /// accumulated in the optimizer state. `None` for a static scale, which does not halve either: every step with an overflow is
-        /// skipped, and only [`StepReport::overflowed`](crate::StepReport::overflowed) reports it.
+        /// accumulated in the optimizer state. `None` for a static scale, which never halves. With `SkipStep` it skips every step with
+        /// an overflow, and [`StepReport::overflowed`](crate::StepReport::overflowed) reports it.
         pub growth_interval (with_growth_interval): Option<usize> = Some(2000),
         /// The reaction to gradients that overflow.
         pub overflow (with_overflow): Overflow = Overflow::SkipStep,

@@ -1,4 +1,4 @@
-//! The start of a training, and its start with another config.
+//! Constructors of a training.
 
 use std::sync::Arc;
 

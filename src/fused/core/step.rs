@@ -212,7 +212,7 @@ impl<M: Module> Core<M> {
         };
         let mut running_pass = RunningPass::begin(&mut self.ranks, settings);
         let output = catch(|| run(&running_pass)).unwrap_or_else(|panic| {
-            // The closure may panic because of an earlier failure in it. A block ends its step so.
+            // The closure may panic because of an earlier failure in it. A block fails its pass, then panics.
             running_pass.check()?;
             panic.resume()
         })?;
