@@ -19,7 +19,7 @@ fn waiting(fused: Fused, device: &Device, mode: Option<Offload>) -> Fused {
 /// Gradients on the host are measured and applied there as in a second pass.
 fn offloaded_clipping_equals_clipping_without(device: &Device) {
     // A move of 0.05 in the norm is 2e-3 an element.
-    let relative = if is_exact(device) { 1e-5 } else { 1e-3 };
+    let relative = if is_exact(device) { 1e-4 } else { 1e-3 };
     let initial = Network::init(device);
     let batches = batches(device);
     let trained = |clipping: GlobalNormClippingConfig, rate: f64, mode| {
@@ -39,12 +39,15 @@ fn offloaded_clipping_equals_clipping_without(device: &Device) {
         let steps: Vec<_> = steps.flatten().collect();
         (fused.model(), steps)
     };
-    for (norm, rate) in [(0.05, 1.0), (1e6, RATE)] {
+    for norm in [0.05, 1e6] {
         let (exact, in_buffer) = (
             GlobalNormClippingConfig::Exact(norm),
             GlobalNormClippingConfig::ExactInBuffer(norm),
         );
         for clipping in [exact, GlobalNormClippingConfig::Lagged(norm)] {
+            // Only if every step is clipped a large rate keeps the training stable.
+            let is_always_clipped = norm < 1.0 && clipping == exact;
+            let rate = if is_always_clipped { 1.0 } else { RATE };
             let (plain, expected) = trained(clipping, rate, None);
             for mode in modes(device) {
                 let (fused, found) = trained(clipping, rate, Some(mode));
