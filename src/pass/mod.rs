@@ -116,7 +116,7 @@ impl Pass {
         if !self.scaled.load(Ordering::Relaxed) {
             self.fail(FailedIn::Closure, FusedError::LossNotScaled);
         }
-        !self.has_failed()
+        !matches!(*self.stage.lock(), Stage::Failed(_))
     }
 
     pub(crate) fn has_failed(&self) -> bool {

@@ -74,7 +74,9 @@ impl Scope {
             block: None,
             recomputed_reads: None,
         };
-        scope.enter()
+        ScopeGuard {
+            before: CURRENT.replace(Some(scope)),
+        }
     }
 
     /// Returns the scope of a block whose operations are not recorded, and the reads of it and its nested blocks.

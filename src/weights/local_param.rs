@@ -176,8 +176,7 @@ impl LocalParam {
     }
 
     /// Tracks the bytes of the value, if it is gathered from its owner for every read.
-    pub(super) fn count_gathered(&self) -> Option<HeldBytes> {
-        let member = self.membership.as_ref()?;
+    pub(super) fn count_gathered(&self, member: &Membership) -> Option<HeldBytes> {
         let gathers = !self.context.replicates(self.master.id);
         gathers.then(|| member.group.memory_tracker.track(member.rank, self.bytes()))
     }

@@ -10,6 +10,7 @@ use super::gradient_state::{Expecting, GradientState};
 use super::local_param::LocalParam;
 use super::tap_sink::TapSink;
 use crate::pass::{BlockReads, ClosureKind, Graph, Pass, ReadMode, Scope, Stage, StepEvent};
+use crate::placement::Residency;
 use crate::tap::tap;
 
 /// Panics if an adapter of the offloaded parameter at `base` is read outside of a block. Burn adds base and adapter,
@@ -138,7 +139,7 @@ impl LocalParam {
         }
         self.note_block_read(&mut self.state.lock().gradient, block_reads);
         // Counts the gathered value in the peak.
-        drop(self.count_gathered());
+        drop(self.membership.as_ref().map(|it| self.count_gathered(it)));
         // A recurrent layer reads its parameters once per time step.
         pass.blocks.collect_graph(&self.device);
         self.constant_of(self.plain(CopyLifetime::BlockRun))
@@ -221,7 +222,10 @@ impl LocalParam {
         if self.is_offloaded && Arc::ptr_eq(graph, &pass.graph) {
             self.pin();
         }
-        let value = self.resident_value(&mut state.copy, CopyLifetime::Graph);
+        let value = match self.assigned {
+            Residency::Aliased => self.master.value(),
+            _ => self.resident_value(&mut state.copy, CopyLifetime::Graph),
+        };
         let tick = self.clock.lock().tick(&mut graph.position.lock());
         let runs_backward =
             pass.closure_kind == ClosureKind::Backward && Arc::ptr_eq(graph, &pass.graph);
@@ -230,7 +234,10 @@ impl LocalParam {
             local_param: self.clone(),
             pass: pass.clone(),
             pending: Mutex::new(Some(expecting.pending_count.clone())),
-            _gathered: self.count_gathered(),
+            _gathered: self
+                .membership
+                .as_ref()
+                .and_then(|it| self.count_gathered(it)),
         };
         let leaf = lift(value.0, self.master.strategy).require_grad();
         let tapped = AnyTensor(tap(leaf, tick, Arc::new(sink)));

@@ -28,7 +28,7 @@ impl MasterParam {
     ) {
         let gradient_use = pass.pipeline.gradient_use;
         let mut gradients = gradients.into_iter();
-        let gradient = match gradients.next() {
+        let mut gradient = match gradients.next() {
             Some(first) if gradient_use == GradientUse::Accumulate => {
                 return self.add(pass, first, gradients);
             }
@@ -45,7 +45,9 @@ impl MasterParam {
                 None => return,
             },
         };
-        let gradient = gradient.in_type(self.dtype);
+        if gradient.dtype() != self.dtype {
+            gradient = gradient.in_type(self.dtype);
+        }
         let hooks = &pass.pipeline.hooks;
         let called = if hooks.0.is_empty() {
             Ok(Some(gradient))

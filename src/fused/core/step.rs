@@ -35,7 +35,8 @@ impl<M: Module> Core<M> {
             }
             return self.resume_end_panic(ended);
         }
-        self.ranks.session().optimizer.lock().learning_rate = learning_rate;
+        let session = &self.ranks.attached_modules[0].session;
+        session.optimizer.lock().learning_rate = learning_rate;
         let ended = catch(|| match schedule {
             StepSchedule::OnePass => {
                 let pipeline = self.policies.pipeline(GradientUse::Update, None);
@@ -191,7 +192,7 @@ impl<M: Module> Core<M> {
     ) -> Result<R, FusedError> {
         self.reports.last = StepReport::default();
         let (gradient_use, ranks) = (pipeline.gradient_use, &self.ranks);
-        let session = ranks.session();
+        let session = &ranks.attached_modules[0].session;
         let numbers = match (numbers, kind) {
             (Some(numbers), _) => numbers,
             (None, ClosureKind::Nothing) => StepNumbers::default(),
@@ -224,7 +225,8 @@ impl<M: Module> Core<M> {
         drop(running_pass);
         let end_panic = self.end_panic.get_mut();
         *end_panic = end_panic.take().or(panic);
-        self.reports.report(self.ranks.attached(), reports);
+        let attached = &self.ranks.attached_modules[0];
+        self.reports.report(attached, reports);
 
         // Other ranks may have sent gradients to a rank after its part, and remote devices report failures late.
         if self.ranks.remote {
