@@ -29,9 +29,11 @@ pub(in crate::fused) struct RankPass {
 }
 
 impl RankPass {
-    /// Runs `work`, the forward and backward pass, then reports the remaining gradients.
+    /// Runs `work`, the forward and backward pass, then reports the remaining gradients. If `is_complete`, `work` must return the
+    /// stand-ins of all applied gradients, as a `TrainStep` of Burn does; otherwise it may leave out all of them.
     pub(in crate::fused) fn run<R>(
         &self,
+        is_complete: bool,
         work: impl FnOnce() -> Result<(R, GradientsParams), FusedError>,
     ) -> Result<R, FusedError> {
         let wait = self.context.transfers.as_ref().map(|all| TransferWait(all));
@@ -40,8 +42,10 @@ impl RankPass {
         }
         let _scope = Scope::enter_pass(&self.pass, ReadMode::Recorded(self.pass.graph.clone()));
         let (output, gradients) = work()?;
+        if is_complete || !gradients.is_empty() {
+            self.check_unedited(&gradients, is_complete)?;
+        }
         if !gradients.is_empty() {
-            self.check_unedited(&gradients, false)?;
             // Checks the loss scale before sums are applied, if no other gradient has arrived.
             self.pass.check_scaled();
         }
@@ -54,19 +58,6 @@ impl RankPass {
         self.local_params.report_remaining(&self.pass);
         *self.pass.retained_gradients.lock() = gradients;
         Ok(output)
-    }
-
-    /// Runs a `TrainStep` of Burn, which returns the gradients of all parameters.
-    #[cfg(feature = "train")]
-    pub(in crate::fused) fn run_complete<R>(
-        &self,
-        train: impl FnOnce() -> (R, GradientsParams),
-    ) -> Result<R, FusedError> {
-        self.run(|| {
-            let (output, gradients) = train();
-            self.check_unedited(&gradients, true)?;
-            Ok((output, gradients))
-        })
     }
 
     /// Returns an error if `gradients` were edited after the backward pass, or if they must be complete and one is missing.

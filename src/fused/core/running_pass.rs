@@ -66,7 +66,7 @@ impl<'a, M: Module> RunningPass<'a, M> {
         forward: impl FnOnce(&M) -> L,
     ) -> Result<L, FusedError> {
         let (rank, model) = (&self.rank_passes[0], &self.attached_modules[0].module);
-        rank.run(|| rank.forward_backward(model, forward))
+        rank.run(false, || rank.forward_backward(model, forward))
     }
 
     /// Returns an error if the backward passes of all ranks together have reached no parameter, unless they belong to a step that
