@@ -19,6 +19,7 @@
 
 mod network;
 mod policies;
+mod products;
 
 use backburn::FusedOptimizer;
 use burn::lr_scheduler::constant::ConstantLr;
@@ -49,7 +50,7 @@ fn main() {
 
     #[allow(deprecated)] // Burn 0.22 still ships ndarray.
     let [flex, ndarray] = [Device::flex(), Device::ndarray()].map(Device::autodiff);
-    multiply_on_all_threads();
+    products::multiply_on_all_threads();
     if chosen.iter().all(|part| part != "policies") {
         println!(
             "{:<24}{:>10}{:>10}{:>10}{:>8}{:>10}{:>10}{:>10}",
@@ -213,16 +214,6 @@ where
         result.held = BYTES.current_usage() - before;
     });
     result
-}
-
-/// Multiplies on each thread, so that no row has the buffer for matrix products that a thread keeps.
-fn multiply_on_all_threads() {
-    let multiply = || {
-        let x = Tensor::<2>::ones([64, 64], &Device::flex());
-        drop(x.clone().matmul(x).into_data());
-    };
-    rayon::broadcast(|_| multiply());
-    multiply();
 }
 
 /// Returns the peak of the bytes during `train`, over those before.

@@ -8,6 +8,9 @@
 //! A block is two linear layers, 256 to 1,024 and back. Adam trains adapters of rank 4 on a batch of 16 with a rate of 1e-3, on `flex`. P are the
 //! bytes of the dense model in f32; *at rest* are the bytes of model and optimizer after a step, and *above* is the peak over them.
 
+#[path = "../products/mod.rs"]
+mod products;
+
 use std::time::Instant;
 
 use backburn::{BaseFormat, FusedOptimizer, QuantizedLora, gradient_checkpointing};
@@ -112,7 +115,7 @@ fn main() {
         .skip(1)
         .filter(|a| !a.starts_with('-'))
         .collect();
-    multiply_on_all_threads();
+    products::multiply_on_all_threads();
     for count in [12, 48] {
         if chosen.is_empty() || chosen.contains(&count.to_string()) {
             table(count);
@@ -159,16 +162,6 @@ struct Row {
     seconds: f64,
     /// Loss of the last step.
     loss: f64,
-}
-
-/// Multiplies on each thread, so that no row has the buffer for matrix products that a thread keeps.
-fn multiply_on_all_threads() {
-    let multiply = || {
-        let x = Tensor::<2>::ones([64, 64], &Device::flex());
-        drop(x.clone().matmul(x).into_data());
-    };
-    rayon::broadcast(|_| multiply());
-    multiply();
 }
 
 fn row(count: usize, base: Base, training: Training, device: &Device) -> Row {
