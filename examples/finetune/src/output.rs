@@ -194,7 +194,9 @@ impl Output {
             {
                 let step = step.with_context(|| format!("{parent} can't be read"))?;
                 let name = step.file_name().to_string_lossy().into_owned();
-                if !name.starts_with("step-") || step.path().join("training.json").exists() {
+                let number = name.strip_prefix("step-").map(str::parse::<u64>);
+                let is_saved = step.path().join("training.json").exists();
+                if is_saved || !matches!(number, Some(Ok(_))) {
                     continue;
                 }
                 // A run that was killed may have left a part of its own.

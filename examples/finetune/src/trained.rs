@@ -52,7 +52,7 @@ impl Trained {
             }
             Conversion::LowBits => fused.full_precision_model(),
             Conversion::Rounding => fused.into_parts().0,
-            // Burn adds adapters in their type.
+            // Burn adds an adapter to its weight in the type of the adapter, here bf16.
             Conversion::Merge if conversion::has_low_bits(options, plan) => {
                 fused.full_precision_model().materialize()
             }
