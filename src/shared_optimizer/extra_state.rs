@@ -42,8 +42,8 @@ pub(crate) trait ExtraState: RecordState + Clone {
         }
     }
 
-    /// Stores the state in `optimizer` for the parameter `id`, which has this number of dimensions, and restores what the optimizer has loaded for it.
-    /// From now on the optimizer's records contain the live state.
+    /// Stores the state in `optimizer` for the parameter `id`, which has this number of dimensions, and restores what the
+    /// optimizer has loaded for it. From now on the optimizer's records contain the live state.
     fn take_over(
         &self,
         optimizer: &mut ModuleOptimizer,

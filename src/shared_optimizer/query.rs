@@ -15,9 +15,9 @@ use super::states::{joined, written};
 use super::{SharedOptimizer, step_one};
 
 impl SharedOptimizer {
-    /// Returns why the optimizer can't step a parameter of this path, number of dimensions and type on `device`. The check loads the
-    /// parameter's state from an empty record. If formats may be unsupported, it also steps a single element in this
-    /// process, where possible.
+    /// Returns why the optimizer can't step a parameter with this path, number of dimensions and type on `device`. The
+    /// check loads the parameter's state from an empty record. If formats may be unsupported, it also steps a single
+    /// element in this process, where possible.
     pub(crate) fn unsupported(
         &self,
         device: &Device,
@@ -57,8 +57,8 @@ impl SharedOptimizer {
         call.make(step).1.refusal
     }
 
-    /// Returns the names of the tensors in the state of a parameter of this path and number of dimensions, as in the optimizer's records.
-    /// Burn has no interface for these names, so this steps a single element on the default device.
+    /// Returns the names of the tensors in the state of a parameter with this path and number of dimensions, as in the
+    /// optimizer's records. Burn has no interface for these names, so this steps a single element on the default device.
     pub(crate) fn state_names(&self, id: ParamId, path: &str, dims: usize) -> Vec<String> {
         let one = || with_rank!(dims, D => AnyTensor::from(Tensor::<D>::ones([1; D], &Device::default())));
         let stepped = catch(|| {
@@ -78,8 +78,8 @@ impl SharedOptimizer {
     }
 }
 
-/// Returns `true` if `fresh`, an optimizer without states, updates a parameter of this path and number of dimensions in the same way under both ids, as
-/// in one parameter group. An optimizer whose updates differ by chance counts as equal; formats of states are not compared.
+/// Returns `true` if `fresh`, an optimizer without states, updates a parameter with this path and number of dimensions in
+/// the same way under both ids, as in one parameter group. An optimizer whose updates differ by chance counts as equal; formats of states are not compared.
 pub(crate) fn updates_are_equal(
     fresh: &ModuleOptimizer,
     path: &str,

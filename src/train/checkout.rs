@@ -58,7 +58,7 @@ impl<'a, M: LearnerModel> Checkout<'a, M> {
         self.engine.core_mut().replace_optimizer(optimizer);
     }
 
-    /// Returns the model to the learner, and drops the optimizer: after the training the program gets the model only.
+    /// Returns the model to the learner, and drops the optimizer: a launch returns only the model.
     ///
     /// # Errors
     ///

@@ -73,7 +73,7 @@ impl Metric for StepMetric {
         // The norm of a step that an overflow has skipped is not finite.
         let number = number.filter(|number| number.is_finite());
         self.has_current = number.is_some();
-        // With a weight of 0, which Burn multiplies by the number: NaN would stay NaN.
+        // Burn multiplies a number by its weight, and infinity times 0 is NaN.
         self.state
             .update(number.unwrap_or_default(), self.has_current.into());
         let mut entry = self.state.compute_update(self.format());

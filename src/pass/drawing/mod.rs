@@ -154,7 +154,7 @@ pub(crate) struct Drawing {
     pub(crate) stream: Option<RandomStream>,
     /// `true` if the step has two passes, which draw the same numbers.
     pub(crate) repeats: bool,
-    /// `true` if a step of two passes has the lock: it keeps it at least to its second pass.
+    /// `true` if a step of two passes has the lock, which it keeps at least until its second pass.
     is_locked_between_passes: bool,
     /// The numbers outside of blocks, in the forward pass.
     rest: SinceSeed,
