@@ -3,13 +3,13 @@
 use backburn_base::{AnyTensor, in_type};
 use burn::nn::SwiGlu;
 use burn::tensor::Tensor;
-use burn::tensor::activation::{gelu, gelu_approximate, sigmoid as sigmoid_of, silu};
+use burn::tensor::activation::{gelu_approximate, silu};
 use rayon::prelude::*;
 
 use crate::check_shape;
 use crate::elements::{Elements, TASK, have_kernel, tensor, wide};
 use crate::linear::linear;
-use crate::node::{Computed, operation};
+use crate::node::{Computed, operation, recomputed};
 use crate::simd::{sigmoid, vectorized};
 
 /// Computes `silu(gate) * up` from the layers of [`SwiGlu`], as [`SwiGlu::forward`] does
@@ -47,60 +47,32 @@ enum Activation {
 }
 
 /// Square root of `2 / pi`.
-const SQRT_2_OVER_PI: f64 = 0.797_884_560_802_865_4;
+const SQRT_2_OVER_PI: f32 = 0.797_884_6;
 /// Factor of the cube in the approximation of GELU.
-const CUBE: f64 = 0.044_715;
+const CUBE: f32 = 0.044_715;
 
 fn gated<const D: usize>(activation: Activation, gate: Tensor<D>, up: Tensor<D>) -> Tensor<D> {
     check_shape("`up`", up.dims(), gate.dims(), "`gate`");
     // The error function has no kernel.
     let has_kernel = !matches!(activation, Activation::Gelu);
-    let run = |inputs: [AnyTensor; 2], _| match has_kernel && have_kernel(&inputs) {
+    let compose = move |inputs: [AnyTensor; 2]| forward(activation, inputs.map(|it| it.0)).into();
+    let run = |inputs: [AnyTensor; 2], needed| match has_kernel && have_kernel(&inputs) {
         true => kernel(activation, inputs),
-        false => operations(activation, inputs),
+        false => recomputed(inputs, needed, compose),
     };
-    let compose = |[gate, up]: [AnyTensor; 2]| forward(activation, gate.0, up.0).into();
     operation([gate.into(), up.into()], run, compose).of_rank()
 }
 
-fn forward(activation: Activation, gate: Tensor<1>, up: Tensor<1>) -> Tensor<1> {
-    let dtype = gate.dtype();
-    let [gate, up] = [gate, up].map(|it| in_type(it, wide(dtype)));
+fn forward(activation: Activation, inputs: [Tensor<1>; 2]) -> Tensor<1> {
+    let dtype = inputs[0].dtype();
+    let [gate, up] = inputs.map(|it| in_type(it, wide(dtype)));
     let active = match activation {
         Activation::Silu => silu(gate),
-        Activation::Gelu => gelu(gate),
+        // The gradient of Burn's `gelu` is that of the approximation.
+        Activation::Gelu => gate.clone() * ((gate * 0.5_f64.sqrt()).erf() * 0.5 + 0.5),
         Activation::GeluApproximate => gelu_approximate(gate),
     };
     in_type(active * up, dtype)
-}
-
-fn operations(activation: Activation, [gate, up]: [AnyTensor; 2]) -> Computed {
-    let output = forward(activation, gate.0.clone(), up.0.clone());
-    Computed::new(output.into(), move |gradient| {
-        let dtype = wide(gate.dtype());
-        let [x, up, gradient] = [gate, up, gradient].map(|it| in_type(it.0, dtype));
-        // The share of `x` that passes, and its derivative by `x`.
-        let (share, slope) = match activation {
-            Activation::Silu => {
-                let s = sigmoid_of(x.clone());
-                (s.clone(), s.clone() * (1 - s))
-            }
-            Activation::Gelu => {
-                let share = (x.clone() * 0.5_f64.sqrt()).erf() * 0.5 + 0.5;
-                let density = (x.clone().square() * -0.5).exp() * (0.5 * SQRT_2_OVER_PI);
-                (share, density)
-            }
-            Activation::GeluApproximate => {
-                let square = x.clone().square();
-                let inner = x.clone() * (square.clone() * CUBE + 1.0) * SQRT_2_OVER_PI;
-                let t = inner.tanh();
-                let slope = (square * (3.0 * CUBE) + 1.0) * (0.5 * SQRT_2_OVER_PI);
-                (t.clone() * 0.5 + 0.5, slope * (1 - t.square()))
-            }
-        };
-        let of_gate = gradient.clone() * up * (share.clone() + x.clone() * slope);
-        [of_gate, gradient * x * share].map(AnyTensor)
-    })
 }
 
 fn kernel(activation: Activation, [gate, up]: [AnyTensor; 2]) -> Computed {
@@ -132,12 +104,12 @@ fn kernel(activation: Activation, [gate, up]: [AnyTensor; 2]) -> Computed {
 /// Returns the share of `x` that passes, and its derivative by `x`. That of GELU is `(1 + tanh(u)) / 2 = sigmoid(2 u)`.
 #[inline(always)]
 fn share(activation: Activation, x: f32) -> [f32; 2] {
-    let (square, scale) = (x * x, 2.0 * SQRT_2_OVER_PI as f32);
+    let (square, scale) = (x * x, 2.0 * SQRT_2_OVER_PI);
     let [inner, slope] = match activation {
         Activation::Silu => [x, 1.0],
         _ => [
-            x * (square * CUBE as f32 + 1.0) * scale,
-            (square * (3.0 * CUBE as f32) + 1.0) * scale,
+            x * (square * CUBE + 1.0) * scale,
+            (square * (3.0 * CUBE) + 1.0) * scale,
         ],
     };
     let [s, rest] = sigmoid(inner);

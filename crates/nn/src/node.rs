@@ -2,7 +2,8 @@
 //!
 //! # Invariants
 //!
-//! - The backward pass computes with tensors without autodiff only: the graph is locked while its backward steps run.
+//! - The backward pass computes with tensors without autodiff, or in a graph of its own: the graph of the node is locked while its
+//!   backward steps run.
 //! - A node keeps what its backward function captures, and the inputs that are marked in `kept`.
 //! - A gradient that is removed from the container is registered again, in the sum that the backward function returns.
 
@@ -22,6 +23,9 @@ use burn::backend::{
     TensorMetadata,
 };
 use burn::tensor::{DType, Device, GradientCheckpointingStrategy, Shape, Tensor};
+
+/// Strategy of the nodes and graphs of this crate. A node that is compute bound is the same with each.
+const STRATEGY: GradientCheckpointingStrategy = GradientCheckpointingStrategy::Disabled;
 
 /// Largest number of inputs of an operation.
 const INPUTS: usize = 4;
@@ -102,6 +106,29 @@ pub(crate) fn operation<const N: usize>(
     }
 }
 
+/// Runs `compose`, operations of Burn. The tape keeps the inputs, and the backward pass runs `compose` again in a new graph.
+pub(crate) fn recomputed<const N: usize>(
+    inputs: [AnyTensor; N],
+    needed: [bool; N],
+    compose: impl Fn([AnyTensor; N]) -> AnyTensor + Send + 'static,
+) -> Computed {
+    Computed::new(compose(inputs.clone()), move |gradient| {
+        let leaves = from_fn(|index| leaf(&inputs[index], needed[index]));
+        let output = compose(leaves.clone());
+        // The gradient of the output is the other factor of this product.
+        let mut gradients = (output.0 * gradient.0).backward();
+        leaves.map(|leaf| leaf.0.grad_remove(&mut gradients).map(AnyTensor))
+    })
+}
+
+/// Returns a leaf of a new graph if the gradient of `tensor` is needed, otherwise `tensor`, a constant.
+pub(crate) fn leaf(tensor: &AnyTensor, is_needed: bool) -> AnyTensor {
+    match is_needed {
+        true => AnyTensor(tensor.clone().lifted(STRATEGY).0.require_grad()),
+        false => tensor.clone(),
+    }
+}
+
 /// Adds the node of an operation on `inputs` to the graph, and returns its output.
 type Attach = fn(Computed, Vec<AnyTensor>) -> AnyTensor;
 
@@ -126,9 +153,7 @@ where
     B: Backend,
     DispatchTensor: DispatchKindConversion<B> + DispatchKindConversion<Autodiff<B>>,
 {
-    // A node that is compute bound is the same with each strategy.
-    let strategy = GradientCheckpointingStrategy::Disabled;
-    let lifted = |it: AnyTensor| primitive::<Autodiff<B>>(it.lifted(strategy).0.into_dispatch());
+    let lifted = |it: AnyTensor| primitive::<Autodiff<B>>(it.lifted(STRATEGY).0.into_dispatch());
     let inputs: Vec<_> = inputs.into_iter().map(lifted).collect();
     let output = lifted(computed.output);
     // A node has a fixed number of parents: the output, which is not tracked, is the rest of them.

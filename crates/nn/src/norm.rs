@@ -7,7 +7,7 @@ use rayon::prelude::*;
 
 use crate::check_shape;
 use crate::elements::{Elements, dense, have_kernel, rows_of_task, sum_of_tasks, tensor, wide};
-use crate::node::{Computed, operation};
+use crate::node::{Computed, operation, recomputed};
 use crate::simd::{dot, reduce, sum, vectorized};
 
 /// Normalizes the last dimension of `x` as [`RmsNorm::forward`] does:
@@ -66,19 +66,15 @@ impl Norm {
         for (input, name) in inputs[1..].iter().zip(["`gamma`", "`beta`"]) {
             check_shape(&format!("{name} of `norm`"), input.dims(), [row], "`x`");
         }
-        let run = |inputs: [AnyTensor; N], _| match have_kernel(&inputs) {
+        let compose = move |inputs| self.forward::<D, N>(inputs).into();
+        let run = |inputs: [AnyTensor; N], needed| match have_kernel(&inputs) {
             true => self.kernel(inputs),
-            false => self.operations::<D, N>(inputs),
+            false => recomputed(inputs, needed, compose),
         };
-        let compose = |inputs: [AnyTensor; N]| self.forward::<D, N>(&inputs).0.into();
         operation(inputs, run, compose).of_rank()
     }
 
-    /// Computes the norm, the normalized rows, and `r`.
-    fn forward<const D: usize, const N: usize>(
-        self,
-        inputs: &[AnyTensor; N],
-    ) -> (Tensor<D>, Tensor<D>, Tensor<D>) {
+    fn forward<const D: usize, const N: usize>(self, inputs: [AnyTensor; N]) -> Tensor<D> {
         let dtype = inputs[0].dtype();
         let x = in_type(inputs[0].clone().of_rank::<D>(), wide(dtype));
         let weight = |index: usize| in_type(inputs[index].0.clone(), wide(dtype)).unsqueeze();
@@ -88,35 +84,9 @@ impl Norm {
         };
         let squares = x.clone().square().mean_dim(D - 1);
         let r = squares.add_scalar(self.epsilon).sqrt().recip();
-        let normed = x * r.clone();
-        let scaled = normed.clone() * weight(1);
+        let scaled = x * r * weight(1);
         let output = if N == 3 { scaled + weight(2) } else { scaled };
-        (in_type(output, dtype), normed, r)
-    }
-
-    fn operations<const D: usize, const N: usize>(self, inputs: [AnyTensor; N]) -> Computed {
-        let (output, ..) = self.forward::<D, N>(&inputs);
-        Computed::new(output.into(), move |gradient| {
-            let dtype = wide(inputs[0].dtype());
-            let (_, normed, r) = self.forward::<D, N>(&inputs);
-            let gradient = in_type(gradient.of_rank::<D>(), dtype);
-            let scaled = gradient.clone() * in_type(inputs[1].0.clone(), dtype).unsqueeze();
-            // The mean of `normed` is not quite zero, so the mean of the difference is subtracted last.
-            let centered = |x: Tensor<D>| match self.is_centered {
-                true => x.clone() - x.mean_dim(D - 1),
-                false => x,
-            };
-            let scaled = centered(scaled);
-            let along = normed.clone() * (scaled.clone() * normed.clone()).mean_dim(D - 1);
-            let of_x = centered(scaled - along);
-            let all = [
-                (of_x * r).into(),
-                sum_of_rows(gradient.clone() * normed),
-                sum_of_rows(gradient),
-            ];
-            let mut all = all.into_iter();
-            inputs.map(|_| all.next())
-        })
+        in_type(output, dtype)
     }
 
     fn kernel<const N: usize>(self, inputs: [AnyTensor; N]) -> Computed {
@@ -150,13 +120,6 @@ impl Norm {
             inputs.map(|like| all.next().map(|found| tensor(found, like.shape(), &like)))
         })
     }
-}
-
-/// Sums over all dimensions but the last.
-fn sum_of_rows<const D: usize>(x: Tensor<D>) -> AnyTensor {
-    let dims: Vec<_> = (0..D - 1).collect();
-    let row = x.dims()[D - 1];
-    x.sum_dims(&dims).reshape([row]).into()
 }
 
 /// Returns the mean that is subtracted from a row, and the factor `r`.

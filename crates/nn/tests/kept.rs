@@ -2,6 +2,8 @@
 
 #![cfg(feature = "flex")]
 
+use std::sync::Mutex;
+
 use backburn_nn::{
     AttentionOptions, LinearCrossEntropyOptions, attention, embedding, geglu, layer_norm, linear,
     linear_cross_entropy, rms_norm, rotary, swiglu,
@@ -43,8 +45,41 @@ fn assert_kept<const D: usize>(name: &str, numbers: usize, operation: impl Fn() 
     );
 }
 
+/// Runs one test at a time, because they share the counter.
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// Operations of Burn under autodiff would leave nodes in its graph until the next backward pass.
+#[test]
+fn inference_leaves_no_bytes() {
+    let _alone = ALONE.lock();
+    let f64s = |shape: [usize; 4]| {
+        let options = (&Device::flex(), DType::F64);
+        Tensor::<4>::ones(shape, options)
+    };
+    let norm = RmsNormConfig::new(8).init(&Device::flex());
+    let run = || {
+        let x = rms_norm(&norm, f64s([1, 2, 4, 8]));
+        let x = attention(x.clone(), x.clone(), x, None, AttentionOptions::default());
+        let x = geglu(x.clone(), x, false).reshape([8, 8]);
+        let (head, targets) = (x.clone(), Tensor::<1, Int>::zeros([8], &x.device()));
+        drop(linear_cross_entropy(
+            x,
+            head,
+            targets,
+            None,
+            &LinearCrossEntropyOptions::default(),
+        ));
+    };
+    run();
+    let before = BYTES.current_usage();
+    (0..100).for_each(|_| run());
+    let left = BYTES.current_usage().saturating_sub(before);
+    assert!(left < NODES, "{left} bytes");
+}
+
 #[test]
 fn operations_keep_the_bytes_of_the_table() {
+    let _alone = ALONE.lock();
     let device = Device::flex().autodiff();
     let all = ROWS * DIM;
     let x = leaf([1, ROWS, DIM]);

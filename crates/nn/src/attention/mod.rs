@@ -10,7 +10,7 @@ use backburn_base::AnyTensor;
 use burn::tensor::{Bool, Tensor};
 
 use crate::check_shape;
-use crate::node::{Computed, operation};
+use crate::node::{Computed, operation, recomputed};
 
 /// Options of [`attention`]. The last query is at the place of the last key.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -85,12 +85,9 @@ pub fn attention(
         mask: mask.map(Tensor::inner),
         options,
     };
-    operation(
-        [query, key, value].map(AnyTensor::from),
-        |inputs, _| problem.run(inputs),
-        |inputs| problem.forward(&inputs.map(AnyTensor::of_rank)).into(),
-    )
-    .of_rank()
+    let inputs = [query, key, value].map(AnyTensor::from);
+    let run = |inputs, needed| problem.run(inputs, needed);
+    operation(inputs, run, |inputs| problem.forward(inputs)).of_rank()
 }
 
 /// Everything but the tensors that have gradients.
@@ -110,7 +107,7 @@ struct Problem {
 }
 
 impl Problem {
-    fn run(&self, inputs: [AnyTensor; 3]) -> Computed {
+    fn run(&self, inputs: [AnyTensor; 3], needed: [bool; 3]) -> Computed {
         if inputs.iter().any(|it| it.shape().num_elements() == 0) {
             return self.zeros(inputs);
         }
@@ -118,7 +115,8 @@ impl Problem {
         if let Some(computed) = self.kernel(&inputs) {
             return computed;
         }
-        self.operations(inputs)
+        let problem = self.clone();
+        recomputed(inputs, needed, move |inputs| problem.forward(inputs))
     }
 
     fn of_output(&self) -> [usize; 4] {
