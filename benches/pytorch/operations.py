@@ -73,10 +73,6 @@ def main(threads):
     row("swiglu with its products, SmolLM", gated, x, inner, outer)
     gate, up = random(1, TOKENS, 1536), random(1, TOKENS, 1536)
     row("geglu with tanh, 1536", lambda: functional.gelu(gate, approximate="tanh") * up, gate, up)
-    heads, angles = random(1, 9, TOKENS, 64), torch.rand(1, 1, TOKENS, 64)
-    cos, sin = angles.cos(), angles.sin()
-    rotated = lambda: heads * cos + torch.cat((-heads[..., 32:], heads[..., :32]), -1) * sin
-    row("rotary, SmolLM", rotated, heads, cos, sin)
     attention("attention, SmolLM", 1, 9, 3, TOKENS, True)
     attention("attention, SmolLM, 2048 tokens", 1, 9, 3, 2048, True)
     attention("attention, ViT-S, 8 images", 8, 6, 6, 197, False)

@@ -3,7 +3,7 @@
 use backburn::gradient_checkpointing;
 use backburn_nn::{
     AttentionOptions, LinearCrossEntropyOptions, attention, embedding, layer_norm, linear,
-    linear_cross_entropy, rms_norm, rotary, swiglu,
+    linear_cross_entropy, rms_norm, swiglu,
 };
 use burn::module::Module;
 use burn::nn::{
@@ -70,9 +70,6 @@ impl Layer {
     fn forward(&self, x: Tensor<3>) -> Tensor<3> {
         let heads = rms_norm(&self.rms_norm, x);
         let heads = heads.reshape([1, LENGTH, 2, DIM / 2]).swap_dims(1, 2);
-        let angles = Tensor::<1, Int>::arange(0..(LENGTH * DIM / 4) as i64, &heads.device());
-        let angles = angles.float().reshape([1, 1, LENGTH, DIM / 4]);
-        let heads = rotary(heads, angles.clone().cos(), angles.sin());
         let options = AttentionOptions {
             is_causal: true,
             ..Default::default()

@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use backburn_nn::{
     AttentionOptions, LinearCrossEntropyOptions, attention, embedding, geglu, layer_norm, linear,
-    linear_cross_entropy, rms_norm, rotary, swiglu,
+    linear_cross_entropy, rms_norm, swiglu,
 };
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::nn::{EmbeddingConfig, LayerNormConfig, LinearConfig, RmsNormConfig, SwiGluConfig};
@@ -43,7 +43,6 @@ fn main() {
     table.embedding();
     table.linear();
     table.gated();
-    table.rotary();
     table.attention("attention, SmolLM", [1, 9, 3, TOKENS, 64], true);
     table.attention("attention, SmolLM, 2048 tokens", [1, 9, 3, 2048, 64], true);
     table.attention("attention, ViT-S, 8 images", [8, 6, 6, 197, 64], false);
@@ -142,20 +141,6 @@ impl Table {
             || gelu_approximate(gate.clone()) * up.clone(),
             || geglu(gate.clone(), up.clone(), true),
         );
-    }
-
-    fn rotary(&self) {
-        let x = self.random([1, 9, TOKENS, 64]);
-        let angles = Tensor::<4>::random([1, 1, TOKENS, 32], Distribution::Default, &self.device);
-        let (cos, sin) = (angles.clone().cos(), angles.sin());
-        let burn = || {
-            let (a, b) = (x.clone().narrow(3, 0, 32), x.clone().narrow(3, 32, 32));
-            let turned = a.clone() * cos.clone() - b.clone() * sin.clone();
-            Tensor::cat(vec![turned, b * cos.clone() + a * sin.clone()], 3)
-        };
-        self.row("rotary, SmolLM", burn, || {
-            rotary(x.clone(), cos.clone(), sin.clone())
-        });
     }
 
     fn attention(&self, name: &str, sizes: [usize; 5], is_causal: bool) {

@@ -14,7 +14,6 @@ mod linear_cross_entropy;
 mod node;
 mod norm;
 mod product;
-mod rotary;
 mod simd;
 
 pub use attention::{AttentionOptions, attention};
@@ -23,7 +22,6 @@ pub use gated::{geglu, swiglu};
 pub use linear::linear;
 pub use linear_cross_entropy::{LinearCrossEntropyOptions, linear_cross_entropy};
 pub use norm::{layer_norm, rms_norm};
-pub use rotary::rotary;
 
 /// Panics if the shape of an argument is not the one that `other` arguments require.
 #[track_caller]

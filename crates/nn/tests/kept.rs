@@ -6,7 +6,7 @@ use std::sync::Mutex;
 
 use backburn_nn::{
     AttentionOptions, LinearCrossEntropyOptions, attention, embedding, geglu, layer_norm, linear,
-    linear_cross_entropy, rms_norm, rotary, swiglu,
+    linear_cross_entropy, rms_norm, swiglu,
 };
 use burn::module::{Param, ParamId};
 use burn::nn::{EmbeddingConfig, LayerNormConfig, LinearConfig, RmsNormConfig, SwiGluConfig};
@@ -95,10 +95,6 @@ fn operations_keep_the_bytes_of_the_table() {
     assert_kept("geglu", all, || geglu(x.clone(), up.clone(), true));
 
     let heads = leaf([1, 4, ROWS, DIM / 4]);
-    let table = Tensor::<4>::ones([1, 1, ROWS, DIM / 8], &device);
-    assert_kept("rotary", all, || {
-        rotary(heads.clone(), table.clone(), table.clone())
-    });
     let few = leaf([1, 2, ROWS, DIM / 4]);
     let options = AttentionOptions {
         is_causal: true,

@@ -1,10 +1,11 @@
 //! Attention with grouped heads and rotary positions.
 
-use backburn_nn::{AttentionOptions, attention, linear, rms_norm, rotary};
+use backburn_nn::{AttentionOptions, attention, linear, rms_norm};
 use burn::nn::{Linear, LinearConfig, RmsNorm, RmsNormConfig};
 use burn::prelude::*;
 
 use crate::config::DecoderConfig;
+use crate::rope::rotate;
 
 /// Causal attention.
 #[derive(Module, Debug)]
@@ -47,12 +48,12 @@ impl Attention {
     /// # Shapes
     ///
     /// - x, output: `[batch, length, hidden]`
-    /// - cos, sin: `[1 or batch, 1, length, head_dim / 2]`
+    /// - rotation (cosine and sine): `[1 or batch, 1, length, head_dim / 2]`
     /// - apart: `[batch, 1, length, length]`, `true` where a token (row) and another (column) are of different documents
     pub fn forward(
         &self,
         x: Tensor<3>,
-        [cos, sin]: [Tensor<4>; 2],
+        rotation: [Tensor<4>; 2],
         apart: Option<Tensor<4, Bool>>,
         window: Option<usize>,
     ) -> Tensor<3> {
@@ -68,8 +69,8 @@ impl Attention {
         let key = linear(&self.key, x.clone());
         let key = normed(split(key, self.key_value_heads), &self.key_norm);
         let value = split(linear(&self.value, x), self.key_value_heads);
-        let query = rotary(query, cos.clone(), sin.clone());
-        let key = rotary(key, cos, sin);
+        let query = rotate(query, rotation.clone());
+        let key = rotate(key, rotation);
         let options = AttentionOptions {
             is_causal: true,
             window,

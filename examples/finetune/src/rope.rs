@@ -117,6 +117,25 @@ impl Rope {
     }
 }
 
+/// Rotates each head by its position ([Su et al., 2021](https://arxiv.org/abs/2104.09864)), in f32 like the table. Element `i` is paired
+/// with element `i + head_dim / 2`; Burn's `RotaryEncoding` pairs neighbours.
+///
+/// # Shapes
+///
+/// - heads, output: `[batch, heads, length, head_dim]`
+/// - cos, sin: `[1 or batch, 1, length, head_dim / 2]`
+pub fn rotate(heads: Tensor<4>, [cos, sin]: [Tensor<4>; 2]) -> Tensor<4> {
+    let dtype = heads.dtype();
+    let heads = heads.cast(DType::F32);
+    let half = heads.dims()[3] / 2;
+    let [first, second] = [0, half].map(|start| heads.clone().narrow(3, start, half));
+    let halves = vec![
+        first.clone() * cos.clone() - second.clone() * sin.clone(),
+        second * cos + first * sin,
+    ];
+    Tensor::cat(halves, 3).cast(dtype)
+}
+
 impl WrittenRope {
     fn factor(&self) -> Result<f64> {
         let factor = self.factor.context("the scaling of rope has no `factor`")?;

@@ -13,5 +13,4 @@ mod norms;
 mod panics;
 mod precision;
 mod quantized;
-mod rotary;
 mod view;

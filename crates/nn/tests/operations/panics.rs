@@ -3,7 +3,7 @@
 use backburn_base::caught::catch_message;
 use backburn_nn::{
     AttentionOptions, LinearCrossEntropyOptions, attention, geglu, layer_norm, linear,
-    linear_cross_entropy, rms_norm, rotary,
+    linear_cross_entropy, rms_norm,
 };
 use burn::module::{Lora, LoraAdapter, Module, Param};
 use burn::nn::{LayerNormConfig, Linear, LinearConfig, RmsNormConfig};
@@ -19,10 +19,6 @@ fn attend(query: [usize; 4], key: [usize; 4], value: [usize; 4], mask: Option<[u
     let mask = mask.map(|shape| Tensor::<4, Bool>::full(shape, false, &Device::flex()));
     let options = AttentionOptions::default();
     attention(zeros(query), zeros(key), zeros(value), mask, options);
-}
-
-fn rotate(heads: [usize; 4], cos: [usize; 4], sin: [usize; 4]) {
-    rotary(zeros(heads), zeros(cos), zeros(sin));
 }
 
 /// Computes a layer from 4 to 5 with an adapter of factors of these shapes.
@@ -84,15 +80,6 @@ fn invalid_argument_panics_with_its_name() {
         }),
         (&["`gate`", "`up`"], &|| {
             let _ = geglu(zeros([2, 3]), zeros([3, 2]), true);
-        }),
-        (&["`cos`"], &|| {
-            rotate([2, 1, 3, 4], [1, 1, 4, 2], [1, 1, 3, 2]);
-        }),
-        (&["`sin`"], &|| {
-            rotate([2, 1, 3, 4], [1, 1, 3, 2], [3, 1, 3, 2]);
-        }),
-        (&["`heads`"], &|| {
-            rotate([2, 1, 3, 5], [1, 1, 3, 2], [1, 1, 3, 2]);
         }),
         (&["`query`", "`key`"], &|| {
             attend([1, 2, 3, 4], [1, 2, 3, 5], [1, 2, 3, 4], None);
