@@ -1,6 +1,5 @@
 use backburn_base::caught::catch;
 use backburn_base::is_remote;
-use backburn_memory as memory;
 use backburn_memory::MemoryError;
 use backburn_optim::SgdConfig;
 use burn::module::Module;
@@ -12,19 +11,18 @@ use crate::device::{check_device, warm_threads};
 use crate::files::cast;
 use crate::footprint::parameters;
 use crate::fused::{FusedOptimizer, Loss, Trainer};
-use crate::tap::collect_graph;
 
 use super::budget::Budget;
 use super::error::PlanError;
 use super::optimizer::PlannedOptimizer;
 use super::outline::Outline;
 use super::plan::Plan;
-use super::probe::Probe;
-use super::profile::{FIRST_PASS_BYTES, Profile};
+use super::probe::{Probe, held};
+use super::profile::Profile;
 use super::search::{DEVICE_MARGIN, MARGIN, Search};
 use super::set::TechniqueSet;
 use super::set_profile::Limits;
-use super::storage::WeightStorage;
+use super::storage::{FIRST_PASS_BYTES, WeightStorage};
 use super::technique::Technique;
 
 /// A process-wide lock, because concurrent planners would measure each other's memory.
@@ -169,10 +167,8 @@ where
         let alone = MEASURING.try_lock();
         let _alone = alone.ok_or(MemoryError::AlreadyRecording)?;
         let initial = (self.init)();
-        let model = Outline::of(&initial);
         let device = self.device.clone();
         let device = device.or_else(|| initial.devices().into_iter().next());
-        drop(initial);
         let device = device.unwrap_or_default();
         check_device(&device, FloatDType::F32)?;
         if is_remote(&device) {
@@ -182,6 +178,7 @@ where
         }
         let device = device.inner();
         let budget = budget.into();
+        let model = Outline::of(initial, &device)?;
         let bytes = budget.bytes(&device)?;
         warm_threads(&device);
         match self.plan_within(bytes, &model, &device, &loss) {
@@ -283,12 +280,11 @@ where
         for storage in search.storages() {
             // Offloaded weights are created on the host.
             let are_elsewhere = storage.on_host && self.device.is_some();
-            let weights = if are_elsewhere {
-                0
-            } else {
-                storage.making(&model.sizes)
-            };
-            let least = before + weights + FIRST_PASS_BYTES;
+            let least = before
+                + match are_elsewhere {
+                    true => FIRST_PASS_BYTES,
+                    false => storage.least(model),
+                };
             if least > budget {
                 search.too_large.push((storage, least));
                 continue;
@@ -380,10 +376,4 @@ where
         }
         Ok(())
     }
-}
-
-/// Returns the bytes in use, after a collection of autodiff nodes of dropped models.
-fn held(device: &Device) -> Result<usize, MemoryError> {
-    collect_graph(device);
-    memory::live(device)
 }

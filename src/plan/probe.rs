@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use backburn_base::caught::catch;
 use backburn_memory as memory;
-use backburn_memory::{Limit, MemoryRecorder};
+use backburn_memory::{Limit, MemoryError, MemoryRecorder};
 use burn::module::Module;
 use burn::tensor::Device;
 
@@ -24,6 +24,12 @@ const LARGE: usize = 1 << 21;
 
 /// Fraction by which a pass may exceed its forecast.
 const MARGIN: f64 = 0.1;
+
+/// Returns the bytes in use, after a collection of autodiff nodes of dropped models.
+pub(super) fn held(device: &Device) -> Result<usize, MemoryError> {
+    collect_graph(device);
+    memory::live(device)
+}
 
 /// A model whose passes are measured.
 pub(super) struct Probe<'a, M: Module, F> {

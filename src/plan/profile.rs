@@ -14,10 +14,7 @@ use super::optimizer::PlannedOptimizer;
 use super::pass_profile::{BlockChoice, PassProfile};
 use super::probe::Probe;
 use super::set::Formats;
-use super::storage::WeightStorage;
-
-/// Minimum bytes of the first pass, for threads of the backend, activations and nodes of the graph.
-pub(super) const FIRST_PASS_BYTES: usize = 1 << 19;
+use super::storage::{FIRST_PASS_BYTES, WeightStorage};
 
 /// Maximum ratio of the items of a pass to those of the largest measured pass.
 const GROWTH: usize = 4;

@@ -2,6 +2,11 @@ use burn::tensor::FloatDType;
 
 use crate::offload::{Offload, OffloadConfig, OffloadedBlocks};
 
+use super::outline::Outline;
+
+/// Minimum bytes of the first pass, for threads of the backend, activations and nodes of the graph.
+pub(super) const FIRST_PASS_BYTES: usize = 1 << 19;
+
 /// The type and location of stored weights. Each storage is measured separately.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct WeightStorage {
@@ -32,12 +37,28 @@ impl WeightStorage {
             || self.on_host && message.contains("`OffloadConfig::")
     }
 
-    /// Returns the bytes that creating the model allocates. `sizes` has the elements of each parameter, and `true` if it is initialized.
-    pub(super) fn making(self, sizes: &[(usize, bool)]) -> usize {
-        let made = sizes.iter().filter(|(_, exists)| !exists || self.in_bf16);
-        let made = made.map(|(elements, _)| *elements);
+    /// Returns the least bytes to create the model and to run its first pass.
+    pub(super) fn least(self, model: &Outline) -> usize {
+        let sizes = |exists: bool| {
+            let sizes = model.sizes.iter().filter(move |it| it.1 == exists);
+            sizes.map(|(elements, _)| *elements)
+        };
+        let [lazy, existing] = [false, true].map(|exists| sizes(exists).sum::<usize>());
+        let [largest, largest_existing] =
+            [false, true].map(|exists| sizes(exists).max().unwrap_or(0));
         // In addition to the others, one parameter exists as drawn and as cast.
-        let largest = made.clone().max().unwrap_or(0);
-        made.sum::<usize>() * if self.in_bf16 { 2 } else { 4 } + 8 * largest
+        let in_pass = |made: usize| made + 8 * largest + FIRST_PASS_BYTES;
+        let owned = model.owned_bytes;
+        match (self.in_bf16, self.on_host) {
+            (false, false) => in_pass(4 * lazy) + owned,
+            // All values are there before the first is moved.
+            (false, true) => in_pass(4 * lazy).max(4 * lazy + owned),
+            (true, _) => {
+                let shared = existing.saturating_sub(owned / 4);
+                let cast = (8 * largest).max(2 * largest_existing);
+                let created = owned + 2 * (lazy + shared) + cast;
+                in_pass(2 * (lazy + existing)).max(created)
+            }
+        }
     }
 }
