@@ -26,6 +26,7 @@ pub mod says;
 
 pub(crate) use backends::{on_backend, on_every_backend, on_every_cpu_backend};
 pub(crate) use learn::{impl_inference_step, impl_train_step};
+pub(crate) use own_process::alone;
 pub(crate) use says::assert_matches;
 pub use {
     block::*, compare::*, config::*, contents::*, decoder::*, hooks::*, in_time::*, in_types_of::*,

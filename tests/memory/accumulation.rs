@@ -21,7 +21,7 @@ fn peak_of_groups(
 
 #[test]
 fn accumulation_takes_one_buffer_and_none_in_optimizer_state() {
-    let _alone = alone();
+    alone!();
     let adam = backburn::optim::AdamConfig::new();
     let fused = || FusedOptimizer::new(mlp(), adam.init()).unwrap();
     let in_state = FusedOptimizer::accumulating_in_state(mlp(), adam.build()).unwrap();

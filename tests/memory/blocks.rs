@@ -24,7 +24,7 @@ fn loss(layers: &[Lstm], x: Tensor<3>, in_blocks: bool) -> Tensor<1> {
 /// or not.
 #[test]
 fn recurrent_layer_in_block_takes_less_than_stock() {
-    let _alone = alone();
+    alone!();
     let x = Tensor::<3>::random([4, 200, 16], Distribution::Default, &device());
     let stock = {
         let mut optimizer = AdamConfig::new().init();
@@ -57,7 +57,7 @@ fn recurrent_layer_in_block_takes_less_than_stock() {
 
 #[test]
 fn tiled_block_holds_activations_of_one_tile() {
-    let _alone = alone();
+    alone!();
     const TOKENS: usize = 1024;
     const WIDE: usize = 1024;
     let least = |tile: usize| {

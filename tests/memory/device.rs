@@ -48,7 +48,7 @@ fn train(config: GradientCheckpointingConfig) -> (usize, MemoryTimeline) {
 
 #[test]
 fn offloaded_inputs_leave_device() {
-    let _alone = alone();
+    alone!();
     let offloading = GradientCheckpointingConfig::new().with_offload_inputs(true);
     let (on_device, _) = train(GradientCheckpointingConfig::new());
     let (on_host, _) = train(offloading);
@@ -80,7 +80,7 @@ fn at_rest(states: StateFormat) -> f64 {
 
 #[test]
 fn states_take_bytes_of_their_format_on_device() {
-    let _alone = alone();
+    alone!();
     let full = at_rest(StateFormat::Full);
     let bits8 = at_rest(StateFormat::Bits8);
     let bits4 = at_rest(StateFormat::Bits4);
@@ -97,7 +97,7 @@ fn states_take_bytes_of_their_format_on_device() {
 #[test]
 fn device_holds_no_weights_that_another_owns() {
     const WIDTH: usize = 512;
-    let _alone = alone();
+    alone!();
     let kinds = [DeviceKind::DefaultDevice, DeviceKind::Cpu];
     let devices = kinds.map(|kind| Device::wgpu(kind).autodiff());
     let before = devices.each_ref().map(in_use);

@@ -27,7 +27,7 @@ const EXCHANGES: [(&str, Exchange); 3] = [
 /// The next step writes in place, because nothing shares the values any more.
 #[test]
 fn exchange_copies_no_tensors_and_next_step_writes_in_place() {
-    let _alone = alone();
+    alone!();
     let x = x(WIDTH);
     let model = Mlp::init(DEPTH, WIDTH, &device());
     let parameters = 4.0 * model.num_params() as f64;

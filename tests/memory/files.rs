@@ -78,7 +78,7 @@ fn write_pytorch(model: &Mlp, path: &Path) {
 
 #[test]
 fn weights_from_file_are_loaded_one_at_a_time() {
-    let _alone = alone();
+    alone!();
     let folder = tempfile::tempdir().unwrap();
     let file = |name: &str| folder.path().join(name);
     let saved = init();
@@ -112,7 +112,7 @@ fn weights_from_file_are_loaded_one_at_a_time() {
 
 #[test]
 fn checkpoint_is_saved_one_tensor_at_a_time() {
-    let _alone = alone();
+    alone!();
     let x = x(WIDTH);
     let averaged = FusedConfig::new().with_averaging(Some(WeightAveragingConfig::new()));
     let offload = OffloadConfig::new(Offload::States).with_host(OffloadHost::NdArray);
@@ -153,7 +153,7 @@ fn checkpoint_is_saved_one_tensor_at_a_time() {
 
 #[test]
 fn quantized_base_is_saved_one_tensor_at_a_time() {
-    let _alone = alone();
+    alone!();
     let folder = tempfile::tempdir().unwrap();
     let lora = QuantizedLora::new(Lora::new(2, 4.0), BaseFormat::Bits4);
     let model = init().apply_reparameterization(lora);

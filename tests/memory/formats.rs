@@ -15,7 +15,7 @@ fn in_bf16() -> Mlp {
 
 #[test]
 fn model_is_drawn_and_cast_one_parameter_at_a_time() {
-    let _alone = alone();
+    alone!();
     let mut model = None;
     let needed = peak(|| model = Some(in_bf16()));
     let parameters = 2 * model.unwrap().num_params();
@@ -42,7 +42,7 @@ fn held_after_three_steps<const D: usize>(
 
 #[test]
 fn weights_and_states_take_bytes_of_their_formats() {
-    let _alone = alone();
+    alone!();
     use StateFormat::{Bits4, Bits8};
     use WeightFormat::{Split24, Stochastic};
     let groups = 1 << 8;
@@ -68,7 +68,7 @@ fn weights_and_states_take_bytes_of_their_formats() {
 
 #[test]
 fn full_precision_model_is_made_one_parameter_at_a_time() {
-    let _alone = alone();
+    alone!();
     let ours = |states, weights| {
         let config = AdamWConfig::new().with_state_format(states);
         config.with_weight_format(weights).init()

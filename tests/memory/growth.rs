@@ -24,7 +24,7 @@ const MOST: usize = 16 * 500;
 
 #[test]
 fn steps_leave_no_bytes() {
-    let _alone = alone();
+    alone!();
     let fused =
         || FusedOptimizer::new(Mlp::init(3, 4, &device()), AdamConfig::new().init()).unwrap();
     let reads_more = |model: &Mlp, x: Tensor<2>| {
@@ -66,7 +66,7 @@ fn steps_leave_no_bytes() {
 /// Each training has its own background threads.
 #[test]
 fn trainings_on_rayon_thread_leave_no_bytes() {
-    let _alone = alone();
+    alone!();
     let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build();
     let pool = pool.unwrap();
     let step_of_replicas = || {
@@ -102,7 +102,7 @@ fn trainings_on_rayon_thread_leave_no_bytes() {
 /// Every 33rd change drops the groups of removed parameters.
 #[test]
 fn replaced_layer_leaves_no_bytes() {
-    let _alone = alone();
+    alone!();
     type Net = Vec<Linear>;
     let layer = |device: &Device| -> Linear { LinearConfig::new(4, 4).init(device) };
     let lora = || Lora::new(2, 4.0);
@@ -149,7 +149,7 @@ fn replaced_layer_leaves_no_bytes() {
 /// Burn's optimizer can't remove a parameter group.
 #[test]
 fn changes_of_config_leave_no_bytes() {
-    let _alone = alone();
+    alone!();
     let x = x(4);
     let loss = |model: &Mlp| model.loss(x.clone());
     let step = |fused: &mut FusedOptimizer<Mlp>| drop(fused.step_repeatable(1e-3, loss).unwrap());
@@ -189,9 +189,7 @@ fn changes_of_config_leave_no_bytes() {
 /// nodes are released.
 #[test]
 fn failed_steps_leave_no_bytes() {
-    let _alone = alone();
-    // The test harness keeps the printed panic message.
-    std::panic::set_hook(Box::new(|_| {}));
+    alone!();
     let x = x(64);
     type Fail<'a> = &'a dyn Fn(&mut FusedOptimizer<Mlp>) -> bool;
     let in_second_run: Fail<'_> = &|fused| {
@@ -254,12 +252,11 @@ fn failed_steps_leave_no_bytes() {
         };
         assert_no_growth(name, 1, 2, 4096, failures);
     }
-    drop(std::panic::take_hook());
 }
 
 #[test]
 fn exports_and_loads_without_step_leave_no_bytes() {
-    let _alone = alone();
+    alone!();
     let x = x(2);
     let folder = tempfile::tempdir().unwrap();
     let checkpoint = Checkpoint::at(folder.path());
@@ -305,7 +302,7 @@ fn held(fused: &mut FusedOptimizer<Mlp>, before: usize) -> f64 {
 
 #[test]
 fn loaded_training_holds_what_saved_one_holds() {
-    let _alone = alone();
+    alone!();
     let folder = tempfile::tempdir().unwrap();
     let checkpoint = Checkpoint::at(folder.path());
     let ours = backburn::optim::AdamWConfig::new();

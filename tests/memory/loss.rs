@@ -13,7 +13,7 @@ const LOGITS: usize = 4 * CLASSES;
 
 #[test]
 fn chunked_loss_holds_logits_of_one_chunk() {
-    let _alone = alone();
+    alone!();
     let head = LinearConfig::new(DIM, CLASSES).init(&device());
     let hidden = Tensor::<2>::random([TOKENS, DIM], Distribution::Default, &device());
     let targets = Tensor::<1, Int>::arange(0..TOKENS as i64, &device());

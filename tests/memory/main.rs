@@ -1,6 +1,6 @@
 //! Fused training releases the memory of gradients, and recordings report it.
 //!
-//! It runs in its own process, because it counts every allocated byte.
+//! Each test runs in its own process, because it counts every allocated byte.
 
 mod accumulation;
 mod blocks;
@@ -20,8 +20,6 @@ mod quantized;
 mod recorder;
 mod replicas;
 
-use std::sync::{Mutex, MutexGuard};
-
 use backburn::memory::RecordingAllocator;
 use peak_alloc::PeakAlloc;
 
@@ -31,13 +29,6 @@ static BYTES: PeakAlloc = PeakAlloc;
 
 #[global_allocator]
 static ALLOCATOR: RecordingAllocator<PeakAlloc> = RecordingAllocator::over(PeakAlloc);
-
-/// Runs one test at a time, because the tests share the counters and the log of the recorder.
-fn alone() -> MutexGuard<'static, ()> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    let alone = ALONE.lock();
-    alone.unwrap_or_else(|poisoned| poisoned.into_inner())
-}
 
 #[derive(Module, Debug)]
 struct Residual {
@@ -117,7 +108,7 @@ fn multiple(bytes: usize) -> f64 {
 /// Fails if a new version of Burn changes the order of the tape.
 #[test]
 fn gradients_held_at_once_do_not_grow_with_depth() {
-    let _alone = alone();
+    alone!();
     let x = x(WIDTH);
     let largest_gradient = 4 * 4 * WIDTH * WIDTH;
     for depth in [3, 24, 96] {
@@ -150,7 +141,7 @@ fn gradients_held_at_once_do_not_grow_with_depth() {
 /// On `ndarray`, `expand` copies.
 #[test]
 fn fused_holds_parameters_states_activations_and_one_gradient() {
-    let _alone = alone();
+    alone!();
     for (device, bound) in [(device(), 3.35), (other(), 3.5)] {
         let init = || Mlp::init(DEPTH, WIDTH, &device);
         let x = Tensor::random([4, WIDTH], Distribution::Default, &device);
@@ -176,7 +167,7 @@ fn fused_holds_parameters_states_activations_and_one_gradient() {
 
 #[test]
 fn average_takes_four_bytes_and_is_updated_in_place() {
-    let _alone = alone();
+    alone!();
     let x = x(WIDTH);
     let of = |averaging: Option<WeightAveragingConfig>| {
         let model = mlp();
@@ -200,7 +191,7 @@ fn average_takes_four_bytes_and_is_updated_in_place() {
 
 #[test]
 fn measuring_passes_release_their_gradients() {
-    let _alone = alone();
+    alone!();
     let x = x(WIDTH);
     let peak_of_step = |config: FusedConfig| {
         let fused = FusedOptimizer::new(mlp(), AdamConfig::new().init()).unwrap();
@@ -226,7 +217,7 @@ fn measuring_passes_release_their_gradients() {
 
 #[test]
 fn recomputed_blocks_keep_inputs_and_release_gradients() {
-    let _alone = alone();
+    alone!();
     let peak_of_step = |batch: usize, loss: fn(&Mlp, Tensor<2>) -> Tensor<1>| {
         let x = Tensor::random([batch, WIDTH], Distribution::Default, &device());
         let mut fused = FusedOptimizer::new(mlp(), SgdConfig::new().init()).unwrap();
@@ -257,7 +248,7 @@ fn allocated(dtype: FloatDType, optimizer: impl Optimizer) -> usize {
 fn single_pass_allocates_nothing_of_parameter_size() {
     use backburn::optim::{AdamConfig, AdamWConfig, LionConfig, SgdConfig};
 
-    let _alone = alone();
+    alone!();
     let (adam, adamw, lion) = (AdamConfig::new(), AdamWConfig::new(), LionConfig::new());
     let sgd = SgdConfig::new().with_momentum(Some(MomentumConfig::new()));
     let amsgrad = adamw.clone().with_amsgrad(true);

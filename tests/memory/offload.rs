@@ -17,7 +17,7 @@ pub const MODES: [Offload; 4] = [
 /// A weight that is a view of one element, and would be too long for the host with its states and gradients.
 #[test]
 fn host_without_bytes_of_states_and_gradients_is_refused() {
-    let _alone = alone();
+    alone!();
     let device = Device::flex().autodiff();
     let elements = 1_usize << 40;
     for (offload, bytes) in [
@@ -111,7 +111,7 @@ impl Optimizer for CountedSgd {
 /// For any order of updates, and after a failed step.
 #[test]
 fn few_states_are_on_device_and_none_between_steps() {
-    let _alone = alone();
+    alone!();
     let device = other().inner();
     let x = Tensor::<2>::ones([3, 4], &device.clone().autodiff());
     for (limit, at_most) in [(None, 3), (Some(0), 1)] {
@@ -149,7 +149,7 @@ fn few_states_are_on_device_and_none_between_steps() {
 fn weights_on_host_are_not_on_device_together() {
     use std::sync::Arc;
 
-    let _alone = alone();
+    alone!();
     let (depth, width) = (12, 256);
     let block = 4 * width * width;
     let device = Device::wgpu(Default::default());

@@ -26,7 +26,7 @@ fn each(before: usize) -> usize {
 /// Compared with stock Burn: the parameters, and the parameters and optimizer states after a step.
 #[test]
 fn parameter_takes_two_kilobytes_more_than_in_stock() {
-    let _alone = alone();
+    alone!();
     // Bytes that Burn and the backend allocate once per process.
     drop(model());
 

@@ -26,7 +26,7 @@ fn bytes() -> [usize; 3] {
 
 #[test]
 fn quantized_base_is_dense_for_one_layer_at_a_time() {
-    let _alone = alone();
+    alone!();
     let [dense, codes, others] = bytes();
     let x = Tensor::<2>::random([2, WIDTH], Distribution::Default, &device());
     let by_operation = |layer: &Residual, x: Tensor<2>| {
@@ -71,7 +71,7 @@ fn quantized_base_is_dense_for_one_layer_at_a_time() {
 /// floats of it.
 #[test]
 fn loaded_and_moved_base_takes_bytes_of_its_format() {
-    let _alone = alone();
+    alone!();
     let init = |device: &Device| Mlp::init(DEPTH, WIDTH, device).apply_reparameterization(lora());
     let [_, codes, others] = bytes();
     let weights = codes * 64 / 36;
@@ -106,7 +106,7 @@ fn loaded_and_moved_base_takes_bytes_of_its_format() {
 
 #[test]
 fn weights_from_file_are_quantized_one_at_a_time() {
-    let _alone = alone();
+    alone!();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.safetensors");
     let mut store = SafetensorsStore::from_file(&path);

@@ -78,13 +78,13 @@ fn ends(timeline: &MemoryTimeline, is: impl Fn(&Phase) -> bool) -> Vec<Sample> {
 }
 
 fn on_both_backends(test: impl Fn(&Device)) {
-    let _alone = alone();
     test(&device());
     test(&other());
 }
 
 #[test]
 fn recorded_peak_matches_independent_counter() {
+    alone!();
     // On one thread, because the recorder and the counter may order concurrent allocations differently.
     let pool = rayon::ThreadPoolBuilder::new().num_threads(1);
     let pool = pool.build().unwrap();
@@ -100,8 +100,8 @@ fn recorded_peak_matches_independent_counter() {
 /// A thread adds small amounts to the counter from time to time, and at its end.
 #[test]
 fn bytes_of_ended_threads_are_counted() {
-    let _alone = alone();
-    // Threads of earlier tests may end at any time: both counters see them.
+    alone!();
+    // Threads of the harness and of the pool allocate, too: both counters see them.
     let beyond = || memory::live(&device()).unwrap() as isize - BYTES.current_usage() as isize;
     let before = beyond();
     let threads = (0..500).map(|_| std::thread::spawn(|| vec![0_u8; 3000]).join());
@@ -112,6 +112,7 @@ fn bytes_of_ended_threads_are_counted() {
 
 #[test]
 fn fused_step_holds_parameters_state_and_one_gradient() {
+    alone!();
     on_both_backends(|device| {
         let (timeline, parameters, _) = record_fused(device);
         let layer = parameters / DEPTH;
@@ -133,6 +134,7 @@ fn fused_step_holds_parameters_state_and_one_gradient() {
 
 #[test]
 fn stock_step_holds_all_gradients_before_update() {
+    alone!();
     on_both_backends(|device| {
         let (timeline, parameters, _) = record_stock(device);
         let backward = ends(&timeline, |phase| *phase == Phase::Backward);
@@ -151,7 +153,7 @@ fn stock_step_holds_all_gradients_before_update() {
 
 #[test]
 fn phases_name_parameters_and_summary_names_peak() {
-    let _alone = alone();
+    alone!();
     let (timeline, _, _) = record_fused(&device());
 
     let phases = timeline.marks.iter().map(|mark| mark.phase.to_string());
@@ -173,7 +175,7 @@ fn phases_name_parameters_and_summary_names_peak() {
 
 #[test]
 fn recording_with_panic_in_step_is_complete() {
-    let _alone = alone();
+    alone!();
     let device = device();
     let mut fused = FusedOptimizer::new(init(&device), AdamConfig::new().init()).unwrap();
     let recorder = MemoryRecorder::start().unwrap();
@@ -193,7 +195,7 @@ fn recording_with_panic_in_step_is_complete() {
 fn recording_holds_passes_of_long_recurrent_network() {
     use burn::nn::{Lstm, LstmConfig};
 
-    let _alone = alone();
+    alone!();
     let device = device();
     let layer = |_| LstmConfig::new(8, 8, true).init(&device);
     let model: Vec<Lstm> = (0..2).map(layer).collect();
@@ -223,7 +225,7 @@ fn recording_holds_passes_of_long_recurrent_network() {
 
 #[test]
 fn log_is_not_counted_and_freed_with_recording() {
-    let _alone = alone();
+    alone!();
     let device = device();
     let model = init(&device);
     let x = x(&device);
@@ -249,7 +251,7 @@ fn log_is_not_counted_and_freed_with_recording() {
 
 #[test]
 fn recorder_misuse_is_an_error() {
-    let _alone = alone();
+    alone!();
     let recorder = MemoryRecorder::start().unwrap();
     assert_matches!(MemoryRecorder::start(), Err(MemoryError::AlreadyRecording));
     drop(recorder);
@@ -267,7 +269,7 @@ fn recorder_misuse_is_an_error() {
 
 #[test]
 fn timeline_is_written_and_read_back() {
-    let _alone = alone();
+    alone!();
     let (timeline, _, _) = record_fused(&device());
     let folder = tempfile::tempdir().unwrap();
 
@@ -309,7 +311,7 @@ fn learner_holds_weights_once_and_logs_peak_of_each_step() {
         }
     }
 
-    let _alone = alone();
+    alone!();
     let loader = || {
         let items = InMemDataset::new(vec![0; 12]);
         DataLoaderBuilder::new(Ones).batch_size(4).build(items)
@@ -361,7 +363,7 @@ fn learner_holds_weights_once_and_logs_peak_of_each_step() {
 fn weights_and_states_in_formats_are_recorded_as_stored() {
     use backburn::optim::AdamWConfig;
 
-    let _alone = alone();
+    alone!();
     let device = device();
     let model = cast(init(&device), FloatDType::BF16).unwrap();
     let elements = DEPTH * WIDTH * WIDTH;

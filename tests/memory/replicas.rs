@@ -17,7 +17,7 @@ pub fn replicas(
 
 #[test]
 fn replicas_hold_few_gradients_at_once() {
-    let _alone = alone();
+    alone!();
     let (ranks, depth, width) = (4, 12, 256);
     let parameters = Mlp::init(depth, width, &device()).num_params() * size_of::<f32>();
     for sharding in [Sharding::State, Sharding::Full] {

@@ -38,7 +38,7 @@ fn trained(plan: &Plan<AdamWConfig>) -> usize {
 
 #[test]
 fn plan_for_device_is_not_exceeded() {
-    let _alone = alone();
+    alone!();
     let plan = plan(Technique::LEAST_COST, ENOUGH).unwrap();
     let in_use = trained(&plan);
     assert!(in_use <= plan.device_bytes, "{in_use} in use\n{plan}");
@@ -46,7 +46,7 @@ fn plan_for_device_is_not_exceeded() {
 
 #[test]
 fn missing_device_is_refused_by_its_number() {
-    let _alone = alone();
+    alone!();
     let absent = Device::wgpu(DeviceKind::DiscreteGpu(99));
     // The device is set by the model, and by the planner.
     let made_there = Planner::new(|| Mlp::init(&absent.clone().autodiff()), AdamWConfig::new());
@@ -64,7 +64,7 @@ fn missing_device_is_refused_by_its_number() {
 
 #[test]
 fn budget_of_machine_without_known_memory_is_refused() {
-    let _alone = alone();
+    alone!();
     let refused = plan(&[], Budget::Machine).map(drop);
     let error = refused.unwrap_err().to_string();
     assert_says(&error, "Budget::Bytes");
@@ -72,7 +72,7 @@ fn budget_of_machine_without_known_memory_is_refused() {
 
 #[test]
 fn offloaded_candidate_leaves_device_and_trains() {
-    let _alone = alone();
+    alone!();
     let on_device = plan(&[Technique::Blocks], ENOUGH).unwrap().candidates.pop();
     let weights = 4 * Mlp::init(&device()).num_params();
     let budget = on_device.unwrap().device_bytes - weights;
@@ -93,7 +93,7 @@ fn offloaded_candidate_leaves_device_and_trains() {
 /// Offloaded weights need blocks for adapters. They are left out with this reason.
 #[test]
 fn adapters_outside_of_blocks_are_not_offloaded() {
-    let _alone = alone();
+    alone!();
     let init = || -> Vec<Linear> {
         let layer = |_| LinearConfig::new(512, 512).init(&device());
         let layers: Vec<Linear> = (0..2).map(layer).collect();
@@ -123,7 +123,7 @@ fn adapters_outside_of_blocks_are_not_offloaded() {
 /// Burn's own Adam makes copies, in addition to the states in flight.
 #[test]
 fn update_next_to_states_in_flight_is_counted() {
-    let _alone = alone();
+    alone!();
     let init = || -> Vec<Linear> {
         let layer = |_| LinearConfig::new(512, 512).with_bias(false).init(&device());
         (0..8).map(layer).collect()

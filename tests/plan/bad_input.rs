@@ -27,7 +27,7 @@ fn unusable_input_is_refused_with_its_error() {
     use FusedError as E;
     use PlanError::Fused;
 
-    let _alone = alone();
+    alone!();
     let constant = |_: &Mlp, items: usize| Tensor::<1>::ones([items], &device()).mean();
     let leaf = |_: &Mlp, _| Tensor::<1>::ones([1], &device()).require_grad() * 2.0;
     let flex = Device::flex();
@@ -96,7 +96,7 @@ fn unusable_input_is_refused_with_its_error() {
 
 #[test]
 fn batch_of_one_that_does_not_fit_can_not_be_split() {
-    let _alone = alone();
+    alone!();
     let planner = planner::<Plain>().with_batch(1);
     let whole = planner.plan(Plain::loss, ENOUGH).unwrap();
     let budget = whole.device_bytes / 4;
@@ -115,7 +115,7 @@ fn batch_of_one_that_does_not_fit_can_not_be_split() {
 /// No pass over one item completes, or no weight is created.
 #[test]
 fn budget_below_item_or_weights_names_least_bytes() {
-    let _alone = alone();
+    alone!();
     let least_of = |refused: PlanError| match refused {
         PlanError::NothingFits { least, .. } => least,
         error => panic!("{error}"),
@@ -141,7 +141,7 @@ fn budget_below_item_or_weights_names_least_bytes() {
 
 #[test]
 fn plan_of_another_model_is_refused_by_difference() {
-    let _alone = alone();
+    alone!();
     let error = plan::<Bag>(ENOUGH).unwrap().fuse(init::<Mlp>).unwrap_err();
     assert_matches!(error, PlanError::AnotherModel { .. });
     assert_says(&error, "320264 elements");
@@ -158,7 +158,7 @@ fn plan_of_another_model_is_refused_by_difference() {
 
 #[test]
 fn plan_edited_to_invalid_values_is_refused_by_field() {
-    let _alone = alone();
+    alone!();
     let whole = plan::<Bag>(ENOUGH).unwrap();
     let refused = |edit: fn(&mut Plan<AdamWConfig>), words: &str| {
         let mut plan = whole.clone();
@@ -204,7 +204,7 @@ fn plan_edited_to_invalid_values_is_refused_by_field() {
 
 #[test]
 fn damaged_plan_file_is_refused_with_place() {
-    let _alone = alone();
+    alone!();
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("plan.json");
     let refused = || Plan::<AdamWConfig>::load(&file).map(drop).unwrap_err();
@@ -248,7 +248,7 @@ fn is_refused_beside_recording() -> bool {
 #[test]
 fn planner_during_recording_or_planner_is_refused() {
     static REFUSED: Mutex<Option<bool>> = Mutex::new(None);
-    let _alone = alone();
+    alone!();
     let recorder = MemoryRecorder::start().unwrap();
     assert!(is_refused_beside_recording());
     drop(recorder);
@@ -269,7 +269,7 @@ fn planner_during_recording_or_planner_is_refused() {
 /// Weights in bf16 are tried after all others. Only a panic about their type is a reason to leave them out.
 #[test]
 fn panic_with_weights_in_bf16_is_passed_on_unless_it_names_type() {
-    let _alone = alone();
+    alone!();
     let order = [Technique::Blocks, Technique::MicroBatches];
     let whole = planner::<Mlp>().with_order(&order);
     let whole = whole.plan(Mlp::loss, ENOUGH).unwrap();
@@ -292,7 +292,7 @@ fn panic_with_weights_in_bf16_is_passed_on_unless_it_names_type() {
 /// If no pass completes, it is unknown whether the model has blocks.
 #[test]
 fn advice_for_unmeasured_model_does_not_deny_blocks() {
-    let _alone = alone();
+    alone!();
     let fused = plan::<Recurrent>(ENOUGH).unwrap().device_bytes;
     let parts = [5, 20, 30, 40, 45].into_iter();
     let errors = parts.filter_map(|part| plan::<Recurrent>(fused * part / 100).err());

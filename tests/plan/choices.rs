@@ -11,7 +11,7 @@ use crate::{ENOUGH, alone, bytes, device, fixed, init, peak, plan, planner, trai
 
 #[test]
 fn plan_with_enough_memory_only_fuses() {
-    let _alone = alone();
+    alone!();
     let plan = plan::<Mlp>(ENOUGH).unwrap();
     assert_eq!((plan.batch, plan.accumulation), (Mlp::BATCH, 1));
     assert_eq!(plan.weights, None);
@@ -24,7 +24,7 @@ fn plan_with_enough_memory_only_fuses() {
 
 #[test]
 fn plan_takes_first_candidate_that_fits() {
-    let _alone = alone();
+    alone!();
     let fixed = fixed();
     let saved = plan::<Mlp>(ENOUGH).unwrap().device_bytes - fixed;
     let formats = |plan: &Plan<AdamWConfig>| {
@@ -55,7 +55,7 @@ fn plan_takes_first_candidate_that_fits() {
 
 #[test]
 fn plan_takes_largest_micro_batches_that_fit() {
-    let _alone = alone();
+    alone!();
     let planner = planner::<Plain>().with_order(&[Technique::MicroBatches]);
     let whole = planner.plan(Plain::loss, ENOUGH).unwrap();
     let plan = planner.plan(Plain::loss, whole.device_bytes - 400_000);
@@ -65,7 +65,7 @@ fn plan_takes_largest_micro_batches_that_fit() {
 
 #[test]
 fn planner_follows_order() {
-    let _alone = alone();
+    alone!();
     let plan = |order: &[Technique], budget| {
         let planner = planner::<Mlp>().with_order(order);
         planner.plan(Mlp::loss, budget).unwrap()
@@ -91,7 +91,7 @@ fn planner_follows_order() {
 #[test]
 fn planner_reports_what_it_tries() {
     static TOLD: Mutex<Vec<String>> = Mutex::new(Vec::new());
-    let _alone = alone();
+    alone!();
     let planner = planner::<Mlp>().with_progress(|tried| TOLD.lock().unwrap().push(tried.into()));
     planner.plan(Mlp::loss, ENOUGH).unwrap();
     let told = TOLD.lock().unwrap();
@@ -106,7 +106,7 @@ fn planner_reports_what_it_tries() {
 
 #[test]
 fn weights_in_bf16_are_measured_if_nothing_else_fits() {
-    let _alone = alone();
+    alone!();
     let order = [Technique::Blocks, Technique::MicroBatches];
     let whole = planner::<Mlp>().with_order(&order);
     let whole = whole.plan(Mlp::loss, ENOUGH).unwrap();
@@ -122,7 +122,7 @@ fn weights_in_bf16_are_measured_if_nothing_else_fits() {
 
 #[test]
 fn plan_is_saved_read_and_changed() {
-    let _alone = alone();
+    alone!();
     // Without its last bit this is another number.
     let config = FusedConfig::lagged(1.0 / 11.0);
     let planner = planner::<Mlp>().with_config(config.clone());
@@ -146,7 +146,7 @@ fn plan_is_saved_read_and_changed() {
 
 #[test]
 fn planning_again_gives_same_plan() {
-    let _alone = alone();
+    alone!();
     let whole = plan::<Mlp>(ENOUGH).unwrap().device_bytes;
     // The budget is not near a limit: a block has about 800,000 bytes.
     let budget = plan::<Mlp>(whole * 3 / 4).unwrap().device_bytes + 200_000;
@@ -165,7 +165,7 @@ fn planning_again_gives_same_plan() {
 /// The plan includes the iteration of Muon for the largest matrix.
 #[test]
 fn muon_is_planned_with_its_formats() {
-    let _alone = alone();
+    alone!();
     let recipe = MuonWithAdamWConfig::new(Vec::new());
     let planner = Planner::new(init::<Mlp>, recipe).with_batch(Mlp::BATCH);
     let planner = planner.with_order(&[Technique::States8]);
@@ -184,7 +184,7 @@ fn muon_is_planned_with_its_formats() {
 /// The squares of Muon's iteration grow with the area of a matrix, not with its rows.
 #[test]
 fn plan_of_large_matrix_with_muon_is_not_exceeded() {
-    let _alone = alone();
+    alone!();
     let init = || -> Linear {
         let layer = LinearConfig::new(1024, 1024).with_bias(false);
         layer.init(&device())
@@ -206,7 +206,7 @@ fn plan_of_large_matrix_with_muon_is_not_exceeded() {
 /// On `ndarray` the penalty is a tensor of the size of the parameter.
 #[test]
 fn estimate_of_sgd_with_decay_has_its_update() {
-    let _alone = alone();
+    alone!();
     let [_, ndarray] = cpus();
     let layer: Linear = LinearConfig::new(512, 512).with_bias(false).init(&ndarray);
     let decay = burn::optim::decay::WeightDecayConfig::new(0.1);
@@ -217,7 +217,7 @@ fn estimate_of_sgd_with_decay_has_its_update() {
 
 #[test]
 fn optimizer_of_burn_is_planned_without_formats() {
-    let _alone = alone();
+    alone!();
     let planner = Planner::new(init::<Mlp>, AdamConfig::new().init()).with_batch(Mlp::BATCH);
     let whole = planner.plan(Mlp::loss, ENOUGH).unwrap();
     let has_formats = whole.candidates.iter().any(|it| it.name.contains("Bits"));

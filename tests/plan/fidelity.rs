@@ -58,7 +58,7 @@ fn equals_stock<K: Kind>(candidate: usize) {
 
 #[test]
 fn exact_plan_equals_stock() {
-    let _alone = alone();
+    alone!();
     equals_stock::<Mlp>(0);
     equals_stock::<Mlp>(1);
     equals_stock::<Plain>(0);
@@ -69,14 +69,14 @@ fn exact_plan_equals_stock() {
 
 #[test]
 fn planned_micro_batches_equal_stock() {
-    let _alone = alone();
+    alone!();
     equals_stock::<Mlp>(2);
     equals_stock::<Plain>(1);
 }
 
 #[test]
 fn plan_for_another_device_equals_stock_there() {
-    let _alone = alone();
+    alone!();
     let [_, there] = cpus();
     let planner = planner::<Plain>().with_device(&there);
     let plan = planner.plan(Plain::loss, ENOUGH).unwrap();

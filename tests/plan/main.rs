@@ -1,6 +1,6 @@
 //! A planned training stays within its budget.
 //!
-//! It runs in its own process, because it counts every allocated byte.
+//! Each test runs in its own process, because it counts every allocated byte.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -15,9 +15,6 @@ mod fidelity;
 mod peaks;
 mod unusual;
 
-use std::sync::{Mutex, MutexGuard};
-use std::time::Duration;
-
 use backburn::memory::RecordingAllocator;
 use backburn::optim::AdamWConfig;
 use peak_alloc::PeakAlloc;
@@ -30,22 +27,6 @@ static BYTES: PeakAlloc = PeakAlloc;
 
 #[global_allocator]
 static ALLOCATOR: RecordingAllocator<PeakAlloc> = RecordingAllocator::over(PeakAlloc);
-
-/// Runs one test at a time, because the tests share the counters.
-static ALONE: Mutex<()> = Mutex::new(());
-
-fn alone() -> MutexGuard<'static, ()> {
-    // A backtrace would hold tens of MB.
-    std::panic::set_hook(Box::new(|panic| eprintln!("{panic}")));
-    let alone = ALONE.lock();
-    // The thread of the previous test may still exist, with its buffer for matrix products.
-    let mut bytes = 0;
-    while bytes != BYTES.current_usage() {
-        bytes = BYTES.current_usage();
-        std::thread::sleep(Duration::from_millis(30));
-    }
-    alone.unwrap_or_else(|poisoned| poisoned.into_inner())
-}
 
 /// Lets one test run at a time: the bytes of the backend's threads vary.
 fn in_one_thread<R: Send>(work: impl FnOnce() -> R + Send) -> R {

@@ -11,7 +11,7 @@ use crate::{
 /// Planning trains nothing, and no bytes depend on values.
 #[test]
 fn loss_that_is_nan_is_planned_for() {
-    let _alone = alone();
+    alone!();
     for config in [FusedConfig::new(), FusedConfig::exact(1.0)] {
         let planned = |times: f32| {
             let planner = planner::<Mlp>().with_batch(8).with_config(config.clone());
@@ -25,7 +25,7 @@ fn loss_that_is_nan_is_planned_for() {
 
 #[test]
 fn weights_in_f16_are_planned_for() {
-    let _alone = alone();
+    alone!();
     let init = || cast(init::<Bag>(), FloatDType::F16).unwrap();
     let planner = Planner::new(init, AdamWConfig::new()).with_batch(Bag::BATCH);
     let whole = planner.plan(Bag::loss, ENOUGH).unwrap();
@@ -45,7 +45,7 @@ fn weights_in_f16_are_planned_for() {
 /// In mixed precision, and in f64, whose states have no low-bit format.
 #[test]
 fn other_float_types_are_planned_for() {
-    let _alone = alone();
+    alone!();
     let in_bf16 = FusedConfig::new().with_compute_dtype(Some(FloatDType::BF16));
     for (dtype, computed, config) in [
         (FloatDType::F32, FloatDType::BF16, in_bf16),
@@ -70,7 +70,7 @@ fn other_float_types_are_planned_for() {
 
 #[test]
 fn plan_on_another_thread_and_with_threads_in_loss_holds() {
-    let _alone = alone();
+    alone!();
     let planned = || plan::<Bag>(ENOUGH).unwrap();
     let on_another = std::thread::spawn(move || {
         let plan = planned();
@@ -99,7 +99,7 @@ fn plan_on_another_thread_and_with_threads_in_loss_holds() {
 
 #[test]
 fn plan_of_model_without_blocks_names_none() {
-    let _alone = alone();
+    alone!();
     let whole = plan::<Bag>(ENOUGH).unwrap();
     for plan in [plan::<Bag>(bytes(&whole)[1] + 30_000).unwrap(), whole] {
         let keep = plan.config.gradient_checkpointing.keep_activations;
@@ -110,7 +110,7 @@ fn plan_of_model_without_blocks_names_none() {
 /// Without a backward pass, nodes of the graph would stay.
 #[test]
 fn refused_plans_leave_no_bytes() {
-    let _alone = alone();
+    alone!();
     plan::<Recurrent>(ENOUGH).unwrap();
     let budget = peak(|| ()).1 + 1_200_000;
     let mut left = Vec::new();
@@ -124,7 +124,7 @@ fn refused_plans_leave_no_bytes() {
 
 #[test]
 fn plan_with_smaller_batches_names_batch_normalization() {
-    let _alone = alone();
+    alone!();
     let norm = |_| BatchNormConfig::new(16).init(&device());
     let init = || (0..2).map(norm).collect();
     let loss = |model: &Vec<BatchNorm>, items: usize| {
@@ -149,7 +149,7 @@ fn plan_with_smaller_batches_names_batch_normalization() {
 /// Two items are measured before a large part of a batch: one item does not predict many.
 #[test]
 fn batch_without_small_parts_is_planned_within_budget() {
-    let _alone = alone();
+    alone!();
     let init = || linears(4, 64, &device());
     let loss = |model: &Vec<Linear>, items: usize| {
         let x = Tensor::<3>::ones([items, 2048, 64], &device());
