@@ -55,7 +55,7 @@ pub enum FusedError {
     /// The server of a device no longer answers.
     #[error(
         "{device} does not answer: {reason}. Its tensors and the parameters of this step are lost: resume from the \
-        last checkpoint. The output of the server may contain the cause"
+        last checkpoint, on another server or in a new process. The output of the server may contain the cause"
     )]
     DeviceLost {
         /// The device.

@@ -64,7 +64,9 @@ fn in_time<R: Send + 'static>(
     let timeout = TIMEOUT.clone()?;
     let silent = || {
         let seconds = timeout.as_secs();
-        format!("its server has not answered within {seconds} s, the limit that `{VARIABLE}` sets")
+        format!(
+            "its server has not answered within {seconds} s, the limit that `{VARIABLE}` sets (a new process can use it again)"
+        )
     };
     if LOST.lock().contains(device) {
         return Err(silent());
