@@ -130,9 +130,15 @@ fn entries(folder: &Path) -> Result<Vec<(Entry, PathBuf)>, CheckpointError> {
     let mut entries = Vec::new();
     for entry in found {
         let entry = entry.map_err(unreadable)?;
-        let parsed = entry.file_name().to_str().and_then(Entry::parse);
-        if let Some(parsed) = parsed.filter(|_| entry.path().is_dir()) {
-            entries.push((parsed, entry.path()));
+        let Some(parsed) = entry.file_name().to_str().and_then(Entry::parse) else {
+            continue;
+        };
+        // A folder that can't be read must not be skipped: an earlier one would be loaded.
+        match fs::metadata(entry.path()) {
+            Ok(found) if found.is_dir() => entries.push((parsed, entry.path())),
+            Ok(_) => {}
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => return Err(CheckpointError::unreadable(&entry.path(), error)),
         }
     }
     Ok(entries)

@@ -1,7 +1,7 @@
 //! Locks on a folder of checkpoints, released when the file is dropped and when the process ends.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use super::error::CheckpointError;
@@ -26,11 +26,19 @@ pub(super) fn shared(folder: &Path) -> Option<File> {
 }
 
 fn locked(file: File, lock: fn(&File) -> io::Result<()>) -> File {
-    // Some file systems have no locks.
-    if let Err(error) = lock(&file) {
-        log::warn!("a folder of checkpoints is not locked: {error}. Let no other process use it");
+    loop {
+        match lock(&file) {
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            // Some file systems have no locks.
+            Err(error) => {
+                log::warn!(
+                    "a folder of checkpoints is not locked: {error}. Let no other process use it"
+                );
+                return file;
+            }
+            Ok(()) => return file,
+        }
     }
-    file
 }
 
 fn path(folder: &Path) -> PathBuf {

@@ -40,6 +40,24 @@ fn foreign_files_are_kept() {
     }
 }
 
+/// Otherwise an earlier step would be loaded.
+#[test]
+#[cfg(unix)]
+fn step_folder_that_cannot_be_read_is_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoint = Checkpoint::at(folder.path());
+    checkpoint.save(&small(), &Progress::new(1)).unwrap();
+    let link = |target: &str, name: &str| {
+        std::os::unix::fs::symlink(target, folder.path().join(name)).unwrap();
+    };
+    link("missing", "step-2");
+    assert_eq!(steps(folder.path()), [1]);
+    link("step-3", "step-3");
+    let refused = checkpoint.steps().unwrap_err();
+    assert!(matches!(refused, CheckpointError::Unreadable { .. }));
+    assert_says(&refused, "step-3");
+}
+
 #[test]
 fn keep_last_counts_by_number_and_never_removes_later_steps() {
     let folder = tempfile::tempdir().unwrap();
