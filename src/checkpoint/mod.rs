@@ -70,7 +70,8 @@ impl<M: Module + 'static> Resumable for FusedReplicas<M> {}
 /// On CubeCL devices this is not enough for checkpointed blocks, steps of two passes and several ranks: their seeds come from the
 /// first step of the process.
 /// Optimizer states of f64 parameters are converted to the default float type, as in
-/// [`FusedOptimizer::load_record`](crate::FusedOptimizer::load_record).
+/// [`FusedOptimizer::load_record`](crate::FusedOptimizer::load_record). Burn's own optimizers can't continue with those of f64, f16 and
+/// bf16 parameters: use those of `backburn::optim`.
 ///
 /// # Layout
 ///
@@ -118,7 +119,7 @@ impl Checkpoint {
         }
     }
 
-    /// Saves only the parameters that require a gradient, such as adapters, and running statistics.
+    /// Saves only the parameters that require a gradient, such as adapters, with their optimizer states, and running statistics.
     ///
     /// Load such a checkpoint into a model whose frozen parameters were loaded from their own file: they keep their values.
     #[must_use]
@@ -228,8 +229,21 @@ impl Checkpoint {
         read(|| training.core().save_model(&model, self.trained_only))?
             .map_err(|error| CheckpointError::cannot_write(&model, error))?;
         let optimizer = temporary.join(OPTIMIZER);
-        read(|| training.core().save_optimizer(&optimizer))?
-            .map_err(|error| CheckpointError::cannot_write(&optimizer, error))?;
+        read(|| {
+            training
+                .core()
+                .save_optimizer(&optimizer, self.trained_only)
+        })?
+        .map_err(|error| CheckpointError::cannot_write(&optimizer, error))?;
+        // Burn's reader has limits that its writer does not have.
+        for file in [&model, &optimizer] {
+            burn_pack::Reader::from_file(file).map_err(|error| {
+                let reason = format!(
+                    "Burn could not read it again: {error}. In `compact_records(|| checkpoint.save(..))` optimizer states take fewer bytes"
+                );
+                CheckpointError::cannot_write(file, reason)
+            })?;
+        }
         folder::write(&temporary.join(SCHEDULER), &scheduler)?;
         folder::write(&temporary.join(USER_DATA), &user_data)?;
         let orthogonalized = training.core().orthogonalized(&optimizer)?;
@@ -311,18 +325,21 @@ impl Checkpoint {
     /// On a CPU backend, a model that loads it shares its memory as long as one of its parameters exists. To train the model without
     /// this copy, load `model.bpk` with [`ModuleRecord::load`].
     ///
-    /// [`ModuleRecord::allow_partial`] loads the record of a [`trained_only`](Self::trained_only) checkpoint.
+    /// The record of a [`trained_only`](Self::trained_only) checkpoint allows that parameters are missing
+    /// ([`ModuleRecord::allow_partial`]).
     ///
     /// # Errors
     ///
     /// Returns the errors of [`load`](Self::load).
     pub fn model(&self) -> Result<ModuleRecord, CheckpointError> {
         let _lock = lock::shared(&self.folder);
-        let file = self.open(&[MODEL])?.0.join(MODEL);
+        let (folder, saved) = self.open(&[MODEL])?;
+        let file = folder.join(MODEL);
         // Burn reads the file lazily, and `keep_last` may remove it before.
         let bytes = std::fs::read(&file).map_err(|error| CheckpointError::unreadable(&file, error));
-        ModuleRecord::from_bytes(Bytes::from_bytes_vec(bytes?))
-            .map_err(|error| CheckpointError::unreadable(&file, error))
+        let record = ModuleRecord::from_bytes(Bytes::from_bytes_vec(bytes?))
+            .map_err(|error| CheckpointError::unreadable(&file, error))?;
+        Ok(record.allow_partial(saved.trained_only))
     }
 
     /// Returns the folder of the checkpoint to read, and its `training.json`, after a check of `files`.

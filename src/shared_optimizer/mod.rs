@@ -130,13 +130,8 @@ impl SharedOptimizer {
         }
         let record = compact_records(|| self.optimizer.to_record());
         let load = || self.fresh().load_record(record);
-        let Ok(mut loaded) = Call::default().make(load).0 else {
-            return false;
-        };
-        parameters.all(|(id, path, zeros)| {
-            let step = || step_one(&mut loaded, 0.0.into(), path, id, zeros.clone(), zeros);
-            Call::default().make(step).0.is_ok()
-        })
+        let loaded = Call::default().make(load).0;
+        loaded.is_ok_and(|loaded| first_refused(loaded, parameters).is_none())
     }
 
     /// Drops the groups for removed parameters. The states go through a record.
@@ -314,6 +309,17 @@ pub(crate) struct Stepped {
     pub(crate) eviction: Option<Eviction>,
     /// The panic of the optimizer.
     pub(crate) result: Result<(), Caught>,
+}
+
+/// Returns the path of the first parameter that `optimizer` can't step. Each parameter has its path, and zeros of its shape and type.
+pub(crate) fn first_refused<'a>(
+    mut optimizer: ModuleOptimizer,
+    mut parameters: impl Iterator<Item = (ParamId, &'a str, AnyTensor)>,
+) -> Option<&'a str> {
+    parameters.find_map(|(id, path, zeros)| {
+        let step = || step_one(&mut optimizer, 0.0.into(), path, id, zeros.clone(), zeros);
+        Call::default().make(step).0.is_err().then_some(path)
+    })
 }
 
 /// Steps the parameter at `path` with `optimizer`, and returns its new value.

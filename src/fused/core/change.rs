@@ -14,7 +14,7 @@ use super::ranks::Ranks;
 use crate::error::FusedError;
 use crate::files::load_same;
 use crate::record;
-use crate::shared_optimizer::{SharedOptimizer, average_id, updates_are_equal};
+use crate::shared_optimizer::{SharedOptimizer, average_id, first_refused, updates_are_equal};
 use crate::tap::collect_graph;
 use crate::weights::{AttachedModule, Inventory, LocalParams};
 
@@ -81,7 +81,17 @@ impl<M: Module> Core<M> {
         let optimizer = record::load_file(optimizer, orthogonalized, &fresh, &model);
         let optimizer = optimizer.map_err(ResumeError::Optimizer)?;
         let ranks = self.ranks.with_model(model, &self.policies.config);
-        self.replace_ranks(ranks.map_err(ResumeError::Fused)?);
+        let ranks = ranks.map_err(ResumeError::Fused)?;
+        let others = ranks.attached().inventory.zeros_not_in_f32();
+        if let Some(path) = first_refused(optimizer.clone(), others) {
+            return Err(ResumeError::Optimizer(FusedError::UnsupportedParameter {
+                path: path.to_string(),
+                reason: "Burn loads optimizer states in the default float type instead of that of the parameter, and this optimizer \
+                can't step it then. Train parameters in f16, bf16 and f64 with an optimizer of `backburn::optim`"
+                    .to_string(),
+            }));
+        }
+        self.replace_ranks(ranks);
         self.load_state(|shared| shared.start_over(optimizer));
         // Removes the graph nodes of the previous parameters.
         collect_graph(&self.ranks.device());

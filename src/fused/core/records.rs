@@ -12,7 +12,8 @@ use super::Core;
 use crate::error::FusedError;
 use crate::parameters::running_statistics;
 use crate::record;
-use crate::weights::AttachedModule;
+use crate::shared_optimizer::{EXTRA_STATE_ID, average_id};
+use crate::weights::{AttachedModule, Entry};
 
 impl<M: Module> Core<M> {
     /// Writes a record of the model, or only of its trained parameters, to `file`, one tensor after the other.
@@ -35,12 +36,25 @@ impl<M: Module> Core<M> {
         self.ranks.session().optimizer.lock().to_record()
     }
 
-    /// Writes the optimizer state to `file`, one tensor after the other.
-    pub(crate) fn save_optimizer(&self, file: &Path) -> Result<(), RecordError> {
+    /// Writes the optimizer state to `file`, one tensor after the other: that of the parameters of the model, or only of the trained ones.
+    pub(crate) fn save_optimizer(
+        &self,
+        file: &Path,
+        trained_only: bool,
+    ) -> Result<(), RecordError> {
         let optimizer = &self.ranks.session().optimizer;
+        let inventory = &self.ranks.attached().inventory;
+        let is_saved = |id: ParamId| match trained_only {
+            true => inventory.get(id).is_some_and(Entry::is_trained),
+            false => inventory.get(id).is_some(),
+        };
+        let keeps = |id: u64| {
+            // The id of an average is that of its parameter, twice.
+            id == EXTRA_STATE_ID || is_saved(id.into()) || is_saved(average_id(id.into()))
+        };
         // Before tensors are withheld: a state whose eviction failed is still on the device.
         let offloaded = optimizer.lock().offloaded_records();
-        save_by_tensor(file, || optimizer.lock().records(offloaded))
+        save_by_tensor(file, keeps, || optimizer.lock().records(offloaded))
     }
 
     /// Returns the paths whose velocity in `file`, a record of this optimizer, belongs to Muon; `None` without a velocity.

@@ -100,6 +100,16 @@ fn frozen_parameters_keep_values_of_model() {
     assert_eq!(mean(&through), mean(&resumed));
 }
 
+/// Tries the advice of the error about an optimizer that does not fit.
+#[test]
+fn record_of_trained_parameters_loads_into_model() {
+    let folder = tempfile::tempdir().unwrap();
+    let (base, through, checkpoint) = trained(folder.path());
+    let record = checkpoint.model().unwrap();
+    let loaded = base.adapted().load_record(record);
+    assert_equal_weights(&through.model(), &loaded);
+}
+
 #[test]
 fn another_trained_set_is_an_error_with_names() {
     let folder = tempfile::tempdir().unwrap();

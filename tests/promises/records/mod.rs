@@ -1,5 +1,6 @@
 //! An optimizer record is loaded completely, or refused with the name of the parameter. Nothing is lost.
 
+mod changed_model;
 pub mod exchange;
 mod pruned;
 

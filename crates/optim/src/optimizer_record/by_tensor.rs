@@ -32,8 +32,14 @@ struct Withheld {
 /// If the file can't be written.
 pub fn save_by_tensor(
     file: &Path,
+    keeps: impl Fn(u64) -> bool,
     records: impl FnOnce() -> Vec<Bytes>,
 ) -> Result<(), RecordError> {
+    // Entries are named by the id of their parameter.
+    let keeps = |name: &str| {
+        let id = name.split('.').next().and_then(|id| id.parse().ok());
+        id.is_none_or(&keeps)
+    };
     let before = WITHHELD.replace(Some(BTreeMap::new()));
     let records = catch(records);
     let withheld = WITHHELD.replace(before).unwrap_or_default();
@@ -46,7 +52,9 @@ pub fn save_by_tensor(
         paths.extend(reader.metadata().clone());
         tensors.extend(reader.into_tensors()?);
     }
-    let tensors = tensors.into_iter();
+    scalars.retain(|name, _| keeps(name));
+    paths.retain(|name, _| keeps(name));
+    let tensors = tensors.into_iter().filter(|tensor| keeps(&tensor.name));
     let tensors = tensors.map(|tensor| match withheld.get(&tensor.name) {
         Some(state) => state.deferred(&tensor),
         None => tensor,

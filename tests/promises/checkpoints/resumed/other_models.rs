@@ -228,3 +228,31 @@ fn group_of_ids_is_refused_for_any_setting() {
         assert_says(&error, "`weight`");
     }
 }
+
+/// Burn loads states in f32, also those of parameters in bf16.
+#[test]
+fn states_that_optimizer_cannot_step_are_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoint = Checkpoint::at(folder.path());
+    let device = &Device::flex().autodiff();
+    let start = |optimizer: ModuleOptimizer| {
+        let model = cast(LinearConfig::new(4, 4).init(device), FloatDType::BF16).unwrap();
+        FusedOptimizer::<Linear>::new(model, optimizer).unwrap()
+    };
+    let step = |fused: &mut FusedOptimizer<Linear>| {
+        let x = Tensor::<2>::ones([2, 4], device).cast(FloatDType::BF16);
+        fused.step(0.1, |model| model.forward(x).sum()).unwrap();
+    };
+    let mut burns = start(AdamWConfig::new().init());
+    step(&mut burns);
+    checkpoint.save(&burns, &Progress::new(1)).unwrap();
+    let mut resumed = start(AdamWConfig::new().init());
+    let before = weights(&resumed.model());
+    let refused = checkpoint.load::<()>(&mut resumed).unwrap_err();
+    assert!(matches!(refused, CheckpointError::Optimizer { .. }));
+    assert_says(&refused, "`backburn::optim`");
+    assert!(before == weights(&resumed.model()));
+    let mut ours = start(backburn::optim::AdamWConfig::new().init());
+    checkpoint.load::<()>(&mut ours).unwrap();
+    step(&mut ours);
+}

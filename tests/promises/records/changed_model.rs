@@ -1,0 +1,76 @@
+//! States of a model that has changed: what a training saves, it loads, and a state that can't go on is refused by name.
+
+use super::*;
+
+type Layers = Vec<Linear>;
+type Fused = FusedOptimizer<Layers>;
+
+fn device() -> Device {
+    Device::flex().autodiff()
+}
+
+fn layers(count: usize) -> Layers {
+    let layer = |_| LinearConfig::new(4, 4).init(&device());
+    (0..count).map(layer).collect()
+}
+
+fn loss(layers: &Layers) -> Tensor<1> {
+    let x = Tensor::<2>::ones([2, 4], &device());
+    layers
+        .iter()
+        .fold(x, |x, layer| layer.forward(x).tanh())
+        .sum()
+}
+
+fn step(fused: &mut Fused) {
+    fused.step(0.1, loss).unwrap();
+}
+
+fn adamw() -> ModuleOptimizer {
+    ours::AdamWConfig::new().init()
+}
+
+/// The model is changed as in a stock loop, and the optimizer still has the states of a removed layer.
+#[test]
+fn checkpoint_after_layer_was_removed_outside_of_training_loads() {
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoint = Checkpoint::at(folder.path());
+    let mut fused = Fused::new(layers(2), adamw()).unwrap();
+    step(&mut fused);
+    let (mut model, optimizer) = fused.into_parts();
+    model.pop();
+    let mut through = Fused::new(model, optimizer).unwrap();
+    step(&mut through);
+    checkpoint.save(&through, &Progress::new(2)).unwrap();
+    let mut resumed = Fused::new(layers(1), adamw()).unwrap();
+    checkpoint.load::<()>(&mut resumed).unwrap();
+    for fused in [&mut through, &mut resumed] {
+        step(fused);
+    }
+    assert_equal_weights(&through.model(), &resumed.model());
+}
+
+/// The frozen parameters come from elsewhere, with other ids.
+#[test]
+fn checkpoint_of_trained_parameters_loads_after_others_were_frozen() {
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoint = Checkpoint::at(folder.path()).trained_only();
+    let mut through = Fused::new(layers(2), adamw()).unwrap();
+    step(&mut through);
+    let freeze = |model: Layers| model.freeze_group(ParamGroup::from_predicate("0."));
+    through.change_model(freeze).unwrap();
+    let mut base = layers(2);
+    for (to, from) in base.iter_mut().zip(through.model()) {
+        to.weight = Param::from_tensor(from.weight.val().detach());
+        to.bias = from
+            .bias
+            .map(|bias| Param::from_tensor(bias.val().detach()));
+    }
+    checkpoint.save(&through, &Progress::new(1)).unwrap();
+    let mut resumed = Fused::new(freeze(base), adamw()).unwrap();
+    checkpoint.load::<()>(&mut resumed).unwrap();
+    for fused in [&mut through, &mut resumed] {
+        step(fused);
+    }
+    assert_equal_weights(&through.model(), &resumed.model());
+}
