@@ -145,10 +145,11 @@ impl Inventory {
         self.get(id).map(|entry| entry.role)
     }
 
-    /// Returns the ids of all parameters, each with the number of its dimensions.
+    /// Returns the ids of all parameters that Burn's optimizers support, each with the number of its dimensions.
     pub(crate) fn ids_with_dims(&self) -> impl Iterator<Item = (ParamId, usize)> {
         let entries = self.entries.values();
-        entries.map(|entry| (entry.id, entry.shape.num_dims()))
+        let entries = entries.map(|entry| (entry.id, entry.shape.num_dims()));
+        entries.filter(|(_, dims)| *dims <= MAX_RANK)
     }
 
     /// Returns the frozen parameters of `module`, in module order: id, number of dimensions, path. Burn has no gradients of more than

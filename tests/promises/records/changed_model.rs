@@ -74,3 +74,28 @@ fn checkpoint_of_trained_parameters_loads_after_others_were_frozen() {
     }
     assert_equal_weights(&through.model(), &resumed.model());
 }
+
+#[derive(Module, Debug)]
+struct Deep {
+    deep: Param<Tensor<9>>,
+    head: Linear,
+}
+
+#[test]
+fn averages_beside_frozen_parameter_of_nine_dimensions_end() {
+    let deep = Tensor::<9>::ones([1; 9], &device());
+    let model = Deep {
+        deep: Param::from_tensor(deep).no_grad(),
+        head: LinearConfig::new(4, 4).init(&device()),
+    };
+    let averaging = WeightAveragingConfig::new().with_decay(Some(0.9));
+    let fused = FusedOptimizer::new(model, adamw()).unwrap();
+    let mut fused = fused
+        .with_config(FusedConfig::averaging(averaging))
+        .unwrap();
+    let x = Tensor::<2>::ones([2, 4], &device());
+    let loss = |model: &Deep| model.head.forward(x.clone()).sum();
+    fused.step(0.1, loss).unwrap();
+    let (_, optimizer) = fused.with_config(FusedConfig::new()).unwrap().into_parts();
+    assert!(!optimizer.to_record().is_empty());
+}
