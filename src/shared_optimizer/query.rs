@@ -78,13 +78,12 @@ impl SharedOptimizer {
     }
 }
 
-/// Returns `true` if `fresh`, an optimizer without states, updates a parameter with this path and number of dimensions in
-/// the same way under both ids, as in one parameter group. An optimizer whose updates differ by chance counts as equal; formats of states are not compared.
+/// Returns `true` if `fresh`, an optimizer without states, updates a parameter with this number of dimensions in the same way under
+/// both names, as in one parameter group. An optimizer whose updates differ by chance counts as equal; formats of states are not compared.
 pub(crate) fn updates_are_equal(
     fresh: &ModuleOptimizer,
-    path: &str,
     dims: usize,
-    ids: [ParamId; 2],
+    names: [(ParamId, &str); 2],
 ) -> bool {
     let device = host(&Device::default());
     // Two by two elements if there are two dimensions.
@@ -99,7 +98,7 @@ pub(crate) fn updates_are_equal(
         let values = Tensor::<1>::from_data(values, (&device, DType::F32));
         with_rank!(dims, D => AnyTensor::from(values.reshape::<D, _>(Shape::from(shape.clone()))))
     };
-    let updated = |id| {
+    let updated = |(id, path): (ParamId, &str)| {
         let mut optimizer = fresh.clone();
         // Signs, sizes and a norm that momentum, decay, clipping and AMSGrad treat in different ways.
         let gradients = [
@@ -124,8 +123,8 @@ pub(crate) fn updates_are_equal(
         let updated = Call::default().make(steps).0;
         updated.ok().map(|value| value.0.into_data())
     };
-    let [before, after] = ids.map(updated);
-    before == after || before != updated(ids[0])
+    let [before, after] = names.map(updated);
+    before == after || before != updated(names[0])
 }
 
 /// Returns `true` if `fresh`, an optimizer without states, orthogonalizes the update of this parameter, as Muon does.

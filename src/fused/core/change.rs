@@ -37,6 +37,7 @@ impl<M: Module> Core<M> {
         let ranks = self.ranks.changed(change, &self.policies.config)?;
         self.with_graph_collected(());
         let inventory = &ranks.attached().inventory;
+        self.check_kept_states(inventory)?;
         let optimizer = self.ranks.session().optimizer.lock();
         let is_here = |id| inventory.get(id).is_some();
         let removed = self.ranks.attached().inventory.removed_in(inventory);
@@ -59,6 +60,46 @@ impl<M: Module> Core<M> {
         }
         self.replace_ranks(ranks);
         Ok(())
+    }
+
+    /// Returns an error if the optimizer state of a parameter can't go on in a model with the parameters of `inventory`.
+    fn check_kept_states(&self, inventory: &Inventory) -> Result<(), FusedError> {
+        let is_frozen = |id: &ParamId| inventory.get(*id).is_some_and(|it| !it.is_trained());
+        let in_state = self.ranks.local_params().accumulated_in_state();
+        if let Some(entry) = in_state
+            .iter()
+            .find_map(|id| inventory.get(*id).filter(|_| is_frozen(id)))
+        {
+            return Err(FusedError::Config {
+                reason: format!(
+                    "`change_model` freezes `{}`, whose optimizer state has accumulated gradients: apply them first with \
+                    `step_accumulated`",
+                    entry.path
+                ),
+            });
+        }
+        let optimizer = self.ranks.session().optimizer.lock();
+        if optimizer.offloaded.is_none() {
+            return Ok(());
+        }
+        let fresh = optimizer.fresh();
+        drop(optimizer);
+        let mut moved = self.ranks.attached().inventory.moved(inventory);
+        let regrouped = moved.find(|(entry, path)| {
+            let names = [&*entry.path, *path].map(|path| (entry.id, path));
+            !updates_are_equal(&fresh, entry.shape.num_dims(), names)
+        });
+        match regrouped {
+            // Burn keeps the group of a state in memory, but not of one that is loaded from a record.
+            Some((entry, path)) => Err(FusedError::Config {
+                reason: format!(
+                    "`change_model` moves `{}` to `{path}`, into another parameter group of the optimizer, and its state is offloaded. \
+                    Make the group of ids (`ParamGroup::from_ids`)",
+                    entry.path
+                ),
+            }),
+            None => Ok(()),
+        }
     }
 
     /// Resumes from the model in `file`, or only its trained parameters, and the state in the file `optimizer`, whose velocities belong
@@ -118,7 +159,11 @@ impl<M: Module> Core<M> {
             };
             let what = if hooks.any(|(group, _)| differs(group)) {
                 "a hook"
-            } else if !updates_are_equal(fresh, &path, param.shape().num_dims(), ids) {
+            } else if !updates_are_equal(
+                fresh,
+                param.shape().num_dims(),
+                ids.map(|id| (id, &*path)),
+            ) {
                 "the optimizer"
             } else {
                 continue;

@@ -99,3 +99,54 @@ fn averages_beside_frozen_parameter_of_nine_dimensions_end() {
     let (_, optimizer) = fused.with_config(FusedConfig::new()).unwrap().into_parts();
     assert!(!optimizer.to_record().is_empty());
 }
+
+#[test]
+fn freezing_parameter_with_gradients_in_its_state_is_an_error() {
+    let optimizer = ours::AdamWConfig::new().build();
+    let mut fused = Fused::accumulating_in_state(layers(2), optimizer).unwrap();
+    fused.accumulate(loss).unwrap();
+    let freeze = |model: Layers| model.freeze_group(ParamGroup::from_predicate("0.weight"));
+    let refused = fused.change_model(freeze).unwrap_err();
+    assert_says(&refused, "`0.weight`");
+    assert_says(&refused, "`step_accumulated`");
+    fused.step_accumulated(0.1).unwrap();
+    fused.change_model(freeze).unwrap();
+    step(&mut fused);
+}
+
+/// Burn keeps the optimizer of a parameter's first step, also where its path then belongs to another group.
+#[test]
+fn offloaded_state_that_moves_to_another_group_is_an_error() {
+    let states = OffloadConfig::new(Offload::States).with_host(OffloadHost::NdArray);
+    let states = FusedConfig::offload(states.with_min_elements(1));
+    let remove = |mut model: Layers| {
+        model.remove(0);
+        model
+    };
+    let trained = |group: ParamGroup, model: Layers, is_offloaded| {
+        let optimizer = adamw().with_group(group, ours::LionConfig::new().build(), None);
+        let fused = Fused::new(model, optimizer).unwrap();
+        let mut fused = match is_offloaded {
+            true => fused.with_config(states.clone()).unwrap(),
+            false => fused,
+        };
+        step(&mut fused);
+        fused
+    };
+    let by_path = || ParamGroup::from_predicate("0.");
+    let initial = layers(2);
+    let ids = [initial[0].weight.id, initial[0].bias.as_ref().unwrap().id];
+    let mut moved = trained(by_path(), initial.clone(), true);
+    let refused = moved.change_model(remove).unwrap_err();
+    assert_says(&refused, "`1.");
+    assert_says(&refused, "`ParamGroup::from_ids`");
+
+    let by_ids = ParamGroup::from_ids(ids.into_iter().collect());
+    let mut offloaded = trained(by_ids, initial.clone(), true);
+    let mut whole = trained(by_path(), initial, false);
+    for fused in [&mut offloaded, &mut whole] {
+        fused.change_model(remove).unwrap();
+        (0..3).for_each(|_| step(fused));
+    }
+    assert_equal_weights(&offloaded.model(), &whole.model());
+}
