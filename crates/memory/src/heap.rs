@@ -7,7 +7,7 @@ const SETTINGS: [&str; 5] = [
     "GLIBC_TUNABLES",
 ];
 
-/// Keeps freed pages of the heap in the process, for the next training step. Returns `true` if this is in effect.
+/// Keeps freed pages of the heap in the process, for the next training step. Returns `true` if glibc accepted the settings.
 ///
 /// A training step allocates and frees many buffers, in a fused step those of one update after the other. glibc returns the
 /// top of its heap to the system whenever it is larger than a threshold, and each buffer of more than 32 MiB when it is
