@@ -29,25 +29,16 @@ impl Data {
     pub fn read(options: &Options, config: &DecoderConfig, tokens: &Tokens) -> Result<Self> {
         let length = options.length(config);
         let documents = Documents::read(&options.data, tokens)?;
-        let (count, is_chats) = (documents.len(), documents.chats == documents.len());
-        if documents.without_end > 0 {
-            say!(
-                "warning: {} without a special token among those that count: the model does not learn where an answer ends",
-                print::count(documents.without_end, "chat")
-            );
-        }
-        if documents.crossing > 0 {
-            say!(
-                "warning: in {} a token begins in the prompt and ends in the answer, and it counts: end the prompt without a \
-                 blank, and begin the answer with it",
-                print::count(documents.crossing, "document")
-            );
-        }
+        let is_chats = documents.chats == documents.len();
+        let mut count = documents.len();
+        documents.warn();
         let all = documents.into_rows(length, options.pad);
         let (trained, held_out) = match options.validation.as_slice() {
             [] => held_out::split(all, options.held_out, options.seed),
             files => {
                 let documents = Documents::read(files, tokens)?;
+                count += documents.len();
+                documents.warn();
                 (all, documents.into_rows(length, options.pad))
             }
         };
@@ -97,6 +88,24 @@ impl Data {
 }
 
 impl Documents {
+    /// Warns of documents from which the model learns something else than intended.
+    fn warn(&self) {
+        if self.without_end > 0 {
+            say!(
+                "warning: in {} no token counts at which the model stops, so it does not learn where an answer ends: set `eos_token` in \
+                 tokenizer_config.json, and `eos_token_id` in config.json and generation_config.json, to the token at the end of answers",
+                print::count(self.without_end, "chat")
+            );
+        }
+        if self.crossing > 0 {
+            say!(
+                "warning: in {} a token begins in the prompt and ends in the answer, and it counts: end the prompt without a \
+                 blank, and begin the answer with it",
+                print::count(self.crossing, "document")
+            );
+        }
+    }
+
     /// Returns all documents; without `pad`, texts in parts of a row, which are held out one by one.
     fn into_rows(self, length: usize, pad: bool) -> Vec<Encoded> {
         let mut all = self.entries;

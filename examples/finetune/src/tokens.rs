@@ -1,6 +1,6 @@
 //! The tokenizer of a model.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
 use std::slice;
@@ -26,7 +26,6 @@ pub struct Tokens {
     end: Option<u32>,
     /// Tokens at which the model ends a text.
     ends: Vec<u32>,
-    special: HashSet<u32>,
     /// Number of tokens that the model has embeddings of.
     vocabulary: usize,
 }
@@ -60,6 +59,11 @@ impl Tokens {
         );
         let failed = |error| anyhow!("{}: {error}", file.display());
         let mut tokenizer = Tokenizer::from_file(&file).map_err(failed)?;
+        let config = read_json(&folder.join("tokenizer_config.json"))?;
+        let texts = special(
+            &config,
+            &read_json(&folder.join("special_tokens_map.json"))?,
+        );
         let around = around(tokenizer.get_post_processor()).map_err(failed)?;
         let beyond = around
             .iter()
@@ -75,12 +79,14 @@ impl Tokens {
         tokenizer.with_post_processor(None::<PostProcessorWrapper>);
         tokenizer.with_truncation(None).map_err(failed)?;
         tokenizer.with_padding(None);
-        let config = read_json(&folder.join("tokenizer_config.json"))?;
         added_tokens::check(&tokenizer, &config)?;
-        let texts = special(
-            &config,
-            &read_json(&folder.join("special_tokens_map.json"))?,
-        );
+        let generation = read_json(&folder.join("generation_config.json"))?;
+        let ends = match &generation["eos_token_id"] {
+            Json::Array(ids) => ids.as_slice(),
+            id => slice::from_ref(id),
+        };
+        let ends = ends.iter().filter_map(Json::as_u64);
+        let ends = ends.filter_map(|id| u32::try_from(id).ok());
         let end = texts.get("eos_token");
         let end = end.and_then(|text| tokenizer.token_to_id(text));
         let end = end.or(model.end_of_text.first().copied());
@@ -93,9 +99,11 @@ impl Tokens {
         Ok(Self {
             template: Template::read(folder, &config, texts)?,
             end,
-            ends: model.end_of_text.iter().copied().chain(end).collect(),
+            ends: ends
+                .chain(model.end_of_text.iter().copied())
+                .chain(end)
+                .collect(),
             vocabulary: model.vocabulary,
-            special: special_ids(&tokenizer),
             around,
             tokenizer,
         })
@@ -219,12 +227,10 @@ impl Tokens {
         })
     }
 
-    /// Returns `true` if a special token counts, so that the model learns where an answer ends.
+    /// Returns `true` if a token at which the model stops counts, so that it learns where an answer ends.
     pub fn has_end(&self, document: &Encoded) -> bool {
         let mut tokens = document.tokens.iter().zip(&document.counted);
-        tokens.any(|(token, counted)| {
-            *counted && (self.end == Some(*token) || self.special.contains(token))
-        })
+        tokens.any(|(token, counted)| *counted && self.is_end(*token))
     }
 
     /// Returns the text of `tokens`, without the special ones.
@@ -259,12 +265,6 @@ fn around(processor: Option<&PostProcessorWrapper>) -> tokenizers::Result<[Vec<u
     let encoding = processor.process(Encoding::from_tokens(vec![text], 0), None, true)?;
     let mut parts = encoding.get_ids().split(|id| *id == u32::MAX);
     Ok([(); 2].map(|()| parts.next().unwrap_or_default().to_vec()))
-}
-
-fn special_ids(tokenizer: &Tokenizer) -> HashSet<u32> {
-    let added = tokenizer.get_added_tokens_decoder().into_iter();
-    let special = added.filter(|(_, token)| token.special);
-    special.map(|(id, _)| id).collect()
 }
 
 /// Returns the JSON in `file`, or `null` if there is none.

@@ -159,6 +159,48 @@ fn prompt_without_token_is_refused_before_training() {
     assert!(!out.exists());
 }
 
+/// The post-processor of `tokenizer.json` sets them, as in `transformers` 5.
+#[test]
+fn tokenizer_config_leaves_tokens_around_texts_unchanged() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = copy("llama", folder.path());
+    let expected = tokens(&model).encode("The model").unwrap();
+    for is_set in [false, true] {
+        edit(&model, "tokenizer_config.json", |config| {
+            config["add_bos_token"] = json!(is_set);
+            config["add_eos_token"] = json!(is_set);
+        });
+        assert_eq!(tokens(&model).encode("The model").unwrap(), expected);
+    }
+}
+
+/// A template of chats on a model that ends its texts with another token.
+#[test]
+fn chat_without_end_token_of_model_has_no_end() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = copy("llama", folder.path());
+    let has_end = || {
+        let tokens = tokens(&model);
+        tokens.has_end(&tokens.chat(&chat("a", "b")).unwrap())
+    };
+    let template = model.join("chat_template.jinja");
+    let written = fs::read_to_string(&template).unwrap();
+    fs::write(&template, written.replace("eos_token", "'</s>'")).unwrap();
+    assert!(has_end());
+    edit(&model, "tokenizer_config.json", |config| {
+        config["eos_token"] = json!("<s>")
+    });
+    edit(&model, "config.json", |config| {
+        config["eos_token_id"] = json!(0)
+    });
+    // The beginning of the text does not count.
+    assert!(!has_end());
+    edit(&model, "generation_config.json", |config| {
+        config["eos_token_id"] = json!([0, 1])
+    });
+    assert!(has_end());
+}
+
 #[test]
 fn answers_without_special_token_have_no_end() {
     let folder = tempfile::tempdir().unwrap();
