@@ -108,7 +108,7 @@ impl Adapters {
             names = names.add_pattern(pattern, name)?;
         }
         tensor_file::write(decoder, &file, Transposed, factors(), names)?;
-        let base = std::fs::canonicalize(base).unwrap_or(base.to_path_buf());
+        let base = std::path::absolute(base).unwrap_or(base.to_path_buf());
         let config = json!({
             "peft_type": "LORA",
             "task_type": "CAUSAL_LM",

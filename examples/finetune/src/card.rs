@@ -46,9 +46,36 @@ pub fn write(options: &Options, steps: usize, losses: Losses, folder: &Path) -> 
     replace(&file, text.as_bytes()).with_context(|| format!("{} can't be written", file.display()))
 }
 
-/// Returns the last part of a path.
+/// Returns the last part of a path, or the name of a model in the cache of the Hugging Face Hub,
+/// `models--OWNER--NAME/snapshots/COMMIT`.
 fn name(path: &Path) -> String {
     let path = std::fs::canonicalize(path).unwrap_or(path.to_path_buf());
-    let name = path.file_name().unwrap_or_default();
-    name.to_string_lossy().into_owned()
+    let part = |path: &Path| {
+        let name = path.file_name().unwrap_or_default();
+        name.to_string_lossy().into_owned()
+    };
+    let snapshots = path.parent().filter(|it| it.ends_with("snapshots"));
+    let cached = snapshots.and_then(Path::parent).map(part);
+    let cached =
+        cached.and_then(|name| Some(name.strip_prefix("models--")?.replacen("--", "/", 1)));
+    cached.unwrap_or_else(|| part(&path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn name_of_cached_model_is_that_of_the_hub() {
+        for (path, expected) in [
+            (
+                "hub/models--HuggingFaceTB--SmolLM2-135M/snapshots/93efa2f",
+                "HuggingFaceTB/SmolLM2-135M",
+            ),
+            ("hub/models--gpt2/snapshots/93efa2f", "gpt2"),
+            ("models/mine", "mine"),
+        ] {
+            assert_eq!(name(Path::new(path)), expected);
+        }
+    }
 }

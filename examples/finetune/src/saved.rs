@@ -156,7 +156,7 @@ impl Saved {
         let refused = |option: &str, saved: &str, asked: &str| {
             let advice = match option {
                 ROWS => {
-                    ". If the chat template writes the date of today, set `SOURCE_DATE_EPOCH` to a time of the first day, in seconds \
+                    ". If the chat template writes the date of today, set `SOURCE_DATE_EPOCH` to 12:00 UTC of the first day, in seconds \
                      since 1970, to resume"
                 }
                 _ => "",

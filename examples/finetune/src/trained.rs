@@ -6,7 +6,7 @@ use anyhow::Result;
 use backburn::optim::AdamWConfig;
 use backburn::{FusedOptimizer, Plan};
 use burn::module::Module;
-use burn::tensor::DType;
+use burn::tensor::{DType, FloatDType};
 
 use crate::conversion::{self, Conversion};
 use crate::decoder::Decoder;
@@ -53,7 +53,7 @@ impl Trained {
             Conversion::LowBits => fused.full_precision_model(),
             Conversion::Rounding => fused.into_parts().0,
             // Burn adds an adapter to its weight in the type of the adapter, here bf16.
-            Conversion::Merge if conversion::has_low_bits(options, plan) => {
+            Conversion::Merge if dtype_in_training == FloatDType::BF16 => {
                 fused.full_precision_model().materialize()
             }
             Conversion::Merge => fused.into_parts().0.materialize(),

@@ -125,9 +125,9 @@ fn printed_loss_is_that_of_written_file() {
 fn adapters_in_bf16_are_merged_in_f32() {
     let folder = tempfile::tempdir().unwrap();
     let (data, model) = (text(folder.path()), in_bf16("llama", folder.path()));
-    for method in ["lora", "qlora4"] {
-        let out = folder.path().join(method);
-        let options = format!("--steps 8 --method {method} --weights bf16 --merge --dtype f32");
+    for (method, stored) in [("lora", "bf16"), ("qlora4", "bf16"), ("lora", "stochastic")] {
+        let out = folder.path().join(format!("{method}-{stored}"));
+        let options = format!("--steps 8 --method {method} --weights {stored} --merge --dtype f32");
         command(&model, &data, &out, &[&options]).unwrap();
         let mut file = SafetensorsStore::from_file(out.join(weights::WEIGHTS));
         let tensors = file.get_all_tensors().unwrap();
@@ -135,7 +135,7 @@ fn adapters_in_bf16_are_merged_in_f32() {
         let bytes = adapted.to_bytes().unwrap();
         // A number of bf16 has zeros there.
         let is_of_bf16 = bytes.chunks(4).all(|value| value[..2] == [0, 0]);
-        assert!(!is_of_bf16, "{method}");
+        assert!(!is_of_bf16, "{method}, {stored}");
     }
 }
 
