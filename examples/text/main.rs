@@ -63,6 +63,10 @@ fn main() -> Result<()> {
         }
         (None, None) => None,
     };
+    ensure!(
+        plan.is_none() || technique.can_be_planned() && options.offload.is_none(),
+        "the training was planned: resume it without `--offload`, and with `--technique block` or `chunked`"
+    );
     device.seed(options.seed);
     let mut trainer = match &plan {
         Some(plan) => technique.start_planned(&config, plan, place)?,
@@ -86,7 +90,7 @@ fn main() -> Result<()> {
         (trainer, schedule.done) = checkpoint::resume(folder, trainer, &training)?;
         ensure!(
             schedule.done < schedule.stop,
-            "the checkpoint in {} already has {} steps: set a later `--stop`",
+            "the checkpoint in {} already has {} steps: set a later `--stop` if it has not all of `--steps`",
             folder.display(),
             schedule.done
         );

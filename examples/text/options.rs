@@ -118,6 +118,10 @@ impl Options {
     /// Returns the config of the selected model.
     pub fn config(&self) -> Result<LanguageModelConfig> {
         ensure!(
+            self.stop.is_none_or(|stop| stop <= self.steps),
+            "`--stop` is after `--steps`: choose a smaller number"
+        );
+        ensure!(
             self.learning_rate > 0.0 && self.learning_rate.is_finite(),
             "`--learning-rate` is {}: it must be a positive number",
             self.learning_rate
@@ -159,7 +163,7 @@ impl Options {
             );
         }
         ensure!(
-            self.fit.is_none() || matches!(self.technique, Technique::Block | Technique::Chunked),
+            self.fit.is_none() || self.technique.can_be_planned(),
             "`--fit` chooses layers to recompute: use `--technique block` or `chunked`"
         );
         Ok(Place {
@@ -180,7 +184,7 @@ impl Options {
         Schedule {
             done: 0,
             steps: self.steps.into(),
-            stop: self.stop.unwrap_or(self.steps).min(self.steps).into(),
+            stop: self.stop.unwrap_or(self.steps).into(),
             batch: self.batch(),
             context: config.context,
             learning_rate: self.learning_rate,

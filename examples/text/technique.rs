@@ -108,6 +108,11 @@ impl Technique {
         Trainer::fused(model, optimizer, config, &device)
     }
 
+    /// Returns `true` if a planner can choose the layers to recompute.
+    pub fn can_be_planned(self) -> bool {
+        matches!(self, Self::Block | Self::Chunked)
+    }
+
     /// Starts a planned training.
     pub fn start_planned(
         self,
