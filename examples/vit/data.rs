@@ -8,7 +8,7 @@ use burn::data::dataset::{Dataset, DatasetError};
 use burn::prelude::*;
 use flate2::read::GzDecoder;
 use image::imageops::FilterType;
-use image::{DynamicImage, GrayImage};
+use image::{DynamicImage, GrayImage, ImageFormat};
 
 /// "Optical Recognition of Handwritten Digits", see `data/README.md`.
 const DIGITS: &[u8] = include_bytes!("data/digits.csv.gz");
@@ -57,7 +57,21 @@ impl Split {
         let mut images = Vec::new();
         for (label, class) in classes.iter().enumerate() {
             let files = entries(class)?.into_iter().filter(|path| path.is_file());
-            images.extend(files.map(|file| (Source::File(file), label)));
+            let before = images.len();
+            for file in files {
+                let format = ImageFormat::from_path(&file).ok();
+                ensure!(
+                    format.is_some_and(|format| format.reading_enabled()),
+                    "{} is no image that this program reads: remove it",
+                    file.display()
+                );
+                images.push((Source::File(file), label));
+            }
+            ensure!(
+                images.len() > before,
+                "{} holds no images, and would be a class: remove the folder",
+                class.display()
+            );
         }
         ensure!(
             images.len() >= HOLD_OUT,
@@ -82,12 +96,17 @@ impl Split {
     }
 }
 
-/// Returns the entries of a folder by name.
+/// Returns the entries of a folder by name, without hidden ones.
 fn entries(folder: &Path) -> Result<Vec<PathBuf>> {
     let context = || format!("folder {} can't be read", folder.display());
     let entries = std::fs::read_dir(folder).with_context(context)?;
     let paths = entries.map(|entry| entry.map(|entry| entry.path()));
     let mut paths: Vec<_> = paths.collect::<Result<_, _>>().with_context(context)?;
+    let is_hidden = |path: &PathBuf| {
+        let name = path.file_name().unwrap_or_default();
+        name.to_string_lossy().starts_with('.')
+    };
+    paths.retain(|path| !is_hidden(path));
     paths.sort();
     Ok(paths)
 }

@@ -53,6 +53,7 @@ fn main() -> ExitCode {
 }
 
 fn train(mut options: Options) -> Result<()> {
+    options.check()?;
     // Memory that a step frees stays in the process for the next one.
     backburn::memory::keep_pages();
     // Before the first tensor on a GPU: the memory pools then reuse what is released.

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 use backburn::{Budget, Sharding, optim as ours};
 use burn::optim::{
     AdaGradConfig, AdafactorConfig, AdamConfig, AdamWConfig, LionConfig, ModuleOptimizer, SgdConfig,
@@ -23,7 +23,7 @@ pub struct Options {
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u16).range(1..))]
     pub epochs: u16,
 
-    /// Images per step, on all devices together.
+    /// Images per step, on all devices together: a multiple of their number.
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..))]
     pub batch_size: u16,
 
@@ -134,10 +134,23 @@ impl From<Shards> for Sharding {
 }
 
 impl Options {
+    /// Returns an error if the images of a step can't be distributed evenly.
+    pub fn check(&self) -> Result<()> {
+        let (images, devices) = (usize::from(self.batch_size), self.device_count());
+        ensure!(
+            images.is_multiple_of(devices),
+            "`--batch-size` is {images}: with {devices} devices it must be a multiple of their number"
+        );
+        Ok(())
+    }
+
+    fn device_count(&self) -> usize {
+        self.devices.as_ref().map_or(1, Devices::count)
+    }
+
     /// Returns the number of images per step and device.
     pub fn images_per_device(&self) -> usize {
-        let devices = self.devices.as_ref().map_or(1, Devices::count);
-        usize::from(self.batch_size).div_ceil(devices)
+        usize::from(self.batch_size) / self.device_count()
     }
 
     /// Returns the default optimizer, with formats to choose.
