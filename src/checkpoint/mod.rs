@@ -273,8 +273,8 @@ impl Checkpoint {
     ///
     /// The training must have the config and optimizer of the saved one, and a model of the same structure and types;
     /// devices, the number of devices, and the offload may differ (a quantized base loads on the same kind of device). Accumulated
-    /// gradients are dropped. The model takes the parameter ids of the checkpoint: make parameter groups of paths, also those of
-    /// learning rates.
+    /// gradients are dropped. After the load, the parameters have the ids of the checkpoint: define parameter groups, also those of
+    /// learning rates, by path.
     ///
     /// # Errors
     ///

@@ -12,7 +12,7 @@ use super::error::CheckpointError;
 /// The state of a training other than its model and optimizer, saved and loaded by a [`Checkpoint`](crate::Checkpoint).
 #[derive(Clone, Debug, Default)]
 pub struct Progress<P = ()> {
-    /// The number of completed steps. The folder of the checkpoint has this name.
+    /// The number of completed steps, N. The checkpoint is the folder `step-N`.
     pub step: u64,
     /// The record of the learning rate scheduler. [`LrSchedulerRecord::with_record`] combines several records under
     /// names, and [`LrSchedulerRecord::record`] returns them.

@@ -11,7 +11,7 @@ use crate::error::FusedError;
 
 /// A check for asynchronous errors: whether a kernel that writes one of the tensors has failed.
 ///
-/// This is known when the kernel has been launched, so the check waits for the device's thread, not for the device.
+/// The launch of a kernel reports its error, so the check waits until the device's thread has launched it, not until it has run.
 /// Tensors on CPU backends are skipped.
 #[derive(Debug, Default)]
 pub(crate) struct AsyncErrors {
@@ -26,8 +26,7 @@ struct DeviceTensors {
     launched: Launched,
 }
 
-/// The tensors after the operations before them were launched, with their indices. A tensor whose operation can't be
-/// launched is missing.
+/// The tensors whose preceding operations were launched, each with its index. A tensor whose operation can't be launched is missing.
 #[derive(Clone, Debug, Default)]
 struct Launched(Arc<Mutex<Vec<(usize, CubeTensor)>>>);
 

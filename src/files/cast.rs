@@ -12,8 +12,8 @@ use crate::parameters::{map_params, running_statistics};
 /// Burn's `BatchNorm` computes only in the type of its statistics: cast the other layers instead
 /// (`model.layer = cast(model.layer, ..)`), and cast the activations before and after it.
 ///
-/// Lazy parameters of a new model are initialized in `dtype`. To load a record in another type, load it into a model that was cast, with
-/// Burn's [`cast_to_module_dtype`](burn::store::ModuleRecord::cast_to_module_dtype).
+/// Lazy parameters are initialized in their default type and then cast, one after the other. To load a record in another type, load
+/// it into a model that was cast, with Burn's [`cast_to_module_dtype`](burn::store::ModuleRecord::cast_to_module_dtype).
 ///
 /// ```
 /// use backburn::cast;

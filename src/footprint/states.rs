@@ -141,8 +141,8 @@ fn step_slices(optimizer: &ModuleOptimizer, parameter: &Entry) -> Result<SliceBy
 /// Bytes by which the update of a slice may differ from a line.
 const NOISE: usize = 1 << 14;
 
-/// Extrapolates the bytes of the update from two parts with the proportions of the parameter: the squares of a matrix, in Muon,
-/// grow with its area.
+/// Extrapolates the bytes of the update from two smaller tensors with the same aspect ratio as the parameter: Muon's temporary
+/// squares of a matrix don't grow linearly with one dimension.
 fn update_in_proportion(
     optimizer: &ModuleOptimizer,
     parameter: &Entry,

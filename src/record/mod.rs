@@ -46,8 +46,8 @@ pub(crate) fn orthogonalized(
     Ok((!ids.is_empty()).then(|| ids.into_iter().filter_map(orthogonalized).collect()))
 }
 
-/// Returns an error unless Muon saved the velocity of a parameter and loads it, or neither. `saved` are the paths whose
-/// velocity belongs to Muon.
+/// Returns an error if Muon saved the velocity of a parameter and another optimizer would load it, or the reverse. `saved` are the
+/// paths whose velocity belongs to Muon.
 fn check_velocity(
     id: ParamId,
     state: &RecordedState,
@@ -254,14 +254,14 @@ fn check_fits(
 }
 
 /// Returns an error if an average has another shape than its parameter, or can't be loaded: it would silently be restarted. One
-/// without any number is ignored.
+/// without an entry except its rank is ignored.
 fn check_averages(
     mut averages: States,
     parameters: &HashMap<ParamId, Parameter>,
 ) -> Result<(), FusedError> {
     let damaged =
         |path: &str, reason: String| unreadable(format!("the average of `{path}`: {reason}"));
-    // An optimizer that needs no tensor in its state, such as SGD, takes up an average and records the rank alone.
+    // An optimizer that needs no tensor in its state, such as SGD, accepts an average when it loads, and records only its rank.
     averages.retain(|_, average| average.names().any(|name| name != RANK));
     let keeper = AverageState::join(SgdConfig::new().init());
     for (id, Parameter { path, param, .. }) in parameters {

@@ -123,7 +123,7 @@ struct Queue {
 }
 
 impl Queue {
-    /// Runs jobs as long as they are submitted from a pool, or not, as given.
+    /// Runs the next jobs as long as their `from_pool` has this value.
     fn run(mut self, from_pool: bool) -> Self {
         while let Some(queued) = self.next.take_if(|next| next.from_pool == from_pool) {
             #[cfg(test)]
@@ -142,8 +142,8 @@ impl Queue {
         self
     }
 
-    /// Runs jobs from pools on this thread as the only thread of a pool. The threads of the pool that submitted the jobs may all wait
-    /// for them; parallel operations of the jobs run here, so they wait for none of those.
+    /// Runs jobs from pools on this thread as the only thread of a pool. All threads of the submitting pool may wait for these jobs, so
+    /// their parallel operations must not need one.
     fn run_in_own_pool(self) -> Self {
         let mut own = None;
         let pool = ThreadPoolBuilder::new()

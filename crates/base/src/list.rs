@@ -60,8 +60,8 @@ impl ModuleVisitor for Lister {
     }
 }
 
-/// Returns `param` with its value. An adapter on a quantized base shows its stored values without elements, so that
-/// counts do not include them in addition to the weight. Only code that records them sees the elements.
+/// Returns `param`, or for the stored values of a quantized base the form that records contain. Visitors see these values as a
+/// parameter without elements, so that they are not counted twice.
 pub fn with_value<const D: usize>(param: &Param<Tensor<D>>) -> Param<Tensor<D>> {
     let is_shown = !param.is_initialized() && param.lazy_shape().num_elements() == 0;
     match is_shown {

@@ -65,7 +65,7 @@ pub fn lift<const D: usize>(
 ///
 /// This crate transfers through this process instead. A server waits forever if the other is gone, or if the tensor becomes
 /// ready during the request (`ExternalCommService` of Burn 0.22.1). The other server may also be unreachable under its address.
-/// Two devices of one server can't be distinguished from those of two.
+/// A device does not show its server, so two devices of one server are treated as if they were on two.
 fn between_servers(from: &Device, to: &Device) -> bool {
     is_remote(from) && is_remote(to) && from.clone().inner() != to.clone().inner()
 }

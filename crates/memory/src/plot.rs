@@ -38,7 +38,7 @@ const COLUMNS: usize = 400;
 /// Factor that extends the time axis, which leaves room for the legend.
 const LEGEND: f64 = 1.2;
 
-/// Draws `timelines`, each with its title, as SVG, as in the example of the [recorder](crate::MemoryRecorder).
+/// Draws `timelines`, each with its title, as SVG, one below the other.
 ///
 /// # Errors
 ///

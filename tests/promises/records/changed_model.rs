@@ -32,7 +32,7 @@ fn adamw() -> ModuleOptimizer {
 
 /// The model is changed as in a stock loop, and the optimizer still has the states of a removed layer.
 #[test]
-fn checkpoint_after_layer_was_removed_outside_of_training_loads() {
+fn checkpoint_after_layer_was_removed_by_program_loads() {
     let folder = tempfile::tempdir().unwrap();
     let checkpoint = Checkpoint::at(folder.path());
     let mut fused = Fused::new(layers(2), adamw()).unwrap();
@@ -52,7 +52,7 @@ fn checkpoint_after_layer_was_removed_outside_of_training_loads() {
 
 /// The frozen parameters come from elsewhere, with other ids.
 #[test]
-fn checkpoint_of_trained_parameters_loads_after_others_were_frozen() {
+fn checkpoint_of_trained_parameters_loads_after_freezing() {
     let folder = tempfile::tempdir().unwrap();
     let checkpoint = Checkpoint::at(folder.path()).trained_only();
     let mut through = Fused::new(layers(2), adamw()).unwrap();
