@@ -5,7 +5,7 @@ use burn::grad_clipping::GradientClippingConfig;
 use super::format::SquareRootCode;
 use super::rule::{Rule, Step};
 
-/// An optimizer that updates each element of a parameter independently of the others. An implementation gives the states
+/// An optimizer that updates each element of a parameter independently of the others. An implementation declares the states
 /// of an element and the formula.
 ///
 /// [`ElementWiseOptimizer`](super::ElementWiseOptimizer) turns it into a Burn optimizer: [an

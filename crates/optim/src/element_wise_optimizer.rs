@@ -12,10 +12,10 @@ use backburn_base::to_device;
 /// A Burn optimizer of an [`ElementWise`] formula, in a single pass over memory.
 ///
 /// ```
-/// use backburn_optim::{LionConfig, ElementWiseOptimizer, StateFormat};
+/// use backburn_optim::{ElementWiseOptimizer, LionConfig, StateFormat};
 /// use burn::optim::ModuleOptimizer;
 ///
-/// let lion = ElementWiseOptimizer::new(LionConfig::new()).with_state_format(StateFormat::Bits8);
+/// let lion: ElementWiseOptimizer<_> = LionConfig::new().with_state_format(StateFormat::Bits8).build();
 /// let optimizer = ModuleOptimizer::from(lion);
 /// ```
 #[derive(Clone, Debug)]
@@ -46,7 +46,8 @@ macro_rules! element_wise_config {
 pub(super) use element_wise_config;
 
 impl<R: ElementWise> ElementWiseOptimizer<R> {
-    /// Creates the optimizer with full states and plain weights.
+    /// Creates the optimizer with full states and plain weights. Formats and clipping of a config are not used: call its `build` or
+    /// `init` instead.
     pub fn new(optimizer: R) -> Self {
         let formats = Formats {
             state: StateFormat::Full,

@@ -14,7 +14,8 @@ use super::with_clipping;
 /// Configuration of Muon for a whole model: [`Muon`] for matrices, and [`AdamW`] for all other parameters (vectors,
 /// convolutions, stacks of experts), and for embeddings and heads, whose names the config lists.
 ///
-/// With the defaults both use the learning rate of AdamW, as in [Liu et al., 2025](https://arxiv.org/abs/2502.16982).
+/// With the defaults both use the learning rate of AdamW, as in [Liu et al., 2025](https://arxiv.org/abs/2502.16982). As Burn's, `muon`
+/// has no weight decay by default, unlike the paper.
 ///
 /// ```
 /// use backburn_optim::{MuonWithAdamWConfig, StateFormat};

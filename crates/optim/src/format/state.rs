@@ -47,7 +47,7 @@ impl StateFormat {
 
 /// An optimizer state of the shape of its parameter.
 #[derive(Clone, Debug)]
-#[allow(clippy::large_enum_variant)] // There is one to a parameter.
+#[allow(clippy::large_enum_variant)] // Each parameter has one.
 pub(crate) enum StateTensor<const D: usize> {
     /// Floats.
     Full(Tensor<D>),

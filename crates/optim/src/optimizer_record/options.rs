@@ -15,7 +15,7 @@ thread_local! {
 /// Runs `save`. Inside, records keep quantized optimizer states quantized, instead of converting them to f32.
 ///
 /// Stock Burn can't read such a record and silently starts with fresh states. [This crate](crate) resumes
-/// from both kinds bit for bit.
+/// from both kinds bit for bit, except from states in f64, which Burn loads in f32.
 ///
 /// ```
 /// # use burn::{module::Module, nn::LinearConfig, optim::GradientsParams, tensor::{Device, Tensor}};

@@ -14,7 +14,7 @@
 //! Unbiased rounding of the root instead moved elements of a hundredth of their group's largest 1.75 times as far as in f32,
 //! for momentum in 4 bits. With threshold 0.5, a decoded number gets the same code again, and its group the same scale.
 //!
-//! There is no positive code for zero, so a division by the root of a second moment stays finite. A group with a number that is
+//! A positive code can't represent zero, so a division by the root of a second moment stays finite. A group with a number that is
 //! not finite is NaN as a whole, so nothing is hidden.
 
 // Plain loops: a closure is compiled for the baseline processor, and these run in the inner loop of a kernel.
