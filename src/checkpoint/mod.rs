@@ -236,11 +236,11 @@ impl Checkpoint {
         })?
         .map_err(|error| CheckpointError::cannot_write(&optimizer, error))?;
         // Burn's reader has limits that its writer does not have.
-        for file in [&model, &optimizer] {
+        let compact =
+            ". In `compact_records(|| checkpoint.save(..))` optimizer states take fewer bytes";
+        for (file, advice) in [(&model, ""), (&optimizer, compact)] {
             burn_pack::Reader::from_file(file).map_err(|error| {
-                let reason = format!(
-                    "Burn could not read it again: {error}. In `compact_records(|| checkpoint.save(..))` optimizer states take fewer bytes"
-                );
+                let reason = format!("Burn could not read it again: {error}{advice}");
                 CheckpointError::cannot_write(file, reason)
             })?;
         }
@@ -325,8 +325,7 @@ impl Checkpoint {
     /// On a CPU backend, a model that loads it shares its memory as long as one of its parameters exists. To train the model without
     /// this copy, load `model.bpk` with [`ModuleRecord::load`].
     ///
-    /// The record of a [`trained_only`](Self::trained_only) checkpoint allows that parameters are missing
-    /// ([`ModuleRecord::allow_partial`]).
+    /// The record of a [`trained_only`](Self::trained_only) checkpoint accepts missing parameters ([`ModuleRecord::allow_partial`]).
     ///
     /// # Errors
     ///

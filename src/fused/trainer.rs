@@ -85,8 +85,8 @@ macro_rules! trainer {
             /// # Errors
             ///
             /// Returns the errors of [`new`](Self::new) on the model that `change` returns, and
-            /// [`FusedError::Config`](crate::FusedError::Config) if it freezes a parameter with accumulated gradients in its optimizer state,
-            /// or moves a parameter with an offloaded state into another parameter group. In this case nothing has changed.
+            /// [`FusedError::Config`](crate::FusedError::Config) if it moves a parameter with an offloaded state into another parameter
+            /// group. In this case nothing has changed.
             pub fn change_model(
                 &mut self,
                 change: impl FnOnce(M) -> M,

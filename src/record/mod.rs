@@ -81,17 +81,21 @@ pub(crate) fn load<M: Module>(
     Ok(load_in_own_memory(optimizer, record))
 }
 
-/// Returns `optimizer` with the states in the record `file`, as [`load`] does. The record is not loaded as a whole.
+/// Returns `optimizer` with the states in the record `file`, as [`load`] does, and the ids of their parameters. The record is not loaded
+/// as a whole.
 pub(crate) fn load_file<M: Module>(
     file: &Path,
     orthogonalized: Option<&BTreeSet<String>>,
     optimizer: &ModuleOptimizer,
     model: &M,
-) -> Result<ModuleOptimizer, FusedError> {
+) -> Result<(ModuleOptimizer, BTreeSet<ParamId>), FusedError> {
     let reader = burn_pack::Reader::from_file(file).map_err(unreadable)?;
     let tensors = reader.tensor_names().len();
-    check(split(read_pack(reader)?), orthogonalized, optimizer, model)?;
-    Ok(load_file_in_own_memory(optimizer, file, tensors)?)
+    let states = split(read_pack(reader)?);
+    let ids = states[0].keys().copied().map(ParamId::from).collect();
+    check(states, orthogonalized, optimizer, model)?;
+    let loaded = load_file_in_own_memory(optimizer, file, tensors)?;
+    Ok((loaded, ids))
 }
 
 /// Returns an error unless these are states and averages of the parameters of `model`, and `optimizer` can load them all.

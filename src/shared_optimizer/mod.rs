@@ -131,7 +131,7 @@ impl SharedOptimizer {
         let record = compact_records(|| self.optimizer.to_record());
         let load = || self.fresh().load_record(record);
         let loaded = Call::default().make(load).0;
-        loaded.is_ok_and(|loaded| first_refused(loaded, parameters).is_none())
+        loaded.is_ok_and(|loaded| first_refused(&loaded, parameters).is_none())
     }
 
     /// Drops the groups for removed parameters. The states go through a record.
@@ -186,6 +186,12 @@ impl SharedOptimizer {
     }
 
     /// Returns the serialized states that are offloaded, in the format in which they are stored.
+    pub(crate) fn offloaded_ids(&self) -> Vec<ParamId> {
+        self.offloaded
+            .as_ref()
+            .map_or_else(Vec::new, OffloadedStates::ids)
+    }
+
     pub(crate) fn offloaded_records(&self) -> Vec<Bytes> {
         let offloaded = self.offloaded.as_ref();
         offloaded.map_or(Vec::new(), OffloadedStates::records)
@@ -311,14 +317,18 @@ pub(crate) struct Stepped {
     pub(crate) result: Result<(), Caught>,
 }
 
-/// Returns the path of the first parameter that `optimizer` can't step. Each parameter has its path, and zeros of its shape and type.
+/// Returns the path of the first parameter that `optimizer` can't step, with its panic. Each parameter has its path, and zeros of its
+/// shape and type.
 pub(crate) fn first_refused<'a>(
-    mut optimizer: ModuleOptimizer,
+    optimizer: &ModuleOptimizer,
     mut parameters: impl Iterator<Item = (ParamId, &'a str, AnyTensor)>,
-) -> Option<&'a str> {
+) -> Option<(&'a str, Caught)> {
     parameters.find_map(|(id, path, zeros)| {
+        // A clone for each, so that no more than one state exists twice.
+        let mut optimizer = optimizer.clone();
         let step = || step_one(&mut optimizer, 0.0.into(), path, id, zeros.clone(), zeros);
-        Call::default().make(step).0.is_err().then_some(path)
+        let stepped = Call::default().make(step).0;
+        stepped.err().map(|panic| (path, panic))
     })
 }
 

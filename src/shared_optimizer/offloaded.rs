@@ -76,6 +76,10 @@ impl OffloadedStates {
         }
     }
 
+    pub(super) fn ids(&self) -> Vec<ParamId> {
+        self.all.lock().keys().copied().collect()
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.all.lock().is_empty()
     }

@@ -152,16 +152,6 @@ impl Inventory {
         entries.filter(|(_, dims)| *dims <= MAX_RANK)
     }
 
-    /// Returns the trained parameters that have another path in `after`, with that path.
-    pub(crate) fn moved<'a>(
-        &'a self,
-        after: &'a Self,
-    ) -> impl Iterator<Item = (&'a Entry, &'a str)> {
-        let both = self.entries.values().filter(|entry| entry.is_trained());
-        let both = both.filter_map(|entry| Some((entry, &*after.get(entry.id)?.path)));
-        both.filter(|(entry, path)| &*entry.path != *path)
-    }
-
     /// Returns the frozen parameters of `module`, in module order: id, number of dimensions, path. Burn has no gradients of more than
     /// [`MAX_RANK`] dimensions.
     pub(super) fn frozen<M: Module>(&self, module: &M) -> Vec<(ParamId, usize, Arc<str>)> {

@@ -37,7 +37,7 @@ impl<M: Module> Core<M> {
         let ranks = self.ranks.changed(change, &self.policies.config)?;
         self.with_graph_collected(());
         let inventory = &ranks.attached().inventory;
-        self.check_kept_states(inventory)?;
+        self.check_offloaded_states(inventory)?;
         let optimizer = self.ranks.session().optimizer.lock();
         let is_here = |id| inventory.get(id).is_some();
         let removed = self.ranks.attached().inventory.removed_in(inventory);
@@ -62,40 +62,28 @@ impl<M: Module> Core<M> {
         Ok(())
     }
 
-    /// Returns an error if the optimizer state of a parameter can't go on in a model with the parameters of `inventory`.
-    fn check_kept_states(&self, inventory: &Inventory) -> Result<(), FusedError> {
-        let is_frozen = |id: &ParamId| inventory.get(*id).is_some_and(|it| !it.is_trained());
-        let in_state = self.ranks.local_params().accumulated_in_state();
-        if let Some(entry) = in_state
-            .iter()
-            .find_map(|id| inventory.get(*id).filter(|_| is_frozen(id)))
-        {
-            return Err(FusedError::Config {
-                reason: format!(
-                    "`change_model` freezes `{}`, whose optimizer state has accumulated gradients: apply them first with \
-                    `step_accumulated`",
-                    entry.path
-                ),
-            });
-        }
+    /// Returns an error if an offloaded optimizer state can't be kept in a model with the parameters of `inventory`.
+    fn check_offloaded_states(&self, inventory: &Inventory) -> Result<(), FusedError> {
+        let before = &self.ranks.attached().inventory;
+        let kept = |id: &ParamId| {
+            let (before, after) = (before.get(*id)?, inventory.get(*id)?);
+            (before.shape == after.shape).then_some((before, after))
+        };
         let optimizer = self.ranks.session().optimizer.lock();
-        if optimizer.offloaded.is_none() {
-            return Ok(());
-        }
-        let fresh = optimizer.fresh();
+        let (fresh, offloaded) = (optimizer.fresh(), optimizer.offloaded_ids());
         drop(optimizer);
-        let mut moved = self.ranks.attached().inventory.moved(inventory);
-        let regrouped = moved.find(|(entry, path)| {
-            let names = [&*entry.path, *path].map(|path| (entry.id, path));
-            !updates_are_equal(&fresh, entry.shape.num_dims(), names)
+        let moved = offloaded.iter().filter_map(kept);
+        let moved = moved.filter(|(before, after)| {
+            let names = [before, after].map(|it| (it.id, &*it.path));
+            before.path != after.path && !updates_are_equal(&fresh, before.shape.num_dims(), names)
         });
-        match regrouped {
+        match moved.min_by_key(|(before, _)| &before.path) {
             // Burn keeps the group of a state in memory, but not of one that is loaded from a record.
-            Some((entry, path)) => Err(FusedError::Config {
+            Some((before, after)) => Err(FusedError::Config {
                 reason: format!(
-                    "`change_model` moves `{}` to `{path}`, into another parameter group of the optimizer, and its state is offloaded. \
-                    Make the group of ids (`ParamGroup::from_ids`)",
-                    entry.path
+                    "`change_model` moves `{}`, whose optimizer state is offloaded, to `{}`, which is in another parameter group: define \
+                    the group by ids (`ParamGroup::from_ids`)",
+                    before.path, after.path
                 ),
             }),
             None => Ok(()),
@@ -120,16 +108,19 @@ impl<M: Module> Core<M> {
         self.check_groups(&fresh, before, &model)
             .map_err(ResumeError::Fused)?;
         let optimizer = record::load_file(optimizer, orthogonalized, &fresh, &model);
-        let optimizer = optimizer.map_err(ResumeError::Optimizer)?;
+        let (optimizer, loaded) = optimizer.map_err(ResumeError::Optimizer)?;
         let ranks = self.ranks.with_model(model, &self.policies.config);
         let ranks = ranks.map_err(ResumeError::Fused)?;
         let others = ranks.attached().inventory.zeros_not_in_f32();
-        if let Some(path) = first_refused(optimizer.clone(), others) {
+        let others = others.filter(|(id, ..)| loaded.contains(id));
+        if let Some((path, panic)) = first_refused(&optimizer, others) {
             return Err(ResumeError::Optimizer(FusedError::UnsupportedParameter {
                 path: path.to_string(),
-                reason: "Burn loads optimizer states in the default float type instead of that of the parameter, and this optimizer \
-                can't step it then. Train parameters in f16, bf16 and f64 with an optimizer of `backburn::optim`"
-                    .to_string(),
+                reason: format!(
+                    "the optimizer can't step it with its loaded state ({}). Burn loads states in the default float type instead of that \
+                    of the parameter: train parameters in f16, bf16 and f64 with an optimizer of `backburn::optim`",
+                    panic.message()
+                ),
             }));
         }
         self.replace_ranks(ranks);

@@ -36,7 +36,7 @@ impl<M: Module> Core<M> {
         self.ranks.session().optimizer.lock().to_record()
     }
 
-    /// Writes the optimizer state to `file`, one tensor after the other: that of the parameters of the model, or only of the trained ones.
+    /// Writes the states of the parameters of the model, or only of its trained ones, to `file`, one tensor after the other.
     pub(crate) fn save_optimizer(
         &self,
         file: &Path,
@@ -49,7 +49,7 @@ impl<M: Module> Core<M> {
             false => inventory.get(id).is_some(),
         };
         let keeps = |id: u64| {
-            // The id of an average is that of its parameter, twice.
+            // `average_id` is its own inverse.
             id == EXTRA_STATE_ID || is_saved(id.into()) || is_saved(average_id(id.into()))
         };
         // Before tensors are withheld: a state whose eviction failed is still on the device.

@@ -22,7 +22,8 @@ struct Withheld {
     read: Arc<dyn Fn() -> TensorData + Send + Sync>,
 }
 
-/// Writes the serialized records that `records` returns to `file`, as one, and reads one state after the other.
+/// Writes the serialized records that `records` returns to `file`, as one, and reads one state after the other. Leaves out entries of ids
+/// for which `keeps` returns `false`.
 ///
 /// A record of Burn holds a copy of all states at once. The states of this crate leave their tensors out of it instead, and each is
 /// read when it is written. Other states are copied at once.
@@ -35,7 +36,7 @@ pub fn save_by_tensor(
     keeps: impl Fn(u64) -> bool,
     records: impl FnOnce() -> Vec<Bytes>,
 ) -> Result<(), RecordError> {
-    // Entries are named by the id of their parameter.
+    // The name of an entry begins with the id of its parameter.
     let keeps = |name: &str| {
         let id = name.split('.').next().and_then(|id| id.parse().ok());
         id.is_none_or(&keeps)
