@@ -185,13 +185,13 @@ impl SharedOptimizer {
         }
     }
 
-    /// Returns the serialized states that are offloaded, in the format in which they are stored.
+    /// Returns the parameters whose states are offloaded.
     pub(crate) fn offloaded_ids(&self) -> Vec<ParamId> {
-        self.offloaded
-            .as_ref()
-            .map_or_else(Vec::new, OffloadedStates::ids)
+        let offloaded = self.offloaded.as_ref();
+        offloaded.map_or(Vec::new(), OffloadedStates::ids)
     }
 
+    /// Returns the serialized states that are offloaded, in the format in which they are stored.
     pub(crate) fn offloaded_records(&self) -> Vec<Bytes> {
         let offloaded = self.offloaded.as_ref();
         offloaded.map_or(Vec::new(), OffloadedStates::records)
