@@ -90,7 +90,7 @@ fn main() -> Result<()> {
         (trainer, schedule.done) = checkpoint::resume(folder, trainer, &training)?;
         ensure!(
             schedule.done < schedule.stop,
-            "the checkpoint in {} already has {} steps: set a later `--stop` if it has not all of `--steps`",
+            "the checkpoint in {} has {} steps already, and needs no more: set a later `--stop`, up to `--steps`",
             folder.display(),
             schedule.done
         );

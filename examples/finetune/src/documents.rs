@@ -22,7 +22,7 @@ pub struct Documents {
     pub texts: Vec<Encoded>,
     /// The number of chats in `entries`.
     pub chats: usize,
-    /// The number of chats in which no token counts at which the model stops.
+    /// The number of chats in which no token that ends a text counts.
     pub without_end: usize,
     /// The number of documents with a token that begins in the prompt and ends in the answer.
     pub crossing: usize,

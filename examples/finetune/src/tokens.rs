@@ -227,7 +227,7 @@ impl Tokens {
         })
     }
 
-    /// Returns `true` if a token at which the model stops counts, so that it learns where an answer ends.
+    /// Returns `true` if a token that ends a text counts, so that the model learns where an answer ends.
     pub fn has_end(&self, document: &Encoded) -> bool {
         let mut tokens = document.tokens.iter().zip(&document.counted);
         tokens.any(|(token, counted)| *counted && self.is_end(*token))
