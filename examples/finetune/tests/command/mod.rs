@@ -9,12 +9,16 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use anyhow::Result;
 use backburn::memory::RecordingAllocator;
+use burn::tensor::{Device, FloatDType};
 use clap::{CommandFactory, FromArgMatches};
 use peak_alloc::PeakAlloc;
 use serde_json::json;
 
+use finetune::config::DecoderConfig;
+use finetune::decoder::Decoder;
 use finetune::options::Options;
 use finetune::run::run;
+use finetune::weights;
 
 /// A plan is made of what it counts.
 #[global_allocator]
@@ -38,6 +42,13 @@ pub fn copy(model: &str, to: &Path) -> PathBuf {
         fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
     }
     to
+}
+
+/// Loads the model that is in a folder.
+pub fn load(folder: &Path) -> Decoder {
+    let device = Device::flex().autodiff();
+    let decoder = Decoder::init(&DecoderConfig::read(folder).unwrap(), true, &device);
+    weights::load(decoder, folder, FloatDType::F32, None).unwrap()
 }
 
 pub fn write(folder: &Path, name: &str, text: &str) -> PathBuf {
