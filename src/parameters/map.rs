@@ -1,6 +1,6 @@
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 
-use backburn_base::{AnyParam, AnyTensor};
+use backburn_base::{AnyParam, AnyTensor, list};
 use burn::backend::Dispatch;
 use burn::backend::ops::FloatTensorOps;
 use burn::module::{Module, ModuleMapper, Param, ParamId};
@@ -35,20 +35,71 @@ where
     }
 }
 
+/// Values of parameters, in the order of a module: frozen parameters with the same id may have different values.
+#[derive(Default)]
+pub(crate) struct ValuesInOrder(HashMap<ParamId, VecDeque<AnyTensor>>);
+
+impl ValuesInOrder {
+    /// Returns the values of the parameters of `module` for which `which` returns `true`.
+    pub(crate) fn of<M: Module>(module: &M, which: impl Fn(ParamId) -> bool) -> Self {
+        let mut values = Self::default();
+        for parameter in list(module) {
+            let id = parameter.param.id();
+            if which(id) {
+                values.add(id, parameter.param.value());
+            }
+        }
+        values
+    }
+
+    fn add(&mut self, id: ParamId, value: AnyTensor) {
+        self.0.entry(id).or_default().push_back(value);
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &AnyTensor> {
+        self.0.values().flatten()
+    }
+
+    /// Puts the values, changed by `change`, into the parameters of `module` with their ids.
+    pub(crate) fn put_into<M: Module>(
+        self,
+        module: M,
+        change: impl FnMut(AnyTensor) -> AnyTensor,
+    ) -> M {
+        let values = self.0;
+        module.map(&mut PutValues { values, change })
+    }
+}
+
+struct PutValues<C> {
+    values: HashMap<ParamId, VecDeque<AnyTensor>>,
+    change: C,
+}
+
+impl<C: FnMut(AnyTensor) -> AnyTensor> ModuleMapper for PutValues<C> {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let values = self.values.get_mut(&param.id);
+        match values.and_then(VecDeque::pop_front) {
+            Some(value) => param.map(|_before| (self.change)(value).of_rank()),
+            None => param,
+        }
+    }
+}
+
 /// Takes the values of the parameters for which `which` returns `true` out of `module`. One element replaces each, on
 /// the device that `device_for` returns for the device of the value.
 pub(crate) fn take_values<M: Module>(
     module: M,
     which: impl Fn(ParamId) -> bool,
     device_for: impl Fn(Device) -> Device,
-) -> (M, HashMap<ParamId, AnyTensor>) {
-    let mut taken = HashMap::new();
+) -> (M, ValuesInOrder) {
+    let mut taken = ValuesInOrder::default();
     let take = |id, value: AnyTensor| {
         // In a type that every device supports.
         let one = Shape::from(vec![1_usize; value.shape().num_dims()]);
         let device = device_for(value.device());
         let nothing = Dispatch::float_empty(one, device.as_dispatch(), FloatDType::F32);
-        taken.insert(id, value);
+        taken.add(id, value);
         Tensor::<1>::from_dispatch(nothing).into()
     };
     (map_params(module, |param| which(param.id()), take), taken)

@@ -6,13 +6,13 @@
 //! can't be read or put back, only merged: `RunningState::value_sync` merges on a thread that has one, `RunningState::value` never
 //! does, and `Module::valid` always does.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 
 use backburn_base::{AnyTensor, list, values};
 use burn::module::{Flag, Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::{GradientCheckpointingStrategy, Tensor};
 
-use super::map::map_params;
+use super::map::{ValuesInOrder, map_params};
 use crate::quantized::weight_of_values;
 
 /// Returns the ids of the running statistics of `module`. It only reads: other threads may be computing with them.
@@ -27,9 +27,10 @@ pub(crate) fn running_statistics<M: Module>(module: &M) -> HashSet<ParamId> {
         .zip(&again)
         .filter(|(held, _)| weight_of_values(&held.path).is_none())
         .map(|(held, again)| (&held.param, &again.param));
-    // A parameter that is not initialized is not a statistic.
-    let moved =
-        of_both.filter(|(held, again)| held.is_initialized() && held.place() != again.place());
+    // A parameter that is not initialized is not a statistic. `list` initializes one without elements.
+    let moved = of_both.filter(|(held, again)| {
+        held.is_initialized() && held.shape().num_elements() > 0 && held.place() != again.place()
+    });
     moved.map(|(_, again)| again.id()).collect()
 }
 
@@ -85,29 +86,36 @@ pub(crate) fn with_own_statistics<M: Module>(module: M) -> M {
         return module;
     }
     // Burn creates new statistics only when a module leaves autodiff. Everything else is then restored.
+    let mut flags = Flags::default();
+    module.visit(&mut flags);
     let own = module.valid();
-    let before = list(&module).into_iter().map(|parameter| parameter.param);
-    let before: HashMap<_, _> = before.map(|param| (param.id(), param.value())).collect();
-    let mut strategies = before
-        .values()
-        .filter_map(|it| it.gradient_checkpointing_strategy());
-    let own = match strategies.all(|it| it == GradientCheckpointingStrategy::default()) {
+    let before = ValuesInOrder::of(&module, |_| true);
+    let strategies = before.iter().map(|it| it.gradient_checkpointing_strategy());
+    let mut strategies = strategies.flatten();
+    let have_default = strategies.all(|it| it == GradientCheckpointingStrategy::default());
+    drop(strategies);
+    let own = match have_default {
         true => own.train(),
         // `train` would give constants the default strategy, and Burn refuses to mix two. Without autodiff they fit any.
-        false => own.map(&mut TrainFlags),
+        false => own,
     };
-    map_params(
-        own,
-        |param| before.contains_key(&param.id()),
-        |id, _own| before[&id].clone(),
-    )
+    // `train` enables a flag that was disabled by `valid`, for example of a dropout that is switched off.
+    before.put_into(own.map(&mut flags), |value| value)
 }
 
-struct TrainFlags;
+/// A visitor that keeps the flags of a module in its order, and a mapper that restores them.
+#[derive(Default)]
+struct Flags(VecDeque<Param<Flag>>);
 
-impl ModuleMapper for TrainFlags {
+impl ModuleVisitor for Flags {
+    fn visit_flag(&mut self, flag: &Param<Flag>) {
+        self.0.push_back(flag.clone());
+    }
+}
+
+impl ModuleMapper for Flags {
     fn map_flag(&mut self, flag: Param<Flag>) -> Param<Flag> {
-        flag.train()
+        self.0.pop_front().unwrap_or(flag)
     }
 }
 

@@ -2,13 +2,13 @@
 
 use std::collections::HashMap;
 
-use backburn_base::{AnyTensor, copy_to_device, lift, list, values};
+use backburn_base::{AnyTensor, copy_to_device, lift, list};
 use burn::module::{Module, ParamId};
 use burn::tensor::Tensor;
 
 use super::inventory::Inventory;
 use crate::offload::OffloadEngine;
-use crate::parameters::{map_params, running_statistics};
+use crate::parameters::{ValuesInOrder, map_params, running_statistics};
 use crate::placement::RankContext;
 use crate::quantized::is_placeholder;
 
@@ -59,12 +59,8 @@ pub(super) fn on_host<M: Module>(
 
 /// Returns `module` with these parameters of another replica, which are on the host once for all replicas.
 pub(super) fn shared<M: Module>(module: M, frozen: &HashMap<ParamId, bool>, other: &M) -> M {
-    let values = values(other, &frozen.keys().copied().collect());
-    map_params(
-        module,
-        |param| values.contains_key(&param.id()),
-        |id, _own| values[&id].clone(),
-    )
+    let values = ValuesInOrder::of(other, |id| frozen.contains_key(&id));
+    values.put_into(module, |value| value)
 }
 
 /// Returns `module` with its offloaded frozen parameters on the device, for one run of a block.

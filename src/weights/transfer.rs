@@ -6,7 +6,7 @@ use burn::tensor::{Bool, DType, Device, Int, Tensor};
 
 use super::entry::Role;
 use super::inventory::Inventory;
-use crate::parameters::{map_params, take_values};
+use crate::parameters::take_values;
 use crate::quantized::{is_placeholder, moved};
 
 /// Moves `module` to `device`, except for the parameters for which `stays` returns `true`.
@@ -22,12 +22,7 @@ pub(super) fn move_except<M: Module>(
         device.clone()
     };
     let (module, values) = take_values(module, stays, |_| placeholders.clone());
-    map_params(
-        fork_quantized(module, device),
-        |param| values.contains_key(&param.id()),
-        // A module may hold a frozen parameter several times.
-        |id, _nothing| values[&id].clone(),
-    )
+    values.put_into(fork_quantized(module, device), |value| value)
 }
 
 /// Moves `module` to `device` as [`Module::fork`] does, but keeps quantized values quantized.
@@ -43,19 +38,14 @@ pub(crate) fn fork_quantized<M: Module>(module: M, device: &Device) -> M {
     }
     let (module, values) = take_values(module, |id| quantized.contains(&id), |device| device);
     let inner = device.clone().inner();
-    map_params(
-        forked(module, device),
-        |param| quantized.contains(&param.id()),
-        |id, _nothing| {
-            let value = values[&id].clone();
-            let strategy = value.gradient_checkpointing_strategy().unwrap_or_default();
-            let value = moved(value.0.inner(), &inner);
-            match device.is_autodiff() {
-                true => lift(value, strategy).into(),
-                false => value.into(),
-            }
-        },
-    )
+    values.put_into(forked(module, device), |value| {
+        let strategy = value.gradient_checkpointing_strategy().unwrap_or_default();
+        let value = moved(value.0.inner(), &inner);
+        match device.is_autodiff() {
+            true => lift(value, strategy).into(),
+            false => value.into(),
+        }
+    })
 }
 
 /// Reads the parameters of `module` that were moved to the host and are not trained. CubeCL reads lazily, and would

@@ -203,9 +203,48 @@ fn norm_beside_constant_under_gradient_checkpointing_matches_stock(device: &Devi
     drop(loss(&fused.model(), xs[0].clone()).backward());
 }
 
+/// A net whose statistics make it necessary to restore everything else.
+#[derive(Module, Debug)]
+struct Teachers {
+    norm: BatchNorm,
+    teachers: Vec<Linear>,
+    dropout: Dropout,
+}
+
+/// Burn keeps the id of a parameter in its records.
+fn teachers_with_one_id_keep_their_values(device: &Device) {
+    let first: Linear = LinearConfig::new(4, 4).init(device);
+    let mut second = first.clone();
+    second.weight = second.weight.map(|weight| (weight + 1).detach());
+    let model = Teachers {
+        norm: BatchNormConfig::new(4).init(device),
+        teachers: vec![first.freeze(), second.freeze()],
+        dropout: DropoutConfig::new(0.5).init().valid(),
+    };
+    let x = xs(device).remove(0);
+    let output = |model: &Teachers| {
+        let x = model.teachers.iter().fold(x.clone(), |x, it| it.forward(x));
+        model.dropout.forward(x)
+    };
+    let (expected, teachers) = (output(&model).into_data(), weights(&model.teachers));
+    let mut fused = FusedOptimizer::new(model, SgdConfig::new().init()).unwrap();
+    for _ in 0..2 {
+        assert_eq!(weights(&fused.model().teachers), teachers);
+        fused
+            .step(RATE, |model| {
+                // Also that the dropout is switched off.
+                assert_eq!(output(model).into_data(), expected);
+                model.norm.forward(output(model)).powi_scalar(3).mean()
+            })
+            .unwrap();
+        fused = fused.with_config(FusedConfig::new()).unwrap();
+    }
+}
+
 on_every_cpu_backend!(
     norm_beside_constant_under_gradient_checkpointing_matches_stock,
     norm_frozen_in_training_matches_stock,
     failed_pass_and_dry_run_restore_statistics,
     model_taken_before_more_steps_is_unchanged,
+    teachers_with_one_id_keep_their_values,
 );

@@ -82,4 +82,8 @@ fn cast_keeps_running_statistics_and_frozen_weights(device: &Device) {
     assert!(!model.second.weight.is_require_grad());
     assert_eq!(model.first.weight.id, twin.first.weight.id);
     assert_eq!(twin.first.weight.val().dtype(), DType::F32);
+    // Also of a layer without elements, which is not initialized.
+    let none = cast(LinearConfig::new(8, 0).init(device), FloatDType::F64).unwrap();
+    let none: Linear = none;
+    assert_eq!(none.weight.val().dtype(), DType::F64);
 }

@@ -56,6 +56,21 @@ fn adapters_and_shared_frozen_weights_train_as_without_offload(device: &Device) 
     }
 }
 
+/// Burn keeps the id of a parameter in its records.
+fn frozen_copies_with_one_id_keep_their_values(device: &Device) {
+    let mut initial = frozen(Network::init(device));
+    let weight = initial.blocks[1].expand.weight.clone();
+    let other = weight.map(|weight| (weight + 1).detach());
+    initial.blocks[2].expand.weight = other;
+    let batches = batches(device);
+    let loss = |model: &Network, step: usize| model.loss(batches[step].clone());
+    let fuse = |mode| adam(initial.clone(), device, mode);
+    assert_equal_weights(&initial, &fuse(None).model());
+    assert_offload_changes_nothing(device, &modes(device), fuse, |fused| {
+        train_fused(fused, 3, RATE, loss);
+    });
+}
+
 fn adapter_outside_of_blocks_is_refused_by_name(device: &Device) {
     let trained = Network::init(device).apply_lora(Lora::new(2, 4.0));
     let mut frozen = Network::init(device).apply_lora(Lora::new(4, 4.0));
@@ -102,6 +117,7 @@ fn adapter_outside_of_blocks_is_refused_by_name(device: &Device) {
 
 on_every_backend!(
     adapters_and_shared_frozen_weights_train_as_without_offload,
+    frozen_copies_with_one_id_keep_their_values,
     adapter_outside_of_blocks_is_refused_by_name,
     frozen_weights_rest_on_host_and_are_read_on_device,
 );
