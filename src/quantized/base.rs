@@ -1,7 +1,7 @@
 use std::collections::HashMap;
 
 use backburn_base::Parameter;
-use burn::module::{Param, ParamId, Reparameterizer};
+use burn::module::{Param, Reparameterizer};
 use burn::tensor::{FloatDType, Tensor};
 
 use super::adapter::QuantizedAdapter;
@@ -15,8 +15,8 @@ pub(crate) struct AdaptedBase {
     lora: QuantizedLora,
     /// The type of the adapters.
     dtype: FloatDType,
-    /// Shapes and quantized values of the weights.
-    quantized: HashMap<ParamId, ([usize; 2], QuantizedValues)>,
+    /// Shapes and quantized values of the weights by path: copies of a layer have the same ids.
+    quantized: HashMap<String, ([usize; 2], QuantizedValues)>,
     /// The path of the last parameter that is part of no adapter.
     last: String,
 }
@@ -44,9 +44,8 @@ impl AdaptedBase {
         if !self.lora.adapts(param.id, path) {
             return Ok(param);
         }
-        let id = param.id;
         let (param, values) = self.lora.quantized(path, param)?;
-        self.quantized.insert(id, (shape, values));
+        self.quantized.insert(path.to_string(), (shape, values));
         Ok(param)
     }
 
@@ -75,7 +74,7 @@ impl AdaptedBase {
     /// Returns a parameter that is quantized now and had an adapter before.
     pub(crate) fn adapted_before<'a>(&self, parameters: &'a [Parameter]) -> Option<&'a Parameter> {
         parameters.iter().find(|parameter| {
-            let quantized = self.quantized.contains_key(&parameter.param.id());
+            let quantized = self.quantized.contains_key(&parameter.path);
             quantized && parameter.reparameterization.is_some()
         })
     }
@@ -95,7 +94,7 @@ impl Reparameterizer for AdaptedBase {
             return (param, None);
         }
         self.last = path.to_string();
-        let adapter = self.quantized.get(&param.id).map(|(shape, values)| {
+        let adapter = self.quantized.get(path).map(|(shape, values)| {
             let device = param.lazy_device();
             let adapter = self
                 .lora

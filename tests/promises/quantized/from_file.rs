@@ -73,6 +73,22 @@ fn weights_from_file_are_quantized_as_those_in_memory() {
         );
     }
 
+    // Clones have the ids of one layer, and each has its own weight in the file.
+    let layers = dense().layers;
+    let several = folder.path().join("several.safetensors");
+    layers
+        .save_into(&mut SafetensorsStore::from_file(&several))
+        .unwrap();
+    let clones = vec![layers[0].clone(); layers.len()];
+    let (loaded, _) = load_quantized_from_store(clones, &several, store, dtype, lora()).unwrap();
+    let expected = layers.apply_reparameterization(lora());
+    for (loaded, expected) in loaded.iter().zip(&expected) {
+        assert_eq!(
+            loaded.weight.val().into_data(),
+            expected.weight.val().into_data()
+        );
+    }
+
     // A parameter group without a matrix is an error.
     let nowhere = adapters().set_param_group(ParamGroup::from_predicate("bias"));
     let nowhere = QuantizedLora::new(nowhere, BaseFormat::Bits4);
