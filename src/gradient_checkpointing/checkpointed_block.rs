@@ -136,6 +136,7 @@ where
         block_reads.resolve();
         let Recomputation { output, leaves } = match recorded {
             Ok(recorded) => recorded,
+            Err(error) if pass.is_over() => panic!("{error}"),
             Err(error) => {
                 pass.fail(FailedIn::Closure, error);
                 return Vec::new();

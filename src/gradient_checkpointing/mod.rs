@@ -45,6 +45,7 @@ pub use tiled::gradient_checkpointing_tiled;
 
 use crate::parameters::{StatisticsGuard, merge_pending, running_statistics};
 use crate::pass::{BlockMode, FailedIn, RandomRun, Scope, StepEvent};
+use crate::tap;
 use crate::weights::{
     TrackedTensor, is_for_inference, is_in_stock_training, is_in_training,
     tracked_and_not_attached, with_constants, with_frozen,
@@ -182,7 +183,7 @@ where
         // Possibly within a step.
         return forward(block, input);
     }
-    let Some(scope) = Scope::current().filter(|_| !is_in_stock_training(block)) else {
+    let Some(scope) = Scope::current().filter(|scope| !is_in_stock_training(block, scope)) else {
         assert!(
             !is_in_training(block),
             "the block `{}` under gradient checkpointing is called outside of a training step, or on another thread \
@@ -272,15 +273,21 @@ where
     // Both runs start with these running statistics.
     let statistics = StatisticsGuard::new(&block).commit();
     let on = random.stream.devices.first().cloned();
+    let mut constants = Vec::new();
     let (output, numbers) = {
         let _entered = inside.enter();
         let mut kinds = kinds.iter();
-        let input = detached
-            .clone()
-            .map_floats(&mut |tensor| match kinds.next() {
-                Some(InputKind::WithoutAutodiff) => tensor,
-                _ => lift(tensor, strategy),
-            });
+        let input = detached.clone().map_floats(&mut |tensor| {
+            let kind = kinds.next();
+            if kind == Some(&InputKind::WithoutAutodiff) {
+                return tensor;
+            }
+            let lifted = lift(tensor, strategy);
+            if kind == Some(&InputKind::Constant) {
+                constants.extend(tap::node(&lifted));
+            }
+            lifted
+        });
         let context = || {
             let name = block_name::<B>(&block_reads);
             format!("the first run of the recomputed block {name}")
@@ -343,5 +350,5 @@ where
         outputs,
     ));
     let anchor = node.anchor(tracked, &device, strategy);
-    tap_outputs(output, &node, &anchor, strategy)
+    tap_outputs(output, &node, &anchor, strategy, &constants)
 }

@@ -5,7 +5,7 @@ use burn::backend::DispatchTensor;
 use burn::tensor::{Device, GradientCheckpointingStrategy, Tensor};
 use parking_lot::Mutex;
 
-use crate::pass::{FailedIn, Pass, Stage};
+use crate::pass::{FailedIn, Pass};
 use crate::tap::{GradientSink, PassedGradients, tap};
 use crate::weights::{TrackedTensor, Unused};
 
@@ -89,7 +89,7 @@ impl CheckpointNode {
     fn run_once(&self, signal: &DispatchTensor) {
         let recompute = self.recompute.lock().take();
         if let Some(recompute) = recompute {
-            if self.reads_parameters && matches!(*self.pass.stage.lock(), Stage::Over) {
+            if self.reads_parameters && self.pass.is_over() {
                 panic!(
                     "the block {} was recomputed outside of its training step: a tensor left the closure of the step with its \
                      graph. Detach the tensor in the closure",

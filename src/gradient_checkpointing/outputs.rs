@@ -10,7 +10,8 @@ use parking_lot::Mutex;
 use super::activations::{Activations, each};
 use super::node::CheckpointNode;
 use crate::pass::{Pass, StepEvent};
-use crate::tap::{GradientSink, PassedGradients, tap};
+use crate::tap::{GradientSink, PassedGradients, node as node_of, tap};
+use burn::backend::autodiff::NodeId;
 
 /// Specs of the float tensors that a block returns.
 #[derive(Debug, Default)]
@@ -48,17 +49,19 @@ impl OutputSpecs {
     }
 }
 
-/// Taps the `output` of the first run: its gradients are delivered to `node`, which has this `anchor` on the tape.
+/// Taps the `output` of the first run: its gradients are delivered to `node`, which has this `anchor` on the tape. Constant inputs, with
+/// the nodes `constants`, stay constants.
 pub(super) fn tap_outputs<Y: Activations>(
     output: Y,
     node: &Arc<CheckpointNode>,
     anchor: &Tensor<1>,
     strategy: GradientCheckpointingStrategy,
+    constants: &[NodeId],
 ) -> Y {
     let mut outputs = 0..;
     output.map_floats(&mut |tensor| {
         let index = outputs.next().unwrap_or_default();
-        if !tensor.is_autodiff() {
+        if !tensor.is_autodiff() || node_of(&tensor).is_some_and(|it| constants.contains(&it)) {
             return tensor;
         }
         let device = tensor.device();

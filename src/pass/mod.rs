@@ -92,12 +92,11 @@ impl Pass {
         matches!(&*self.stage.lock(), Stage::Failed(failed) if failed.in_update)
     }
 
-    /// Runs `work` in this part of the pass; a panic fails the pass. In Burn's backward pass the panic is stored until
-    /// the end, so that Burn drops the graph. If the closure runs the backward pass itself, the panic resumes
-    /// immediately.
+    /// Runs `work` in this part of the pass; a panic fails the pass. In Burn's backward pass the panic is stored until the end, so that
+    /// Burn drops the graph. It resumes immediately if the closure runs the backward pass itself, or the pass is over.
     pub(crate) fn guarded<R: Default>(&self, part: FailedIn, work: impl FnOnce() -> R) -> R {
         let in_closure = part == FailedIn::Closure;
-        if in_closure && self.closure_kind == ClosureKind::Backward {
+        if in_closure && (self.closure_kind == ClosureKind::Backward || self.is_over()) {
             return work();
         }
         catch(work).unwrap_or_else(|panic| {
@@ -117,6 +116,11 @@ impl Pass {
             self.fail(FailedIn::Closure, FusedError::LossNotScaled);
         }
         !matches!(*self.stage.lock(), Stage::Failed(_))
+    }
+
+    /// Returns `true` after the end of the pass. Then it reports no failure.
+    pub(crate) fn is_over(&self) -> bool {
+        matches!(*self.stage.lock(), Stage::Over)
     }
 
     pub(crate) fn has_failed(&self) -> bool {

@@ -18,9 +18,10 @@ use crate::tap::tap;
 pub(super) fn refuse_outside_of_a_block(base: &str) {
     if !Scope::current().is_some_and(|scope| scope.is_in_block()) {
         panic!(
-            "parameter `{base}` is offloaded and has an adapter, and was read outside of a block \
-             under gradient checkpointing: read it in a block, exclude it from the parameter group of the \
-             adapter, or raise `OffloadConfig::min_elements` so that it stays on the device"
+            "parameter `{base}` is offloaded and has an adapter, and was read outside of a block under gradient checkpointing, or in \
+             a module from `valid()`: read it in a block of the attached model, validate after the step \
+             (`FusedOptimizer::valid`), exclude it from the parameter group of the adapter, or raise `OffloadConfig::min_elements` so \
+             that it stays on the device"
         );
     }
 }

@@ -19,7 +19,7 @@ use super::gradient_state::GradientState;
 use super::local_param::LocalParam;
 use crate::device;
 use crate::error::FusedError;
-use crate::pass::{ClosureKind, FailedIn, Pass, PendingCount, Stage, StepEvent};
+use crate::pass::{ClosureKind, FailedIn, Pass, PendingCount, Scope, Stage, StepEvent};
 use crate::placement::Residency;
 use crate::policy::PartialSum;
 use crate::replica::HeldBytes;
@@ -39,8 +39,10 @@ pub(super) struct TapSink {
 
 impl GradientSink for TapSink {
     fn receive(&self, gradient: DispatchTensor) -> PassedGradients {
-        if matches!(*self.pass.stage.lock(), Stage::Forward | Stage::Over) {
-            return self.refuse();
+        // Gradients of a recomputed block arrive after its closure has returned.
+        let is_in_block = Scope::current().is_some_and(|scope| scope.is_in_block());
+        if is_in_block || matches!(*self.pass.stage.lock(), Stage::Forward | Stage::Over) {
+            return self.refuse(is_in_block);
         }
         if self.pass.closure_kind == ClosureKind::Backward {
             self.pass.end_forward_numbers();
@@ -63,8 +65,8 @@ impl GradientSink for TapSink {
 }
 
 impl TapSink {
-    /// Refuses a gradient that arrives before or after the backward pass of its step.
-    fn refuse(&self) -> PassedGradients {
+    /// Refuses a gradient that arrives before or after the backward pass of its step, or from a backward pass in the closure of a block.
+    fn refuse(&self, is_in_block: bool) -> PassedGradients {
         let path = &self.local_param.master.path;
         if matches!(*self.pass.stage.lock(), Stage::Over) {
             panic!(
@@ -72,11 +74,15 @@ impl TapSink {
                  left the closure of its step with its graph. Detach the tensor in the closure"
             );
         }
-        self.pass.guarded(FailedIn::Closure, || {
-            panic!(
+        self.pass.guarded(FailedIn::Closure, || match is_in_block {
+            true => panic!(
+                "backward was called inside of a block under gradient checkpointing, for parameter `{path}`, which is unchanged: \
+                 compute inner gradients before the step, from `FusedOptimizer::model()`"
+            ),
+            false => panic!(
                 "backward was called inside the forward closure of a fused step: return the loss instead. Parameter \
                  `{path}` and all others are unchanged"
-            )
+            ),
         })
     }
 }

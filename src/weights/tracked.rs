@@ -8,6 +8,7 @@ use burn::tensor::{Device, Gradients, Tensor};
 
 use super::handle::{carries_handle, is_attached, parameters};
 use crate::parameters::map_params;
+use crate::pass::{ReadMode, Scope};
 use crate::threads::lock::is_in_pool;
 
 /// Returns `true` if `module`, or a part of it, is attached and not for inference.
@@ -24,10 +25,11 @@ pub(crate) fn is_for_inference<M: Module>(module: &M) -> Option<bool> {
     (!parameters.is_empty()).then(|| !parameters.iter().any(is_autodiff))
 }
 
-/// Returns `true` if a thread of a rayon pool calls `module` for a stock training. While the thread waits within a step, it may run
-/// that training.
-pub(crate) fn is_in_stock_training<M: Module>(module: &M) -> bool {
-    is_in_pool() && !is_in_training(module) && !tracked_and_not_attached(module).is_empty()
+/// Returns `true` if `module` belongs to a stock training, and `scope` to a step that it is not a part of: a hook runs, or the thread of
+/// a rayon pool waits within the step and runs that training meanwhile.
+pub(crate) fn is_in_stock_training<M: Module>(module: &M, scope: &Scope) -> bool {
+    let is_apart = is_in_pool() || matches!(scope.mode, ReadMode::Hook(_));
+    is_apart && !is_in_training(module) && !tracked_and_not_attached(module).is_empty()
 }
 
 /// Returns the tracked values of the attached `module` that no master holds, each with its index among the float

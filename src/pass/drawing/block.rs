@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 use super::{BLOCKS, Draws, REST, SinceSeed};
 use crate::error::FusedError;
-use crate::pass::{Scope, Stage};
+use crate::pass::Scope;
 use crate::random::{GENERATORS, RandomStream, RngLock, Run, locked_error, system_seed};
 
 /// The source of the random numbers of a block.
@@ -95,7 +95,7 @@ impl Scope {
         let drawing = &self.pass.drawing;
         let lock = {
             let mut lock = drawing.lock.lock();
-            let may_observe = !waits && !matches!(*self.pass.stage.lock(), Stage::Over);
+            let may_observe = !waits && !self.pass.is_over();
             // A model that drew nothing may begin to draw, so its blocks take the lock if it is free. In a step of two passes, only
             // one of the passes might get it.
             if lock.is_none() && may_observe && !drawing.repeats {

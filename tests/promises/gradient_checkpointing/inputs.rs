@@ -262,3 +262,24 @@ fn block_output_without_autodiff_stays_so() {
         fused
     });
 }
+
+/// Otherwise each later block would compute a gradient for it.
+#[test]
+fn constant_that_block_returns_stays_constant() {
+    let device = Device::flex().autodiff();
+    let (model, x) = (Stack::init(&device), xs(&device).remove(0));
+    let mask = Tensor::<2>::ones(x.dims(), &device);
+    let mut fused = FusedOptimizer::new(model, SgdConfig::new().init()).unwrap();
+    fused
+        .step(RATE, |model| {
+            let run = |layer: &Linear, (x, mask): (Tensor<2>, Tensor<2>)| {
+                (layer.forward(x * mask.clone()), mask)
+            };
+            let (output, mask) =
+                gradient_checkpointing(&model.input, (x.clone(), mask.clone()), run);
+            assert!(output.is_tracked() && mask.is_autodiff() && !mask.is_tracked());
+            output.mean()
+        })
+        .unwrap();
+    assert_eq!(fused.last_step().updated, 2);
+}

@@ -266,3 +266,49 @@ fn block_of_ended_step_is_refused_in_next_step() {
     fused.step(RATE, loss).unwrap();
     assert!(fused.last_step().updated > 0);
 }
+
+/// In the first run the parameters of a block are constants, and nothing is refused.
+#[test]
+fn backward_inside_of_block_is_refused() {
+    let (mut fused, before, x) = start();
+    let message = message(&mut fused, |model| {
+        let run = |layer: &Linear, x: Tensor<2>| {
+            let probe = x.clone().detach().require_grad();
+            let gradients = layer.forward(probe.clone()).sum().backward();
+            let direction = Tensor::from_inner(probe.grad(&gradients).unwrap());
+            layer.forward(x).mean() + direction.mean()
+        };
+        gradient_checkpointing(&model.input, x.clone(), run)
+    });
+    assert_says(
+        &message,
+        "inside of a block under gradient checkpointing, for parameter `input.",
+    );
+    assert_equal_weights(&before, &fused.model());
+}
+
+/// After the step nothing else reports the failure.
+#[test]
+fn stock_block_that_fails_after_step_panics() {
+    let (mut fused, _, x) = start();
+    let stock = LinearConfig::new(x.dims()[1], 1).init(&x.device());
+    static RUNS: AtomicUsize = AtomicUsize::new(0);
+    let mut judged = |fails: bool| {
+        RUNS.store(usize::from(!fails), Ordering::Relaxed);
+        let (_, judged) = fused
+            .step(RATE, |model| {
+                let run = |stock: &Linear, x| {
+                    assert_ne!(RUNS.fetch_add(2, Ordering::Relaxed), 2, "second run");
+                    stock.forward(x)
+                };
+                let judged = gradient_checkpointing(&stock, x.clone(), run);
+                (model.input.forward(x.clone()).mean(), judged.mean())
+            })
+            .unwrap();
+        judged
+    };
+    let gradients = judged(false).backward();
+    assert!(stock.weight.val().grad(&gradients).is_some());
+    let judged = judged(true);
+    assert_says(&panic_of(|| judged.backward()), "second run");
+}
