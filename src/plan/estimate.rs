@@ -6,7 +6,7 @@ use burn::optim::ModuleOptimizer;
 use crate::config::FusedConfig;
 use crate::device::warm_threads;
 use crate::footprint::{Resident, measure, parameters};
-use crate::weights::Entry;
+use crate::weights::{Entry, is_for_inference};
 
 /// An estimate of the memory of a training without its activations, before its first step.
 ///
@@ -82,7 +82,9 @@ impl MemoryEstimate {
         optimizer: &ModuleOptimizer,
         config: &FusedConfig,
     ) -> Self {
-        let parameters = parameters(model);
+        // Without autodiff no parameter requires a gradient.
+        let with_autodiff = (is_for_inference(model) == Some(true)).then(|| model.clone().train());
+        let parameters = parameters(with_autodiff.as_ref().unwrap_or(model));
         if let Some(parameter) = parameters.first() {
             warm_threads(&parameter.device);
         }

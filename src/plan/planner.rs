@@ -343,7 +343,7 @@ where
             None => fused.with_config(config)?,
         };
         let parameters = parameters(&fused.model());
-        let mut profile = Profile::new(storage, parameters, fused.core().shared_bytes());
+        let mut profile = Profile::new(storage, parameters, fused.core_mut().shared_bytes());
         for formats in search.formats(storage) {
             profile.measure_states(&self.optimizer, formats)?;
         }

@@ -2,6 +2,7 @@ use std::sync::Arc;
 
 use backburn_base::Parameter;
 use burn::module::ParamId;
+use burn::tensor::quantization::{quantized_data_len, scale_size};
 use burn::tensor::{DType, Device, Shape};
 
 use crate::placement::{PlacementPolicy, StorageTier};
@@ -66,9 +67,17 @@ impl Entry {
     }
 
     pub(crate) fn bytes(&self) -> usize {
-        match is_placeholder(self.dtype) {
-            true => 0,
-            false => self.elements() * self.dtype.size(),
+        match self.dtype {
+            dtype if is_placeholder(dtype) => 0,
+            DType::QFloat(scheme) => {
+                // A single scale does not count.
+                let scale = match scheme.block_scale() {
+                    Some(_) => 0,
+                    None => scale_size(scheme.scale_dtype()),
+                };
+                quantized_data_len(&scheme, &self.shape) - scale
+            }
+            dtype => self.elements() * dtype.size(),
         }
     }
 

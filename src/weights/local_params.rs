@@ -76,8 +76,7 @@ impl LocalParams {
 
     /// Returns the bytes of the values that have another owner, which the next update copies.
     pub(crate) fn shared_bytes(&self) -> usize {
-        let stepped = self.iter().filter(|it| !it.is_retained);
-        stepped
+        self.iter()
             .map(|local_param| local_param.master.shared_bytes())
             .sum()
     }

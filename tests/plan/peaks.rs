@@ -210,6 +210,31 @@ fn weights_that_maker_holds_are_counted_twice() {
     }
 }
 
+/// The base of an adapter is an ordinary leaf, which the module holds between two steps.
+#[test]
+fn shared_trained_base_is_counted_twice() {
+    alone!();
+    let base: Linear = LinearConfig::new(1024, 1024)
+        .with_bias(false)
+        .init(&device());
+    let model = base.apply_lora(Lora::new(2, 4.0)).unfreeze();
+    let init = || model.clone();
+    let loss = |model: &Linear, items: usize| {
+        model
+            .forward(Tensor::<2>::ones([items, 1024], &device()))
+            .mean()
+    };
+    let planner = Planner::new(init, AdamWConfig::new()).with_batch(2);
+    let plan = planner.plan(loss, ENOUGH).unwrap();
+    let bytes = peak(|| {
+        let mut fused = plan.fuse(init).unwrap();
+        for _ in 0..3 {
+            fused.step(1e-3, |model| loss(model, plan.batch)).unwrap();
+        }
+    });
+    assert!(bytes.1 <= plan.device_bytes, "{} bytes\n{plan}", bytes.1);
+}
+
 #[test]
 fn shared_weights_are_counted_twice_beside_new_tensors() {
     alone!();

@@ -144,8 +144,12 @@ impl<M: Module> Core<M> {
     }
 
     /// Returns the bytes of the weights that have another owner, which the next update copies.
-    pub(crate) fn shared_bytes(&self) -> usize {
-        self.ranks.local_params().shared_bytes()
+    pub(crate) fn shared_bytes(&mut self) -> usize {
+        let attached = &mut self.ranks.attached_modules[0];
+        attached.drop_retained_values();
+        let bytes = attached.local_params.shared_bytes();
+        attached.restore_retained_values();
+        bytes
     }
 
     /// Sets the blocks that keep their activations.

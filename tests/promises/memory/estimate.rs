@@ -63,6 +63,12 @@ fn estimated_states_count_in_their_formats() {
     }
 }
 
+fn estimate_is_the_same_without_autodiff(device: &Device) {
+    let adam = || AdamConfig::new().init();
+    let of = |device: &Device| estimate(device, adam());
+    assert_eq!(of(&device.clone().inner()), of(device));
+}
+
 fn estimated_frozen_parameters_have_no_gradient(device: &Device) {
     let norm = BatchNormConfig::new(8).init(device);
     let group = ParamGroup::from_predicate("beta");
@@ -74,6 +80,7 @@ fn estimated_frozen_parameters_have_no_gradient(device: &Device) {
 }
 
 on_every_backend!(
+    estimate_is_the_same_without_autodiff,
     estimated_state_is_that_of_optimizer,
     estimated_frozen_parameters_have_no_gradient,
 );
