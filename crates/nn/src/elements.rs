@@ -13,6 +13,9 @@ use crate::simd::vectorized;
 /// Elements of a task of an element-wise operation.
 pub(crate) const TASK: usize = 16 * 1024;
 
+/// Largest number of tasks that have sums of their own.
+const SUMS: usize = 64;
+
 /// Returns the type in which operations on tensors of `dtype` compute: f32 for half types.
 pub(crate) fn wide(dtype: DType) -> DType {
     match dtype {
@@ -29,9 +32,11 @@ pub(crate) fn dense<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     }
 }
 
-/// Returns the number of rows of a task: a function of the shape only, so that sums over tasks have a fixed order.
-pub(crate) fn rows_of_task(row: usize) -> usize {
-    (TASK / row.max(1)).max(1)
+/// Returns the number of rows of a task, for a matrix with this number of elements and elements of a row: a function of the shape only,
+/// so that sums over tasks have a fixed order. There are at most [`SUMS`] tasks, because each has a sum of its own.
+pub(crate) fn rows_of_task(elements: usize, row: usize) -> usize {
+    let row = row.max(1);
+    (TASK / row).max((elements / row).div_ceil(SUMS)).max(1)
 }
 
 /// Returns `true` if the kernels compute with these tensors: they are on `flex`, in f32 or a half type.

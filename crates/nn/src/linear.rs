@@ -131,12 +131,14 @@ fn kernel<const N: usize>(inputs: [AnyTensor; N], needed: [bool; N]) -> Computed
 /// Sums rows of `length` elements.
 fn sum_of_rows(rows: &[f32], length: usize) -> Vec<f32> {
     let row = length.max(1);
-    let tasks = rows.par_chunks(rows_of_task(row) * row).map(|rows| {
-        let mut sums = vec![0.0; length];
-        for row in rows.chunks(row) {
-            add_all(&mut sums, row);
-        }
-        sums
-    });
+    let tasks = rows
+        .par_chunks(rows_of_task(rows.len(), row) * row)
+        .map(|rows| {
+            let mut sums = vec![0.0; length];
+            for row in rows.chunks(row) {
+                add_all(&mut sums, row);
+            }
+            sums
+        });
     sum_of_tasks(tasks.collect(), length)
 }

@@ -92,7 +92,7 @@ impl Norm {
     fn kernel<const N: usize>(self, inputs: [AnyTensor; N]) -> Computed {
         let (shape, row) = (inputs[0].shape(), inputs[1].shape().num_elements());
         let length = shape.num_elements();
-        let task = rows_of_task(row) * row.max(1);
+        let task = rows_of_task(length, row) * row.max(1);
         let elements = inputs.each_ref().map(Elements::contiguous);
         let gamma = elements[1].get();
         let beta = elements.get(2).map_or(&[][..], Elements::get);
