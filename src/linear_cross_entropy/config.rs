@@ -39,7 +39,7 @@ impl LinearCrossEntropyLossConfig {
     ///
     /// # Panics
     ///
-    /// If `chunk_size` is zero, `smoothing` not from 0 to 1, or `soft_cap` not a positive number.
+    /// If `chunk_size` is zero, `smoothing` not from 0 to 1, or `soft_cap` not a positive number of f32.
     pub fn init(&self) -> LinearCrossEntropyLoss {
         assert!(
             self.chunk_size > 0,
@@ -53,8 +53,8 @@ impl LinearCrossEntropyLossConfig {
         }
         if let Some(cap) = self.soft_cap {
             assert!(
-                cap > 0.0 && cap.is_finite(),
-                "`soft_cap` is {cap}: it must be a positive number"
+                cap as f32 > 0.0 && (cap as f32).is_finite(),
+                "`soft_cap` is {cap}: it must be a positive number of f32"
             );
         }
         LinearCrossEntropyLoss(self.clone())

@@ -69,6 +69,10 @@ fn loss_input_that_does_not_fit_is_refused_by_name() {
         (config().with_smoothing(Some(1.5)), "`smoothing` is 1.5"),
         (config().with_soft_cap(Some(0.0)), "`soft_cap` is 0"),
         (config().with_soft_cap(Some(f64::NAN)), "`soft_cap` is NaN"),
+        (
+            config().with_soft_cap(Some(1e39)),
+            "a positive number of f32",
+        ),
     ] {
         assert_says(&panic_of(|| config.init()), words);
     }
