@@ -27,6 +27,8 @@ impl<M: Module> Core<M> {
         let Some((norm, coefficient)) = self.norm_to_use(&pipeline)? else {
             return Ok(output);
         };
+        // It may hold as much as the logits.
+        drop(output);
         let measured = norm.measured();
         let mut pipeline = self.policies.pipeline(GradientUse::Update, coefficient);
         pipeline.losses = losses;

@@ -164,3 +164,19 @@ fn sum_in_another_order_is_no_difference() {
             .unwrap();
     }
 }
+
+/// It may hold as much as all logits.
+#[test]
+fn output_of_first_pass_is_dropped_before_second() {
+    let device = flex();
+    let x = &batches(&device, 1)[0];
+    for config in two_pass_configs() {
+        let mut fused = fused(&device, &config);
+        let output = Arc::new(());
+        let step = fused.step_repeatable(LEARNING_RATE, |model| {
+            assert_eq!(Arc::strong_count(&output), 1);
+            (model.loss(x), output.clone())
+        });
+        step.unwrap();
+    }
+}
