@@ -316,8 +316,8 @@ pub enum FusedError {
     /// A closure that runs the backward pass itself, or a `TrainStep`, edited the gradient of a parameter that the backward
     /// pass updates. A `TrainStep` may also have removed it, or added one for a frozen parameter.
     #[error(
-        "the training step edited, added or removed the gradient of parameter `{path}` after the backward pass, which has \
-        already applied all gradients: don't edit the gradients that the step returns (`GradientsParams`, \
+        "the training step edited, added or removed the gradient of parameter `{path}` after the backward pass, which uses \
+        each as it arrives: don't edit the gradients that the step returns (`GradientsParams`, \
         `TrainOutput::grads`); change gradients in a hook (`with_hook`), which receives each before it is applied"
     )]
     GradientReturned {
@@ -414,8 +414,8 @@ pub enum FusedError {
 
     /// One of several ranks panicked in a step, which ended the step on all ranks.
     #[error(
-        "rank {rank} ({device}) panicked, which ended the step on all ranks: {message}. Parameters whose \
-        gradients had already arrived from all ranks are updated, all others unchanged"
+        "rank {rank} ({device}) panicked, which ended the step on all ranks: {message}. If the pass updates \
+        parameters, those whose gradients had arrived from all ranks are updated; all others are unchanged"
     )]
     RankPanicked {
         /// The rank, counted from 0.

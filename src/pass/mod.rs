@@ -214,11 +214,12 @@ impl Session {
     }
 
     /// Creates the session of another model with the same optimizer, on the same device. A clone of the previous model then finds no
-    /// pass.
+    /// pass. The other model may draw random numbers where the previous one drew none.
     pub(crate) fn of_other_model(&self) -> Self {
         Self {
             clocks: Mutex::new(self.clocks.lock().clone()),
             seeds: self.seeds.clone(),
+            observations: Arc::default(),
             ..self.of_replica(None)
         }
     }

@@ -35,8 +35,9 @@ pub(super) struct AppliedGradient {
 /// Returns the message for a read of the gradient of the parameter at `path`.
 fn read_message(path: &str) -> String {
     format!(
-        "the gradient of parameter `{path}` was read after the backward pass, which has applied and released it: change or \
-        read gradients in a hook (`FusedLearner::with_hook`, `FusedOptimizer::with_hook`)"
+        "the gradient of parameter `{path}` was read after the backward pass, which uses and releases each as it arrives: \
+        change or read gradients in a hook (`FusedLearner::with_hook`, `FusedOptimizer::with_hook`), and save the model before its \
+        backward pass or after the step"
     )
 }
 

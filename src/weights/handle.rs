@@ -105,9 +105,11 @@ impl Module for Handle {
         self
     }
 
-    /// Shows the leaf of the stand-in for the applied gradient, which exists after a backward pass in the closure.
+    /// Shows the leaf of the stand-in for the applied gradient, which exists after a backward pass in the closure, except in a module from
+    /// `valid`, which may be saved then.
     fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
-        if let Some(applied) = self.local_param.registered() {
+        let applied = self.local_param.registered();
+        if let Some(applied) = applied.filter(|_| self.valid_since.is_none()) {
             applied.visit(visitor);
         }
     }

@@ -29,7 +29,7 @@ impl<M: Module> FusedOptimizer<M> {
     ///
     /// If `forward` runs a backward pass itself, returns a loss that already had a backward pass, or reads a parameter
     /// without `Param::val()`. A panic in `forward` is passed on. In all these cases every parameter and state is
-    /// unchanged, and the step can be repeated.
+    /// unchanged, and the step can be repeated, except after a panic in the second run of a recomputed block.
     ///
     /// If the optimizer panics (Burn's Muon on a parameter that is not of rank 2), parameters whose gradient had not
     /// arrived are unchanged. The optimizer state of the parameter is lost, unless it is offloaded. The message says if

@@ -239,6 +239,8 @@ impl Pass {
         }
         match self.membership {
             Some(_) => drawing.end_turn(),
+            // The lock is that of the step. A step inside of the closure shares it.
+            None if drawing.is_locked_between_passes => {}
             None if drawing.found.lock()[BLOCKS] == Draws::Numbers => {}
             // These are only assumed to draw nothing.
             None if self.blocks.drawn_on.lock().iter().any(is_cubecl) => {}
