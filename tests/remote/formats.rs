@@ -43,6 +43,12 @@ fn formats_on_servers_are_refused_by_name() {
             (weights(Split24), bf16, "`WeightFormat::Split24`"),
             (wrapped(Split24), bf16, "`WeightFormat::Split24`"),
         ];
+        // As the error advises.
+        let model = || cast(Net::init(&server.device), bf16).unwrap();
+        let advised = FusedOptimizer::new(model(), wrapped(WeightFormat::Plain));
+        let mut advised = advised.unwrap();
+        let x = Tensor::<2>::ones([5, 6], &server.device).cast(FloatDType::BF16);
+        advised.step(RATE, |model| model.loss(x.clone())).unwrap();
         for (optimizer, dtype, format) in refused {
             let model = cast(Net::init(&server.device), dtype).unwrap();
             assert_refused(FusedOptimizer::new(model, optimizer.clone()), format);
