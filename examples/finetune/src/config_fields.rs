@@ -16,8 +16,8 @@ pub fn read<T: DeserializeOwned>(value: Json) -> Result<T> {
     })
 }
 
-/// Fields that change what some models compute, and the values with which they change nothing, in addition to `null`.
-const COMPUTED: [(&str, &[&str]); 22] = [
+/// Fields that change what some models compute or load, and the values with which they change nothing, in addition to `null`.
+const COMPUTED: [(&str, &[&str]); 24] = [
     ("attention_multiplier", &["1.0", "1"]),
     ("attn_logit_softcapping", &[]),
     ("clip_qkv", &[]),
@@ -33,10 +33,13 @@ const COMPUTED: [(&str, &[&str]); 22] = [
     ("original_max_position_embeddings", &[]),
     ("parallel_attn", &["false"]),
     ("partial_rotary_factor", &["1.0", "1"]),
+    ("per_layer_config", &["{}"]),
     ("qk_layernorm", &["false"]),
     ("query_pre_attn_scalar", &[]),
     ("residual_multiplier", &["1.0", "1"]),
     ("rope_interleaved", &["false"]),
+    // The name of the file that `transformers` loads.
+    ("transformers_weights", &[]),
     ("use_bidirectional_attention", &["false"]),
     ("use_mrope", &["false"]),
     ("use_parallel_residual", &["false"]),
@@ -91,7 +94,7 @@ pub fn unknown(config: &Json, known: &[&str]) -> Result<Vec<String>> {
             let text = value.to_string();
             ensure!(
                 neutral.contains(&text.as_str()),
-                "`{name}` is {text}: this program does not compute it"
+                "`{name}` is {text}: this program does not support it"
             );
         } else if !WITHOUT_EFFECT.contains(&name.as_str()) {
             unknown.push(name.clone());

@@ -10,7 +10,9 @@ static TO_FILE: LazyLock<KeyRemapper> = LazyLock::new(|| WeightNames::decoder().
 /// Returns `text` with the names that tensors have in files of `transformers`, instead of their paths in the decoder.
 pub fn in_files(text: &(impl ToString + ?Sized)) -> String {
     let text = text.to_string();
-    let starts_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    // Paths of files are words, too, which stay.
+    let is_of_path = |c: char| c == '/' || c == '\\';
+    let starts_name = |c: char| c.is_ascii_alphanumeric() || c == '_' || is_of_path(c);
     let is_of_name = |c: char| starts_name(c) || c == '.';
     let mut renamed = String::with_capacity(text.len());
     let mut rest = text.as_str();
@@ -20,7 +22,10 @@ pub fn in_files(text: &(impl ToString + ?Sized)) -> String {
         // A point after a word ends the sentence.
         let name = word[..end].trim_end_matches('.');
         renamed += before;
-        renamed += &name_in_file(name);
+        renamed += &match name.contains(is_of_path) {
+            true => name.to_owned(),
+            false => name_in_file(name),
+        };
         rest = &word[name.len()..];
     }
     renamed + rest
@@ -59,6 +64,7 @@ mod tests {
                 "[\"model.layers.0.input_layernorm.weight\"]",
             ),
             ("the norm. of 1.5 layers", "the norm. of 1.5 layers"),
+            ("in /models/norm.v2/head.pt", "in /models/norm.v2/head.pt"),
         ] {
             assert_eq!(in_files(&text), expected);
         }

@@ -154,11 +154,8 @@ pub fn fuse(
     plan: Option<&Plan<AdamWConfig>>,
     device: &Device,
 ) -> Result<FusedOptimizer<Decoder>> {
-    let dtype = match (options.method, plan.and_then(|plan| plan.weights)) {
-        (Method::Full, Some(dtype)) => dtype,
-        _ => options.dtype(),
-    };
-    fuse_decoder(options, plan, load(options, config, dtype, device)?)
+    let decoder = load(options, config, dtype(options, plan), device)?;
+    fuse_decoder(options, plan, decoder)
 }
 
 /// Returns the training that a checkpoint is loaded into.
@@ -168,9 +165,18 @@ pub fn fuse_outline(
     plan: Option<&Plan<AdamWConfig>>,
     device: &Device,
 ) -> Result<FusedOptimizer<Decoder>> {
-    let method = options.method;
-    let decoder = method.outline(options, config, options.dtype(), device)?;
+    // A cast would allocate the outline.
+    let dtype = dtype(options, plan);
+    let decoder = options.method.outline(options, config, dtype, device)?;
     fuse_decoder(options, plan, decoder)
+}
+
+/// Returns the type of the weights in training.
+fn dtype(options: &Options, plan: Option<&Plan<AdamWConfig>>) -> FloatDType {
+    match (options.method, plan.and_then(|plan| plan.weights)) {
+        (Method::Full, Some(dtype)) => dtype,
+        _ => options.dtype(),
+    }
 }
 
 fn fuse_decoder(
