@@ -111,7 +111,8 @@ pub fn resume(folder: &Path, trainer: Trainer, training: &Training) -> Result<(T
 impl Training {
     /// Returns an error for another training, with the option that differs.
     fn check(&self, asked: &Self) -> Result<()> {
-        // The techniques may change.
+        let techniques = |it: &Self| (it.config.recompute_layers, it.config.loss_chunk);
+        // They may change, unless the training was planned.
         let config = self
             .config
             .clone()
@@ -131,6 +132,9 @@ impl Training {
             &config,
             &asked.config,
         )?;
+        if self.plan.is_some() {
+            same("`--technique`", &techniques(self), &techniques(asked))?;
+        }
         same("`--weights` and `--states`", &self.formats, &asked.formats)?;
         same("`--optimizer`", &self.optimizer, &asked.optimizer)?;
         same("`--ema`", &self.ema, &asked.ema)?;
