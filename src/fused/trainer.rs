@@ -1,6 +1,6 @@
-//! Methods that all trainers share.
+//! Methods that both front ends share.
 
-/// Implements the methods of a trainer that call no closures. They delegate to the core.
+/// Implements the methods of a front end that call no closure. They delegate to the core.
 macro_rules! trainer {
     ($trainer:ident) => {
         impl<M: burn::module::Module> $trainer<M> {
