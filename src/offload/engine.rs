@@ -68,8 +68,8 @@ impl OffloadEngine {
         self.transfers.to_host.submit(bytes, limit, job);
     }
 
-    /// Queues a transfer of weights or states to the device, before they are read.
-    pub(crate) fn prefetch(&self, fetch: impl FnOnce() + Send + 'static) {
+    /// Queues a transfer of weights or states to the device.
+    pub(crate) fn queue_fetch(&self, fetch: impl FnOnce() + Send + 'static) {
         let job = self.with_flush(fetch);
         self.transfers.to_device.submit(0, usize::MAX, job);
     }

@@ -144,7 +144,7 @@ impl LocalParam {
             && self.lacks_copy(graph)
         {
             let local_param = self.clone();
-            engine.prefetch(move || drop(local_param.fetch_copy()));
+            engine.queue_fetch(move || drop(local_param.fetch_copy()));
             engine.transfers.to_device.wait_idle();
         }
     }

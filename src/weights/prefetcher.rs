@@ -46,7 +46,7 @@ impl Prefetcher {
         let fetched: Vec<_> = reads.iter().filter(&mut fits).copied().collect();
         if !fetched.is_empty() {
             let (local_params, fetched) = (self.local_params.clone(), fetched.clone());
-            engine.prefetch(move || {
+            engine.queue_fetch(move || {
                 fetched
                     .iter()
                     .for_each(|id| drop(local_params.get(*id).fetch_copy()))

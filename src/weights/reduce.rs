@@ -15,7 +15,7 @@ use crate::tap;
 
 impl LocalParam {
     /// Sends the gradient of this rank, or its absence, to the master.
-    pub(super) fn reduce(
+    pub(super) fn send_to_master(
         &self,
         pass: &Arc<Pass>,
         gradient: Option<AnyTensor>,

@@ -200,7 +200,7 @@ impl LocalParam {
         if self.membership.is_none() && self.assigned == Residency::Aliased {
             return master.apply_gradients(pass, gradient);
         }
-        if let Err(error) = self.reduce(pass, gradient) {
+        if let Err(error) = self.send_to_master(pass, gradient) {
             pass.fail(FailedIn::Update, error);
         }
     }

@@ -183,7 +183,7 @@ impl MasterParam {
         let mut optimizer = session.optimizer.lock();
         let next = optimizer.prefetch_next(self.id, self.elements(), limit, device);
         drop(optimizer);
-        next.into_iter().for_each(|next| engine.prefetch(next));
+        next.into_iter().for_each(|next| engine.queue_fetch(next));
     }
 
     /// Moves an optimizer state to the host, on a worker thread if possible.
