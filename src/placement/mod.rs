@@ -35,7 +35,7 @@ pub(crate) struct RankContext {
     /// The offload engine, if anything is offloaded.
     pub(crate) engine: Option<Arc<OffloadEngine>>,
     /// The rank and its group in a training of replicas, also in a group of one.
-    pub(crate) replica: Option<Membership>,
+    pub(crate) membership: Option<Membership>,
     /// Background workers for transfers, if anything is transferred: the engine's, if there is one.
     pub(crate) transfers: Option<Arc<TransferWorkers>>,
 }
@@ -67,7 +67,7 @@ impl RankContext {
     pub(crate) fn new(
         policy: PlacementPolicy,
         device: &Device,
-        replica: Option<Membership>,
+        membership: Option<Membership>,
     ) -> Result<Self, FusedError> {
         let max = policy.max_bytes_in_flight;
         let offload = policy.offload.clone();
@@ -82,7 +82,7 @@ impl RankContext {
             engine,
             transfers,
             policy,
-            replica,
+            membership,
             ..Self::default()
         })
     }
@@ -101,33 +101,33 @@ impl RankContext {
 
     /// Returns the rank and its group, if there are other ranks: a single rank never waits.
     pub(crate) fn membership_of_several(&self) -> Option<&Membership> {
-        self.replica
+        self.membership
             .as_ref()
             .filter(|member| member.group.ranks() > 1)
     }
 
     /// Returns the rank that owns a parameter.
     pub(crate) fn owner(&self, id: ParamId) -> usize {
-        self.replica
+        self.membership
             .as_ref()
             .map_or(0, |member| member.group.owner(id))
     }
 
     pub(crate) fn owns(&self, id: ParamId) -> bool {
-        let rank = self.replica.as_ref().map_or(0, |member| member.rank);
+        let rank = self.membership.as_ref().map_or(0, |member| member.rank);
         self.owner(id) == rank
     }
 
     /// Returns `true` if this rank may keep a parameter between two passes.
     pub(crate) fn replicates(&self, id: ParamId) -> bool {
-        let group = self.replica.as_ref().map(|member| &member.group);
+        let group = self.membership.as_ref().map(|member| &member.group);
         self.owns(id) || group.is_none_or(|group| group.replicates_weights())
     }
 
     /// Returns the compute device, with or without autodiff; `None` for the model's device.
     pub(crate) fn device(&self) -> Option<&Device> {
         let engine = self.engine.as_ref().map(|engine| &engine.device);
-        let of_rank = self.replica.as_ref().map(Membership::device);
+        let of_rank = self.membership.as_ref().map(Membership::device);
         engine.or(of_rank).or(self.device.as_ref())
     }
 
@@ -161,7 +161,7 @@ impl RankContext {
 
     /// Returns the location of a parameter that stays an ordinary leaf. It is never offloaded.
     pub(crate) fn leaf_location(&self, id: ParamId, device: &Device) -> ParamLocation {
-        let device = match &self.replica {
+        let device = match &self.membership {
             Some(member) => member.group.device(member.group.owner(id)).clone(),
             None => self.compute_device(device),
         };
@@ -228,7 +228,7 @@ impl RankContext {
         dtype: DType,
     ) -> Result<AnyTensor, FusedError> {
         let travels = tensor.device() != *device;
-        let ranks = self.replica.as_ref().filter(|_| travels);
+        let ranks = self.membership.as_ref().filter(|_| travels);
         // Simultaneous transfers in both directions can block each other on some backends.
         let _one = ranks.map(|member| member.group.transfer.lock());
         let transfer = transferred(tensor.0, device, dtype);

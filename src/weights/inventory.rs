@@ -274,7 +274,9 @@ impl Entry {
         let is_offloaded = self.role != Role::Retained
             && context.is_offloaded(self.is_trained(), self.elements(), self.dtype);
         let moves_to_host = context.engine.as_ref().is_some_and(|engine| {
-            is_offloaded && context.replica.is_none() && engine.host != self.device.clone().inner()
+            is_offloaded
+                && context.membership.is_none()
+                && engine.host != self.device.clone().inner()
         });
         if moves_to_host { self.bytes() } else { 0 }
     }
@@ -296,7 +298,7 @@ impl Entry {
             .map(|location| (location.device, dtype));
         // The ordinary model of a rank is on the rank's device.
         let ordinary = context
-            .replica
+            .membership
             .as_ref()
             .filter(|_| is_needed && context.engine.is_none())
             .map(|member| (member.device().clone(), dtype));

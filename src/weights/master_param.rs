@@ -51,7 +51,7 @@ pub(super) struct MasterStorage {
 impl MasterStorage {
     pub(super) fn new(location: ParamLocation, context: &RankContext) -> Self {
         let moves_states = |engine: &&Arc<OffloadEngine>| {
-            engine.config.offloads_states() && context.replica.is_none()
+            engine.config.offloads_states() && context.membership.is_none()
         };
         let probe = Tensor::<1>::zeros([1], &location.device).into_dispatch();
         let host = context.engine.as_ref().map(|engine| &engine.host);

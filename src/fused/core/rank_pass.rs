@@ -99,9 +99,9 @@ impl RankPass {
     }
 
     /// Returns the rank and its group.
-    pub(in crate::fused) fn replica(&self) -> &Membership {
+    pub(in crate::fused) fn membership(&self) -> &Membership {
         self.context
-            .replica
+            .membership
             .as_ref()
             .expect("a training of replicas has a group")
     }

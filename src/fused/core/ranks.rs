@@ -121,7 +121,7 @@ impl<M: Module> Ranks<M> {
     fn of(attached_modules: Vec<AttachedModule<M>>, given_devices: Option<Vec<Device>>) -> Self {
         let group = attached_modules[0]
             .context
-            .replica
+            .membership
             .as_ref()
             .map(|member| member.group.clone());
         let devices = match &group {

@@ -26,7 +26,7 @@ impl RankBytes {
         let owned = parameters.filter(|size| context.owns(size.id));
         let owned = owned.map(|size| size.bytes).sum();
         let between_steps = attached.local_params.stored_bytes();
-        let member = context.replica.as_ref();
+        let member = context.membership.as_ref();
         let peak = member.map_or(0, |member| member.group.memory_tracker.peak(member.rank));
         Self {
             owned,

@@ -45,7 +45,7 @@ impl RankThreads {
             ..
         } = running;
         let first = &rank_passes[0];
-        let group = first.replica().group.clone();
+        let group = first.membership().group.clone();
         let has_batch: Vec<bool> = batches.iter().map(Option::is_some).collect();
         group.begin(&has_batch);
         // The batches were computed on this thread.
@@ -88,7 +88,7 @@ impl RankThreads {
 
 /// Runs the part of a rank on its thread; `None` if it has failed.
 fn run_rank<R>(rank_pass: &RankPass, work: impl FnOnce() -> Result<R, FusedError>) -> Option<R> {
-    let Membership { group, rank } = rank_pass.replica();
+    let Membership { group, rank } = rank_pass.membership();
     let guard = group.flow.enter(*rank);
     let done = catch(|| {
         let output = work()?;
