@@ -171,7 +171,7 @@ impl LocalParams {
 
     /// Commits the pass or rolls it back, in every master, and drops the autodiff graph. Returns a report per
     /// parameter, in module order.
-    pub(crate) fn end(&self, committed: bool) -> Vec<(ParamId, ParameterReport)> {
+    pub(crate) fn end(&self, commits: bool) -> Vec<(ParamId, ParameterReport)> {
         let end = |local_param: &Arc<LocalParam>| {
             let is_aliased = local_param.assigned == Residency::Aliased;
             if let Some(applied) = local_param.applied.get() {
@@ -181,7 +181,7 @@ impl LocalParams {
                 local_param.drop_fetched();
             }
             let gradient = std::mem::take(&mut local_param.state.lock().gradient);
-            let mut report = local_param.master.end(committed);
+            let mut report = local_param.master.end(commits);
             if let GradientState::Done { received: true } = gradient {
                 report = report.max(ParameterReport::Received);
             }

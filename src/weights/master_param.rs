@@ -161,12 +161,12 @@ impl MasterParam {
     ///
     /// | outcome of the pass | left after a commit | left after a rollback |
     /// |---|---|---|
-    /// | added | the sum | what was left, or an overwritten sum |
+    /// | added | the sum | as before the pass, or an overwritten sum |
     /// | added to the state | in the optimizer state | in the optimizer state |
-    /// | updated | nothing | what was left, except for gradients in the optimizer state |
-    /// | vetoed | what was left, without a sum | what was left |
-    /// | measured | what was left | what was left |
-    pub(super) fn end(&self, committed: bool) -> ParameterReport {
+    /// | updated | nothing | as before the pass, without gradients in the optimizer state |
+    /// | vetoed | as before the pass, without a sum | as before the pass |
+    /// | measured | as before the pass | as before the pass |
+    pub(super) fn end(&self, commits: bool) -> ParameterReport {
         let mut state = self.state.lock();
         state.rank_gradients = RankGradients::default();
         let Some(outcome) = state.outcome.take() else {
@@ -180,7 +180,7 @@ impl MasterParam {
             }
         };
         let before = std::mem::take(&mut state.accumulated);
-        state.accumulated = match (outcome, before, committed) {
+        state.accumulated = match (outcome, before, commits) {
             (Outcome::Added(sum), _, true) => Accumulated::Sum(sum),
             // The optimizer state is not rolled back.
             (Outcome::AddedToState, ..) => Accumulated::InOptimizerState,

@@ -121,11 +121,11 @@ impl LocalParam {
         if !pass.check_scaled() {
             return;
         }
-        // One queue keeps the order of arrival.
+        // Updates are queued in the order of arrival.
         let engine = self.context.engine.as_ref();
-        let queue =
+        let engine =
             engine.filter(|engine| !engine.config.offloads_states() && pass.observers.is_none());
-        match queue {
+        match engine {
             None => self.report_gradient(pass, Some(gradient)),
             Some(engine) => {
                 let (local_param, queued_pass) = (self.clone(), pass.clone());
@@ -173,11 +173,8 @@ impl LocalParam {
         }
     }
 
-    /// Reports the gradient of this rank, or its absence, to the master. The last rank to report applies the sum.
-    ///
-    /// The first gradient of a parameter is checked for asynchronous errors: most kernels are launched for the first
-    /// time then, and a failed kernel would spoil the weight. With offload every gradient is checked, because device
-    /// memory is short and the host reads the gradient anyway.
+    /// Reports the gradient of this rank, or its absence, to the master. The first gradient is checked for asynchronous
+    /// errors, because most kernels are launched first then. With offload every gradient is checked: the host reads it.
     pub(super) fn report_gradient(&self, pass: &Arc<Pass>, gradient: Option<AnyTensor>) {
         let master = &self.master;
         if let Some(gradient) = &gradient {
@@ -196,7 +193,7 @@ impl LocalParam {
                 self.passed_check.store(true, Ordering::Relaxed);
             }
         }
-        // The compute copy is the master's value, so the gradient is already there.
+        // The gradient already has the device and type of the master.
         if self.membership.is_none() && self.assigned == Residency::Aliased {
             return master.apply_gradients(pass, gradient);
         }
