@@ -35,13 +35,13 @@ impl<M: LearnerModel + 'static> Engine<M> {
         };
         match self {
             Self::One(fused) => {
-                let trained = fused.with_backward(learning_rate, |model| {
+                let trained = fused.train_step(learning_rate, |model| {
                     let item = next().pop().flatten();
                     train(model, item.expect("an item is there for every pass"))
                 });
                 trained.map(|output| vec![output])
             }
-            Self::Several(fused) => fused.with_backward(learning_rate, next, train),
+            Self::Several(fused) => fused.train_step(learning_rate, next, train),
         }
     }
 }

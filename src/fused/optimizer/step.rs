@@ -167,9 +167,9 @@ impl<M: Module> FusedOptimizer<M> {
             })
     }
 
-    /// Runs a step, or without a learning rate an accumulation, which may reach no parameter.
+    /// Runs a step of a `TrainStep`, or without a learning rate an accumulation. It may reach no parameter.
     #[cfg(feature = "train")]
-    pub(crate) fn with_backward<R>(
+    pub(crate) fn train_step<R>(
         &mut self,
         learning_rate: Option<ModuleLearningRate>,
         mut train: impl FnMut(&M) -> (R, GradientsParams),

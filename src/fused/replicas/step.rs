@@ -104,10 +104,10 @@ impl<M: Module + 'static> FusedReplicas<M> {
         )
     }
 
-    /// Runs a step, or without a learning rate an accumulation, which may reach no parameter. `batches` returns one
-    /// batch per rank for every pass.
+    /// Runs a step of a `TrainStep`, or without a learning rate an accumulation. It may reach no parameter. `batches`
+    /// returns one batch per rank for every pass.
     #[cfg(feature = "train")]
-    pub(crate) fn with_backward<B: Send + 'static, R: Send + 'static>(
+    pub(crate) fn train_step<B: Send + 'static, R: Send + 'static>(
         &mut self,
         learning_rate: Option<ModuleLearningRate>,
         mut batches: impl FnMut() -> Vec<Option<B>>,
