@@ -12,7 +12,7 @@ use super::cast::{check_devices, leaf_in};
 use super::loading::{Loading, TakeOver, empty};
 use crate::error::FusedError;
 use crate::parameters::running_statistics;
-use crate::quantized::{AdaptedBase, QuantizedLora, is_placeholder};
+use crate::quantized::{AdaptedBase, QuantizedLora, is_shape_stub};
 
 /// An error in loading weights from a file.
 #[derive(thiserror::Error)]
@@ -226,7 +226,7 @@ impl TakeOver for Cast {
         // Loaded on the host, because `device` may not support the type of the file.
         let loaded = load(empty(param.id, param.lazy_shape(), host(&device)));
         if loaded.is_initialized() {
-            if param.is_initialized() && is_placeholder(param.base().dtype()) {
+            if param.is_initialized() && is_shape_stub(param.base().dtype()) {
                 self.quantization_errors.push(format!(
                     "parameter `{path}` is quantized already: load into a model without adapters on it"
                 ));

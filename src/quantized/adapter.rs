@@ -1,8 +1,8 @@
 use burn::module::{LoraAdapter, Module, Param, Reparameterization};
 use burn::tensor::{FloatDType, Tensor};
 
-use super::placeholder::is_weight;
 use super::rematerialized::rematerialized;
+use super::shape_stub::is_weight;
 use super::stored::QuantizedValues;
 use super::weight::ComposedWeight;
 

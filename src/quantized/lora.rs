@@ -7,7 +7,7 @@ use burn::tensor::{Device, FloatDType};
 
 use super::adapter::QuantizedAdapter;
 use super::format::BaseFormat;
-use super::placeholder::{is_placeholder, is_weight, placeholder_of};
+use super::shape_stub::{is_shape_stub, is_weight, shape_stub_of};
 use super::stored::QuantizedValues;
 use super::weight::{is_finite, quantized};
 
@@ -73,7 +73,7 @@ impl QuantizedLora {
         }
     }
 
-    /// Returns a placeholder of `param` with its quantized values, or `param` with the reason why it has none.
+    /// Returns a shape stub of `param` with its quantized values, or `param` with the reason why it has none.
     pub(super) fn quantized<const D: usize>(
         &self,
         path: &str,
@@ -91,20 +91,20 @@ impl QuantizedLora {
             );
             return Err((param, reason));
         }
-        // A layer in column order transposes what it saves and loads, and a placeholder has the shape in memory.
+        // A layer in column order transposes what it saves and loads, and a shape stub has the shape in memory.
         let (id, value, mapper) = param.consume();
-        let placeholder = placeholder_of(&value);
+        let shape_stub = shape_stub_of(&value);
         let value = Tensor::from_dispatch(value.into_dispatch());
         let values = QuantizedValues::new(quantized(value, self.format));
         let [saved, loaded] = [mapper.clone(), mapper.clone()];
-        let param = Param::from_mapped_value(id, placeholder, mapper)
-            .save_mapper(move |value| match is_placeholder(value.dtype()) {
+        let param = Param::from_mapped_value(id, shape_stub, mapper)
+            .save_mapper(move |value| match is_shape_stub(value.dtype()) {
                 true => value,
                 false => saved.on_save(value),
             })
             .load_mapper(move |value| match is_weight(&value) {
                 true => loaded.on_load(value),
-                false => placeholder_of(&value),
+                false => shape_stub_of(&value),
             });
         Ok((param, values))
     }

@@ -5,7 +5,7 @@
 //! and its gradient until those of the factors are computed. Quantized values ([`values`]) are rows of bytes, one for a
 //! group of 64 weights, in Burn's tensor kind for bytes among float parameters. So all code that moves or records
 //! quantized parameters works with them. They are a parameter of the adapter ([`stored`]). The parameter that has the
-//! adapter is a [`placeholder`] of the weight's shape.
+//! adapter is a [`shape_stub`]: a tensor of the weight's shape without its values.
 
 mod adapter;
 #[cfg(feature = "store")]
@@ -13,8 +13,8 @@ mod base;
 mod device;
 mod format;
 mod lora;
-mod placeholder;
 mod rematerialized;
+mod shape_stub;
 mod stored;
 mod values;
 mod weight;
@@ -25,4 +25,4 @@ pub(crate) use adapter::{is_factor, weight_of_values};
 pub(crate) use base::AdaptedBase;
 pub use format::BaseFormat;
 pub use lora::QuantizedLora;
-pub(crate) use placeholder::{is_placeholder, moved};
+pub(crate) use shape_stub::{is_shape_stub, moved};

@@ -36,7 +36,7 @@ impl<M> SwapSlot<M> {
     }
 }
 
-/// Returns a placeholder for an optimizer that is checked out.
+/// Returns an optimizer without states, in place of one that is checked out.
 pub(super) fn no_optimizer() -> ModuleOptimizer {
     SgdConfig::new().init()
 }

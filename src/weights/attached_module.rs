@@ -120,9 +120,9 @@ impl<M: Module> AttachedModule<M> {
         let module = match &self.context.engine {
             None => skeleton,
             Some(engine) => {
-                let is_placeholder = |id| self.local_params.has(id);
+                let is_trained = |id| self.local_params.has(id);
                 let host = engine.host.clone().autodiff();
-                let module = move_except(skeleton, is_placeholder, &host);
+                let module = move_except(skeleton, is_trained, &host);
                 force_reads(&module, &self.inventory);
                 module
             }

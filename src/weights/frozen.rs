@@ -10,7 +10,7 @@ use super::inventory::Inventory;
 use crate::offload::OffloadEngine;
 use crate::parameters::{ValuesInOrder, map_params, running_statistics};
 use crate::placement::RankContext;
-use crate::quantized::is_placeholder;
+use crate::quantized::is_shape_stub;
 
 /// Returns the offloaded frozen parameters of `module`, with `true` for those that have an adapter: Burn allows one
 /// reparameterization per parameter. Running statistics are never offloaded.
@@ -27,8 +27,8 @@ pub(super) fn offloaded<M: Module>(
         let entry = inventory.get(id).filter(|entry| !entry.is_trained());
         entry.is_some_and(|entry| {
             // Its quantized values are offloaded instead.
-            let is_placeholder = is_placeholder(entry.dtype);
-            !is_placeholder && context.is_offloaded(false, entry.elements(), entry.dtype)
+            !is_shape_stub(entry.dtype)
+                && context.is_offloaded(false, entry.elements(), entry.dtype)
         }) && !statistics.contains(&id)
     };
     let mut offloaded = HashMap::new();

@@ -12,7 +12,7 @@ use crate::error::FusedError;
 use crate::offload::OffloadEngine;
 use crate::pass::lock_generators;
 use crate::placement::RankContext;
-use crate::quantized::{is_placeholder, weight_of_values};
+use crate::quantized::{is_shape_stub, weight_of_values};
 use crate::random::begin_unlocked;
 use crate::replica::Size;
 use crate::shared_optimizer::SharedOptimizer;
@@ -60,7 +60,7 @@ impl Inventory {
             .filter_map(|it| weight_of_values(&it.path));
         let quantized: HashSet<_> = quantized.collect();
         let unfrozen = |parameter: &&Parameter| {
-            // Burn's `fork` makes floats of a placeholder.
+            // Burn's `fork` makes floats of a shape stub.
             let is_quantized = quantized.contains(&*parameter.path)
                 || matches!(parameter.param.value().dtype(), DType::QFloat(_));
             parameter.reparameterization.is_some() && is_quantized && parameter.param.is_active()
@@ -70,7 +70,7 @@ impl Inventory {
             return Err(FusedError::QuantizedInTraining { path });
         }
         let lacks_values = |it: &&Parameter| {
-            is_placeholder(it.param.value().dtype()) && !quantized.contains(&*it.path)
+            is_shape_stub(it.param.value().dtype()) && !quantized.contains(&*it.path)
         };
         if let Some(empty) = parameters.iter().find(lacks_values) {
             return Err(FusedError::UnsupportedParameter {
@@ -234,7 +234,7 @@ impl Entry {
         checked: &mut Vec<(Device, DType)>,
     ) -> Result<(), FusedError> {
         let Self { dtype, role, .. } = self;
-        if is_placeholder(*dtype) {
+        if is_shape_stub(*dtype) {
             return Ok(());
         }
         let path = || self.path.to_string();

@@ -7,7 +7,7 @@ use burn::tensor::{Bool, DType, Device, Int, Tensor};
 use super::entry::Role;
 use super::inventory::Inventory;
 use crate::parameters::take_values;
-use crate::quantized::{is_placeholder, moved};
+use crate::quantized::{is_shape_stub, moved};
 
 /// Moves `module` to `device`, except for the parameters for which `stays` returns `true`.
 pub(super) fn move_except<M: Module>(
@@ -16,12 +16,12 @@ pub(super) fn move_except<M: Module>(
     device: &Device,
 ) -> M {
     // Not on a server: each would be a network request.
-    let placeholders = if is_remote(device) {
+    let stub_device = if is_remote(device) {
         host(device).autodiff()
     } else {
         device.clone()
     };
-    let (module, values) = take_values(module, stays, |_| placeholders.clone());
+    let (module, values) = take_values(module, stays, |_| stub_device.clone());
     values.put_into(fork_quantized(module, device), |value| value)
 }
 
@@ -62,7 +62,7 @@ impl ModuleVisitor for Look<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         if let None | Some(Role::Frozen) = self.inventory.role(param.id) {
             let value = with_value(param).base();
-            if !is_placeholder(value.dtype()) {
+            if !is_shape_stub(value.dtype()) {
                 value.into_data().as_bytes();
             }
         }

@@ -1,11 +1,11 @@
-//! Placeholders that have the shape of a quantized weight.
+//! Tensors that have the shape of a quantized weight and no values ("shape stubs").
 //!
 //! # Memory
 //!
 //! Layers, parameter counts and records read the shape of a weight, but its quantized values have another shape. So the
-//! parameter is a placeholder of the weight's shape, and the adapter holds the quantized values. On `flex` the
-//! placeholder is one byte. Elsewhere each element has the fewest bits that Burn moves and records. Its type
-//! distinguishes it from every other tensor.
+//! parameter is a tensor of the weight's shape, and the adapter holds the quantized values. On `flex` the tensor is one
+//! byte. Elsewhere each element has the fewest bits that Burn moves and records. Its type distinguishes it from every
+//! other tensor.
 
 use backburn_base::{copy_to_device, is_cubecl, is_remote, lift, of_data};
 use burn::backend::Dispatch;
@@ -14,7 +14,7 @@ use burn::tensor::quantization::quantized_data_len;
 use burn::tensor::quantization::{QuantScheme, QuantStore, QuantValue, ScaleDtype};
 use burn::tensor::{DType, Device, Shape, Tensor, TensorData};
 
-/// The scheme on processors, because Burn's `ndarray` loads no other values.
+/// Returns the scheme on processors. Burn's `ndarray` loads no other values.
 fn on_processor() -> QuantScheme {
     QuantScheme::default()
         .with_value(QuantValue::Q8F)
@@ -22,7 +22,7 @@ fn on_processor() -> QuantScheme {
         .per_tensor(ScaleDtype::UE8M0)
 }
 
-/// The scheme elsewhere.
+/// Returns the scheme on other devices.
 fn on_device() -> QuantScheme {
     QuantScheme::default()
         .with_value(QuantValue::Q2F)
@@ -30,8 +30,8 @@ fn on_device() -> QuantScheme {
         .per_tensor(ScaleDtype::F16)
 }
 
-/// Returns `true` if a tensor of this type is a placeholder: no other tensor has this scheme.
-pub(crate) fn is_placeholder(dtype: DType) -> bool {
+/// Returns `true` if a tensor of this type is a shape stub: no other tensor has this scheme.
+pub(crate) fn is_shape_stub(dtype: DType) -> bool {
     let DType::QFloat(found) = dtype else {
         return false;
     };
@@ -39,9 +39,9 @@ pub(crate) fn is_placeholder(dtype: DType) -> bool {
     is(on_processor()) || is(on_device())
 }
 
-/// Returns `true` if `base` is a weight. Burn's `fork` dequantizes a placeholder, which reads as NaN.
+/// Returns `true` if `base` is a weight. Burn's `fork` dequantizes a shape stub, which reads as NaN.
 pub(super) fn is_weight<const D: usize>(base: &Tensor<D>) -> bool {
-    if is_placeholder(base.dtype()) || base.shape().num_elements() == 0 {
+    if is_shape_stub(base.dtype()) || base.shape().num_elements() == 0 {
         return false;
     }
     let base = base.clone().inner();
@@ -50,24 +50,24 @@ pub(super) fn is_weight<const D: usize>(base: &Tensor<D>) -> bool {
     !first.is_nan().into_scalar::<bool>() || !base.is_nan().all().into_scalar::<bool>()
 }
 
-/// Returns a placeholder of the shape of `value`, on its device. It reads as NaN.
-pub(super) fn placeholder_of<const D: usize>(value: &Tensor<D>) -> Tensor<D> {
-    let placeholder = placeholder(value.shape(), &value.device().inner());
+/// Returns a tensor of the shape of `value`, on its device. It reads as NaN.
+pub(super) fn shape_stub_of<const D: usize>(value: &Tensor<D>) -> Tensor<D> {
+    let shape_stub = shape_stub(value.shape(), &value.device().inner());
     match value.gradient_checkpointing_strategy() {
-        Some(strategy) => lift(placeholder, strategy),
-        None => placeholder,
+        Some(strategy) => lift(shape_stub, strategy),
+        None => shape_stub,
     }
 }
 
 /// Returns `tensor`, which has no autodiff, on `device`. The rank in its type doesn't matter.
 pub(crate) fn moved<const D: usize>(tensor: Tensor<D>, device: &Device) -> Tensor<D> {
-    match is_placeholder(tensor.dtype()) && tensor.device() != *device {
-        true => placeholder(tensor.shape(), device),
+    match is_shape_stub(tensor.dtype()) && tensor.device() != *device {
+        true => shape_stub(tensor.shape(), device),
         false => copy_to_device(tensor, device),
     }
 }
 
-fn placeholder<const D: usize>(shape: Shape, device: &Device) -> Tensor<D> {
+fn shape_stub<const D: usize>(shape: Shape, device: &Device) -> Tensor<D> {
     if !is_cubecl(device) && !is_remote(device) {
         let is_empty = shape.num_elements() == 0;
         let one = Shape::from(vec![usize::from(!is_empty); shape.num_dims()]);
