@@ -23,7 +23,7 @@ const QUICK: f64 = 0.5;
 const LARGE: usize = 1 << 21;
 
 /// Fraction by which a pass may exceed its forecast.
-const MARGIN: f64 = 0.1;
+const FORECAST_ERROR: f64 = 0.1;
 
 /// Returns the bytes in use, after a collection of autodiff nodes of dropped models.
 pub(super) fn held(device: &Device) -> Result<usize, MemoryError> {
@@ -106,7 +106,8 @@ impl<M: Module, L: Loss, F: Fn(&M, usize) -> L> Probe<'_, M, F> {
     ) -> Result<Option<RecordedPass>, PlanError> {
         let start = memory::live(self.device)?;
         let available = self.available.saturating_sub(start) as f64 / self.margin;
-        let with_margin = |bytes: usize| (bytes as f64 * (1.0 + MARGIN + self.spread)) as usize;
+        let with_margin =
+            |bytes: usize| (bytes as f64 * (1.0 + FORECAST_ERROR + self.spread)) as usize;
         let is_sure = expected.most > 0 && start + with_margin(expected.most) <= self.budget;
         let guard = |bytes: usize| if is_sure { 0 } else { with_margin(bytes) };
         let limit = Limit {
