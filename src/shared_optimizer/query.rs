@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use backburn_base::caught::catch;
 use backburn_base::{AnyTensor, MAX_RANK, host, is_remote, with_rank};
-use backburn_optim::call::{Asked, Call};
+use backburn_optim::call::{Call, Query};
 use backburn_optim::formats_may_refuse;
 use backburn_optim::optimizer_record::{RecordedState, read, write};
 use burn::module::ParamId;
@@ -46,7 +46,7 @@ impl SharedOptimizer {
         let one =
             || with_rank!(dims, D => AnyTensor::from(Tensor::<D>::ones([1; D], (&host, dtype))));
         let call = Call {
-            asked_for: Some(Asked {
+            query: Some(Query {
                 device: device.clone(),
                 elements,
             }),

@@ -2,7 +2,7 @@
 //! `Optimizer`.
 //!
 //! The caller wraps the step in [`Call::make`]. The optimizer reads [`more_micro_batches_follow`](Call::more_micro_batches_follow) and
-//! [`asked_for`](Call::asked_for), and writes [`parameter`](Call::parameter), [`has_written`](Call::has_written) and
+//! [`query`](Call::query), and writes [`parameter`](Call::parameter), [`has_written`](Call::has_written) and
 //! [`refusal`](Call::refusal). Without a call, as in a stock loop, each gradient is the last of its group, and a refusal is a panic.
 //!
 //! # Invariants
@@ -23,8 +23,8 @@ use backburn_base::caught::{Caught, catch};
 pub struct Call {
     /// `true` if more gradients of the same group of micro-batches follow.
     pub more_micro_batches_follow: bool,
-    /// Set if the call only asks whether the optimizer supports such a parameter.
-    pub asked_for: Option<Asked>,
+    /// Set if the call is a query: the optimizer then reports if it does not support this parameter.
+    pub query: Option<Query>,
     /// Set if the optimizer may store weights or states in fewer bits.
     pub may_have_formats: bool,
     /// Handle to the parameter, before or after the step. `None` while a step writes in place.
@@ -35,9 +35,9 @@ pub struct Call {
     pub refusal: Option<String>,
 }
 
-/// A parameter that is represented by a single element in a query.
+/// A query about a parameter, which a single element represents in the step.
 #[derive(Clone)]
-pub struct Asked {
+pub struct Query {
     /// Device of the step.
     pub device: Device,
     /// Number of elements of the parameter.
@@ -75,16 +75,16 @@ pub(super) fn with<R>(work: impl FnOnce(&mut Call) -> R) -> Option<R> {
 
 /// Returns the device of the step: that of the query, or else that of the parameter.
 pub(super) fn device(parameter: Device) -> Device {
-    asked_for().map_or(parameter, |asked| asked.device)
+    query().map_or(parameter, |query| query.device)
 }
 
 /// Returns the number of elements: that of the query, or else that of the parameter.
 pub(super) fn elements(parameter: usize) -> usize {
-    asked_for().map_or(parameter, |asked| asked.elements)
+    query().map_or(parameter, |query| query.elements)
 }
 
-fn asked_for() -> Option<Asked> {
-    with(|call| call.asked_for.clone()).flatten()
+fn query() -> Option<Query> {
+    with(|call| call.query.clone()).flatten()
 }
 
 /// Reports why a step is refused. The optimizer returns parameter and state unchanged.
