@@ -41,7 +41,7 @@ impl AsyncErrors {
         if !is_cubecl(&device) {
             return;
         }
-        let known = self.devices.iter().position(|asked| asked.device == device);
+        let known = self.devices.iter().position(|known| known.device == device);
         let index = known.unwrap_or_else(|| {
             self.devices.push(DeviceTensors {
                 device,
@@ -50,10 +50,10 @@ impl AsyncErrors {
             });
             self.devices.len() - 1
         });
-        let asked = &mut self.devices[index];
-        let (launched, place) = (asked.launched.clone(), asked.paths.len());
+        let of_device = &mut self.devices[index];
+        let (launched, place) = (of_device.launched.clone(), of_device.paths.len());
         Dispatch::written(tensor.clone().into_dispatch(), launched, place);
-        asked.paths.push(path.to_string());
+        of_device.paths.push(path.to_string());
     }
 
     /// Returns an error that names the first parameter that was not computed.

@@ -36,9 +36,9 @@ impl ParameterList {
         let listed = |it: Parameter| {
             let (id, shape) = (it.param.id(), it.param.shape());
             let role = role(id).unwrap_or(Role::Frozen);
-            let asked = optimizer.filter(|_| role != Role::Frozen);
+            let trained_by = optimizer.filter(|_| role != Role::Frozen);
             let state =
-                asked.map(|optimizer| optimizer.state_names(id, &it.path, shape.num_dims()));
+                trained_by.map(|optimizer| optimizer.state_names(id, &it.path, shape.num_dims()));
             Listed {
                 path: it.path,
                 shape,

@@ -44,10 +44,10 @@ impl BlockReads {
 
 /// The parameters that a run of a block reads, in the order of their first reads.
 #[derive(Debug, Default)]
-pub(crate) struct Reads(Mutex<Found>);
+pub(crate) struct Reads(Mutex<ReadList>);
 
 #[derive(Debug, Default)]
-struct Found {
+struct ReadList {
     ids: HashSet<ParamId>,
     in_order: Vec<(ParamId, Arc<str>)>,
 }

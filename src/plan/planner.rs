@@ -212,11 +212,11 @@ where
             else {
                 return last;
             };
-            let asked = *first.get_or_insert(budget);
+            let given = *first.get_or_insert(budget);
             failed = failed.max(budget);
             let tried = least.max(failed.saturating_add(failed / 4)).min(most);
             let error = |least, is_enough| PlanError::NothingFits {
-                budget: asked,
+                budget: given,
                 least,
                 is_enough,
                 advice,

@@ -39,7 +39,7 @@ pub(crate) struct Clock {
     strategy: GradientCheckpointingStrategy,
     ticks: Vec<DispatchTensor>,
     /// A tracked tensor, with the number of reads whose ticks it is deeper than.
-    deeper: Option<(usize, DispatchTensor)>,
+    bottom: Option<(usize, DispatchTensor)>,
 }
 
 /// The clocks of a training, one for each device and checkpointing strategy. Each parameter holds its clock.
@@ -60,7 +60,7 @@ impl Clocks {
                 device,
                 strategy,
                 ticks: Vec::new(),
-                deeper: None,
+                bottom: None,
             }));
             self.0.push(clock.clone());
             clock
@@ -112,7 +112,7 @@ impl Clock {
     /// Returns a tracked tensor that is deeper than the ticks of this many reads.
     pub(crate) fn deeper_than(&mut self, reads: usize) -> DispatchTensor {
         let is_deep = |(deep, _): &&(usize, DispatchTensor)| *deep >= reads;
-        if let Some((_, leaf_tick)) = self.deeper.as_ref().filter(is_deep) {
+        if let Some((_, leaf_tick)) = self.bottom.as_ref().filter(is_deep) {
             return leaf_tick.clone();
         }
         let deepest = (0..=(reads + 1) * MOST_TICKS).fold(self.start(), |tick, made| {
@@ -120,9 +120,9 @@ impl Clock {
             next(tick)
         });
         let leaf = lift(self.zero(), self.strategy).require_grad();
-        let leaf_tick = deeper(deepest, leaf.into_dispatch());
+        let leaf_tick = one_deeper(deepest, leaf.into_dispatch());
         collect_graph(&self.device);
-        self.deeper = Some((reads, leaf_tick.clone()));
+        self.bottom = Some((reads, leaf_tick.clone()));
         leaf_tick
     }
 
@@ -147,11 +147,11 @@ impl Clock {
 
 /// Returns the tick after this one.
 fn next(tick: DispatchTensor) -> DispatchTensor {
-    (0..SPACING).fold(tick, |tick, _| deeper(tick.clone(), tick))
+    (0..SPACING).fold(tick, |tick, _| one_deeper(tick.clone(), tick))
 }
 
 /// Returns the value of `tick` one level deeper than both arguments.
-fn deeper(tick: DispatchTensor, anchor: DispatchTensor) -> DispatchTensor {
+fn one_deeper(tick: DispatchTensor, anchor: DispatchTensor) -> DispatchTensor {
     <Dispatch as TapBackend>::tap(tick, anchor, Delivery(Arc::new(Untracked)))
 }
 

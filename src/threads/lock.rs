@@ -2,7 +2,7 @@
 //! thread holds none of the first two while it calls a hook or waits for a rank. (A step may wait for the prefetch of an
 //! optimizer state, which takes none of these locks.) Between two passes only the caller's thread runs. Builds with debug assertions
 //! check this, except on threads of a rayon pool: while such a thread waits for an optimizer, it may run another training.
-//! `tracing-mutex` has no such exception, and does not know of calls of user code.
+//! `tracing-mutex` has no such exception, and does not check calls of user code.
 
 use std::cell::Cell;
 

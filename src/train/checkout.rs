@@ -12,8 +12,8 @@ use crate::error::FusedError;
 ///
 /// # Invariants
 ///
-/// While checked out, the learner has a skeleton and an optimizer without states: with a second handle to a weight or a state, the
-/// optimizer would copy instead of updating in place.
+/// While checked out, the learner has a skeleton and an optimizer without states: with a second handle to a weight or
+/// a state, the optimizer would copy instead of updating in place.
 pub(super) struct Checkout<'a, M: LearnerModel> {
     learner: &'a mut Learner<FusedModel<M>>,
     engine: Engine<M>,

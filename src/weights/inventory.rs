@@ -245,10 +245,10 @@ impl Entry {
                 path: path(),
             });
         }
-        for asked in self.places(context, device) {
-            if !checked.contains(&asked) {
-                device::check(&asked.0, asked.1)?;
-                checked.push(asked);
+        for place in self.places(context, device) {
+            if !checked.contains(&place) {
+                device::check(&place.0, place.1)?;
+                checked.push(place);
             }
         }
         if let Some(engine) = &context.engine {

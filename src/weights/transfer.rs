@@ -51,14 +51,14 @@ pub(crate) fn fork_quantized<M: Module>(module: M, device: &Device) -> M {
 /// Reads the parameters of `module` that were moved to the host and are not trained. CubeCL reads lazily, and would
 /// show later in-place writes.
 pub(super) fn force_reads<M: Module>(module: &M, inventory: &Inventory) {
-    module.visit(&mut Look { inventory });
+    module.visit(&mut ForceReads { inventory });
 }
 
-struct Look<'a> {
+struct ForceReads<'a> {
     inventory: &'a Inventory,
 }
 
-impl ModuleVisitor for Look<'_> {
+impl ModuleVisitor for ForceReads<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         if let None | Some(Role::Frozen) = self.inventory.role(param.id) {
             let value = with_value(param).base();

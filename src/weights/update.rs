@@ -213,16 +213,16 @@ impl MasterParam {
         }
     }
 
-    /// Resumes the panic of an optimizer, with the name of the parameter and the fate of its value.
+    /// Resumes the panic of an optimizer, with the name of the parameter and what happened to its value.
     fn resume_panic(&self, panic: Caught, has_written: bool) -> ! {
-        let fate = match self.find() {
+        let outcome = match self.find() {
             None => "whose value is lost",
             Some(_) if has_written => "which was updated",
             Some(_) => "which keeps its value",
         };
         match panic.text() {
             Some(text) => panic!(
-                "the optimizer panicked in the update of parameter `{}`, {fate}: {text}",
+                "the optimizer panicked in the update of parameter `{}`, {outcome}: {text}",
                 self.path
             ),
             None => panic.resume(),

@@ -158,11 +158,11 @@ impl<const D: usize> AnyParam for Param<Tensor<D>> {
 
     fn is_active(&self) -> bool {
         // Burn applies this configuration when it creates a value for training.
-        let asked = self.clone().map(|value| {
+        let mapped = self.clone().map(|value| {
             let device = value.device().inner();
             Tensor::zeros([1; D], (&device, DType::F32))
         });
-        asked.train().is_require_grad()
+        mapped.train().is_require_grad()
     }
 
     fn place(&self) -> *const () {

@@ -87,11 +87,11 @@ fn in_time<R: Send + 'static>(
 /// Waits until the server of `device` has run all operations. Returns an error after a time limit. The device must have no
 /// autodiff.
 pub fn sync_with_timeout(device: &Device) -> Result<(), String> {
-    let asked = device.clone();
+    let synced = device.clone();
     let answer = in_time(device, move || {
         // After the read, `sync` only reports errors.
-        Tensor::<1>::zeros([1], &asked).try_into_data()?;
-        asked.sync()
+        Tensor::<1>::zeros([1], &synced).try_into_data()?;
+        synced.sync()
     });
     answer?.map_err(|error| error.to_string())
 }

@@ -35,12 +35,12 @@ pub fn match_pool_sizes() -> Result<(), MemoryError> {
 ///
 /// `bytes` is the size of the gradients that a training step releases.
 pub fn recommend_size_match(bytes: usize) {
-    static SAID: Once = Once::new();
+    static WARNED: Once = Once::new();
     let config = CubeClRuntimeConfig::get();
     if matches!(config.memory.persistent_memory, PersistentMemory::SizeMatch) {
         return;
     }
-    SAID.call_once(|| {
+    WARNED.call_once(|| {
         log::warn!(
             "the memory pools of the device keep most of the {:.1} MB of gradients that each step releases. To reserve \
              about that much less, call `backburn::memory::match_pool_sizes()` first in `main`",

@@ -54,6 +54,6 @@ pub fn load_on<R>(device: &Device, load: impl FnOnce() -> R) -> R {
 
 /// Returns the device of [`load_on`], or `device` outside of it.
 pub fn load_device(device: &Device) -> Device {
-    let asked_for = LOAD_ON.with_borrow(Option::clone);
-    asked_for.unwrap_or_else(|| device.clone())
+    let chosen = LOAD_ON.with_borrow(Option::clone);
+    chosen.unwrap_or_else(|| device.clone())
 }
