@@ -10,7 +10,6 @@ use super::gradient_state::{Expecting, GradientState};
 use super::local_param::LocalParam;
 use super::tap_sink::TapSink;
 use crate::pass::{BlockReads, ClosureKind, Graph, Pass, ReadMode, Scope, Stage, StepEvent};
-use crate::placement::Residency;
 use crate::tap::tap;
 
 /// Panics if an adapter of the offloaded parameter at `base` is read outside of a block. Burn adds base and adapter,
@@ -223,10 +222,7 @@ impl LocalParam {
         if self.is_offloaded && Arc::ptr_eq(graph, &pass.graph) {
             self.pin();
         }
-        let value = match self.assigned {
-            Residency::Aliased => self.master.value(),
-            _ => self.resident_value(&mut state.copy, CopyLifetime::Graph),
-        };
+        let value = self.resident_value(&mut state.copy, CopyLifetime::Graph);
         let tick = self.clock.lock().tick(&mut graph.position.lock());
         let runs_backward =
             pass.closure_kind == ClosureKind::Backward && Arc::ptr_eq(graph, &pass.graph);

@@ -40,7 +40,10 @@ impl MasterParam {
                 }
                 gradients.fold(first, AnyTensor::added)
             }
-            None => match self.take_accumulated(pass) {
+            None if self.completes_in_state(pass) => {
+                return self.step(pass, self.value().zeros_like().into());
+            }
+            None => match self.take_sum(pass) {
                 Some(sum) => sum,
                 None => return,
             },
@@ -67,22 +70,22 @@ impl MasterParam {
         }
     }
 
-    /// Returns the accumulated sum, for a parameter without a gradient in this pass. If earlier micro-batches are in the
-    /// optimizer state, steps the parameter with a gradient of zeros instead.
-    fn take_accumulated(&self, pass: &Arc<Pass>) -> Option<AnyTensor> {
+    /// Returns `true` if this pass updates a parameter whose earlier micro-batches are in the optimizer state.
+    fn completes_in_state(&self, pass: &Pass) -> bool {
+        let updates = pass.pipeline.gradient_use == GradientUse::Update && !pass.has_failed();
+        updates && matches!(self.state.lock().accumulated, Accumulated::InOptimizerState)
+    }
+
+    /// Returns the accumulated sum, for a parameter without a gradient in this pass.
+    fn take_sum(&self, pass: &Pass) -> Option<AnyTensor> {
         if pass.pipeline.gradient_use == GradientUse::Accumulate || pass.has_failed() {
             return None;
         }
         let mut state = self.state.lock();
-        let sum = match &state.accumulated {
-            Accumulated::Sum(sum) => (**sum).clone(),
-            Accumulated::InOptimizerState if pass.pipeline.gradient_use == GradientUse::Update => {
-                drop(state);
-                self.step(pass, self.value().zeros_like().into());
-                return None;
-            }
-            _ => return None,
+        let Accumulated::Sum(sum) = &state.accumulated else {
+            return None;
         };
+        let sum = (**sum).clone();
         if pass.pipeline.consumes_sums {
             state.accumulated = Accumulated::Nothing;
         }
