@@ -115,7 +115,7 @@ impl Pass {
         if !self.scaled.load(Ordering::Relaxed) {
             self.fail(FailedIn::Closure, FusedError::LossNotScaled);
         }
-        !matches!(*self.stage.lock(), Stage::Failed(_))
+        !self.has_failed()
     }
 
     /// Returns `true` after the end of the pass. Then it reports no failure.

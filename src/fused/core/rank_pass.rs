@@ -29,9 +29,26 @@ pub(in crate::fused) struct RankPass {
 }
 
 impl RankPass {
-    /// Runs `work`, the forward and backward pass, then reports the remaining gradients. If `is_complete`, `work` must return the
-    /// stand-ins of all applied gradients, as a `TrainStep` of Burn does; otherwise it may leave out all of them.
+    /// Runs `work`, the forward and backward pass, then reports the remaining gradients. `work` may leave out the
+    /// stand-ins of all applied gradients.
     pub(in crate::fused) fn run<R>(
+        &self,
+        work: impl FnOnce() -> Result<(R, GradientsParams), FusedError>,
+    ) -> Result<R, FusedError> {
+        self.run_with(false, work)
+    }
+
+    /// Runs `work` as [`run`](Self::run) does. `work` must return the stand-ins of all applied gradients, as a
+    /// `TrainStep` of Burn does.
+    #[cfg(feature = "train")]
+    pub(in crate::fused) fn run_complete<R>(
+        &self,
+        work: impl FnOnce() -> Result<(R, GradientsParams), FusedError>,
+    ) -> Result<R, FusedError> {
+        self.run_with(true, work)
+    }
+
+    fn run_with<R>(
         &self,
         is_complete: bool,
         work: impl FnOnce() -> Result<(R, GradientsParams), FusedError>,

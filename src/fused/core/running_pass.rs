@@ -66,7 +66,7 @@ impl<'a, M: Module> RunningPass<'a, M> {
         forward: impl FnOnce(&M) -> L,
     ) -> Result<L, FusedError> {
         let (rank, model) = (&self.rank_passes[0], &self.attached_modules[0].module);
-        rank.run(false, || rank.forward_backward(model, forward))
+        rank.run(|| rank.forward_backward(model, forward))
     }
 
     /// Returns an error if the backward passes of all ranks together have reached no parameter, unless they belong to a step that
@@ -82,8 +82,8 @@ impl<'a, M: Module> RunningPass<'a, M> {
         checks.reduce(Result::or).unwrap_or(Ok(()))
     }
 
-    /// Returns the failure of the pass, if there is one; of several ranks, that of the first to fail.
-    pub(super) fn check(&self) -> Result<(), FusedError> {
+    /// Takes the failure out of the pass and returns it as an error; of several ranks, that of the first to fail.
+    pub(super) fn take_failure(&self) -> Result<(), FusedError> {
         let failures = self.rank_passes.iter().enumerate();
         let failures =
             failures.filter_map(
@@ -124,7 +124,7 @@ impl<'a, M: Module> RunningPass<'a, M> {
                 transfers.wait();
             }
         }
-        self.check()
+        self.take_failure()
     }
 
     /// Commits the pass on all ranks that have begun it, or rolls it back, and restores the values of the retained parameters.

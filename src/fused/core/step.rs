@@ -35,8 +35,7 @@ impl<M: Module> Core<M> {
             }
             return self.resume_end_panic(ended);
         }
-        let session = &self.ranks.attached_modules[0].session;
-        session.optimizer.lock().learning_rate = learning_rate;
+        self.ranks.session().optimizer.lock().learning_rate = learning_rate;
         let ended = catch(|| match schedule {
             StepSchedule::OnePass => {
                 let pipeline = self.policies.pipeline(GradientUse::Update, None);
@@ -192,7 +191,7 @@ impl<M: Module> Core<M> {
     ) -> Result<R, FusedError> {
         self.reports.last = StepReport::default();
         let (gradient_use, ranks) = (pipeline.gradient_use, &self.ranks);
-        let session = &ranks.attached_modules[0].session;
+        let session = ranks.session();
         let numbers = match (numbers, kind) {
             (Some(numbers), _) => numbers,
             (None, ClosureKind::Nothing) => StepNumbers::default(),
@@ -214,10 +213,10 @@ impl<M: Module> Core<M> {
         let mut running_pass = RunningPass::begin(&mut self.ranks, settings);
         let output = catch(|| run(&running_pass)).unwrap_or_else(|panic| {
             // The closure may panic because of an earlier failure in it. A block fails its pass, then panics.
-            running_pass.check()?;
+            running_pass.take_failure()?;
             panic.resume()
         })?;
-        running_pass.check()?;
+        running_pass.take_failure()?;
         if !running_pass.rank_passes[0].local_params.retained.is_empty() {
             running_pass.apply_retained(gradient_use)?;
         }
@@ -225,8 +224,7 @@ impl<M: Module> Core<M> {
         drop(running_pass);
         let end_panic = self.end_panic.get_mut();
         *end_panic = end_panic.take().or(panic);
-        let attached = &self.ranks.attached_modules[0];
-        self.reports.report(attached, reports);
+        self.reports.report(self.ranks.attached(), reports);
 
         // Other ranks may have sent gradients to a rank after its part, and remote devices report failures late.
         if self.ranks.remote {

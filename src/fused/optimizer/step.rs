@@ -159,7 +159,7 @@ impl<M: Module> FusedOptimizer<M> {
         self.core
             .step(learning_rate, ClosureKind::Backward, &mut |running| {
                 let (rank, model) = (&running.rank_passes[0], &running.attached_modules[0].module);
-                rank.run(false, || {
+                rank.run(|| {
                     let (output, gradients) = train(model);
                     rank.check_reached(model, &gradients)?;
                     Ok((output, gradients))
@@ -176,7 +176,8 @@ impl<M: Module> FusedOptimizer<M> {
     ) -> Result<R, FusedError> {
         self.core
             .step(learning_rate, ClosureKind::Backward, &mut |running| {
-                running.rank_passes[0].run(true, || Ok(train(&running.attached_modules[0].module)))
+                running.rank_passes[0]
+                    .run_complete(|| Ok(train(&running.attached_modules[0].module)))
             })
     }
 

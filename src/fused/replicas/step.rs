@@ -91,7 +91,7 @@ impl<M: Module + 'static> FusedReplicas<M> {
     ) -> Result<Vec<R>, FusedError> {
         let batches = self.by_rank(batches)?;
         let work: Work<M, B, R> =
-            Arc::new(move |model, rank, batch| rank.run(false, || Ok(train(model, batch))));
+            Arc::new(move |model, rank, batch| rank.run(|| Ok(train(model, batch))));
         let Self { core, threads } = self;
         core.step(
             Some(learning_rate.into()),
@@ -114,7 +114,7 @@ impl<M: Module + 'static> FusedReplicas<M> {
         train: impl Fn(&M, B) -> (R, GradientsParams) + Send + Sync + 'static,
     ) -> Result<Vec<R>, FusedError> {
         let work: Work<M, B, R> =
-            Arc::new(move |model, rank, batch| rank.run(true, || Ok(train(model, batch))));
+            Arc::new(move |model, rank, batch| rank.run_complete(|| Ok(train(model, batch))));
         let Self { core, threads } = self;
         core.step(learning_rate, ClosureKind::Backward, &mut |running| {
             threads.run(running, batches(), &work)
@@ -128,9 +128,7 @@ impl<M: Module + 'static> FusedReplicas<M> {
         forward: impl Fn(&M, B) -> L + Send + Sync + 'static,
     ) -> Result<Vec<L>, FusedError> {
         let work: Work<M, B, L> = Arc::new(move |model, rank, batch| {
-            rank.run(false, || {
-                rank.forward_backward(model, |model| forward(model, batch))
-            })
+            rank.run(|| rank.forward_backward(model, |model| forward(model, batch)))
         });
         let Self { core, threads } = self;
         let is_step = learning_rate.is_some();
