@@ -35,7 +35,7 @@ impl Resident {
         config: &FusedConfig,
         accumulates: bool,
     ) -> Self {
-        let request = config.placement_policy();
+        let policy = config.placement_policy();
         let is_buffered = matches!(
             config.clipping,
             Some(GlobalNormClippingConfig::ExactInBuffer(_))
@@ -45,7 +45,7 @@ impl Resident {
         let mut in_flight = StatesInFlight::within(config.max_bytes_in_flight);
         let mut resident = Self::default();
         for (parameter, state) in parameters.iter().zip(states) {
-            let (bytes, tier) = (parameter.bytes(), parameter.tier(&request));
+            let (bytes, tier) = (parameter.bytes(), parameter.tier(&policy));
             match tier {
                 StorageTier::Host => resident.host_weights += bytes,
                 StorageTier::Device | StorageTier::StateOnHost => resident.weights += bytes,
@@ -65,13 +65,13 @@ impl Resident {
                 resident.gradient_in_f32 = resident.gradient_in_f32.max(in_f32);
             }
             let device = &mut resident.states;
-            match request.offload {
+            match policy.offload {
                 Some(_) => resident.host_states += sum,
                 None => *device += sum,
             }
             match tier {
                 StorageTier::Host => {
-                    let dtype = request.compute_dtype(parameter.dtype);
+                    let dtype = policy.compute_dtype(parameter.dtype);
                     let copy = parameter.elements() * dtype.size();
                     resident.copies += copy;
                     resident.host_states += state + average;

@@ -34,7 +34,7 @@ pub(crate) enum StepSchedule {
     Adaptive,
     /// Two passes: the first measures all gradients, the second applies them.
     TwoPass,
-    /// Three passes: one runs the closure and stores the gradients, one measures them, one applies them.
+    /// One pass of the closure, which stores the gradients, then two without a closure, which measure and apply them.
     Buffered,
 }
 

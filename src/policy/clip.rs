@@ -27,9 +27,9 @@ pub enum GlobalNormClippingConfig {
     /// 2023](https://arxiv.org/abs/2306.09782)). The result is that of clipping before a stock update. The cost is a
     /// second forward and backward pass instead of the memory of the gradients.
     Exact(#[serde(with = "max_norm")] f64),
-    /// One pass, whose gradients stay in the buffer of micro-batches until the norm is known. The result, including
-    /// random numbers, is that of clipping before a stock update. The buffer takes the memory of the gradients, and the
-    /// closure runs once. With [offload](crate::FusedConfig::offload) the gradients are in host memory, and take no
+    /// One pass of the closure, whose gradients stay in the buffer of micro-batches until the norm is known. The result,
+    /// including random numbers, is that of clipping before a stock update. The buffer takes the memory of the gradients,
+    /// and the closure runs once. With [offload](crate::FusedConfig::offload) the gradients are in host memory, and take no
     /// device memory.
     ///
     /// A step that fails after its backward pass, or is skipped because of an overflow, also drops gradients that were

@@ -31,9 +31,9 @@ impl<M: Module> FusedOptimizer<M> {
     /// without `Param::val()`. A panic in `forward` is passed on. In all these cases every parameter and state is
     /// unchanged, and the step can be repeated, except after a panic in the second run of a recomputed block.
     ///
-    /// If the optimizer panics (Burn's Muon on a parameter that is not of rank 2), parameters whose gradient had not
-    /// arrived are unchanged. The optimizer state of the parameter is lost, unless it is offloaded. The message says if
-    /// the parameter keeps its value, was updated, or has lost its value because the optimizer panicked while it wrote
+    /// If the optimizer panics (Burn's Muon on a parameter that is not a matrix), parameters whose gradient had not
+    /// arrived are unchanged. The optimizer state of the parameter is lost, unless it is offloaded. The message says
+    /// whether the parameter kept its value, was updated, or lost its value because the optimizer panicked while it wrote
     /// in place.
     pub fn step<L: Loss>(
         &mut self,
