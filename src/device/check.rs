@@ -101,7 +101,7 @@ fn is_there(device: &Device) -> Result<(), FusedError> {
         device: format!("{device:?}"),
         reason,
     };
-    if let Some(found) = catch_message(|| listed(device)).map_err(not_there)?
+    if let Some(found) = catch_message(|| devices_of_backend(device)).map_err(not_there)?
         && !found.contains(device)
     {
         return Err(not_there(match found.len() {
@@ -123,7 +123,7 @@ fn is_there(device: &Device) -> Result<(), FusedError> {
 }
 
 /// Returns the devices of the same kind on this machine, if they have numbers.
-fn listed(device: &Device) -> Option<Vec<Device>> {
+fn devices_of_backend(device: &Device) -> Option<Vec<Device>> {
     #![allow(unreachable_patterns, unused_variables)] // The variants depend on the features.
     let list = |kind: DeviceType| Some(Device::enumerate(kind).iter().cloned().collect::<Vec<_>>());
     match device.as_dispatch() {

@@ -6,28 +6,28 @@ mod offloaded;
 mod query;
 mod removed;
 mod states;
+mod step_one;
 
 use std::collections::HashMap;
 
+use backburn_base::AnyTensor;
 use backburn_base::caught::Caught;
-use backburn_base::{AnyTensor, with_rank};
 use backburn_optim::call::Call;
 use backburn_optim::optimizer_record::{compact_records, load_in_own_memory, records_are_compact};
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
-use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamGroup, ParamId};
-use burn::optim::{GradientsParams, ModuleOptimizer, OptimizerRecord, SgdConfig};
-use burn::tensor::{Bytes, Device, Tensor};
+use burn::module::{ParamGroup, ParamId};
+use burn::optim::{ModuleOptimizer, OptimizerRecord, SgdConfig};
+use burn::tensor::{Bytes, Device};
 
 pub(crate) use extra_state::ExtraState;
 pub(crate) use extra_state_ids::{EXTRA_STATE_ID, average_id, is_average};
 pub(crate) use offloaded::Eviction;
 pub(crate) use query::{orthogonalizes, updates_are_equal};
+pub(crate) use step_one::{first_refused, step_one};
 
 use offloaded::OffloadedStates;
 use removed::{RemovedOptimizer, RemovedParameters};
 use states::{holds_codes, joined, split, with_states, written};
-
-use crate::parameters::as_inner;
 
 /// The optimizer of a training. It steps one parameter at a time with Burn's own [`ModuleOptimizer`], so every optimizer,
 /// parameter group, learning rate, clipping and record of Burn works unchanged.
@@ -315,70 +315,4 @@ pub(crate) struct Stepped {
     pub(crate) eviction: Option<Eviction>,
     /// The panic of the optimizer.
     pub(crate) result: Result<(), Caught>,
-}
-
-/// Returns the path of the first parameter that `optimizer` can't step, with its panic. Each parameter has its path, and zeros of its
-/// shape and type.
-pub(crate) fn first_refused<'a>(
-    optimizer: &ModuleOptimizer,
-    mut parameters: impl Iterator<Item = (ParamId, &'a str, AnyTensor)>,
-) -> Option<(&'a str, Caught)> {
-    parameters.find_map(|(id, path, zeros)| {
-        // A clone for each, so that no more than one state exists twice.
-        let mut optimizer = optimizer.clone();
-        let step = || step_one(&mut optimizer, 0.0.into(), path, id, zeros.clone(), zeros);
-        let stepped = Call::default().make(step).0;
-        stepped.err().map(|panic| (path, panic))
-    })
-}
-
-/// Steps the parameter at `path` with `optimizer`, and returns its new value.
-pub(crate) fn step_one(
-    optimizer: &mut ModuleOptimizer,
-    learning_rate: ModuleLearningRate,
-    path: &str,
-    id: ParamId,
-    value: AnyTensor,
-    gradient: AnyTensor,
-) -> AnyTensor {
-    with_rank!(value.shape().num_dims(), D => {
-        let mut gradients = GradientsParams::new();
-        gradients.register(id, gradient.of_rank::<D>());
-        // Burn asks the parameter for its autodiff state before it takes the inner value.
-        let value = Tensor::from_inner(value.of_rank::<D>());
-        let param = Param::initialized(id, value);
-        let stepped = optimizer.step(learning_rate, NamedParam { path, param }, gradients);
-        stepped.param.into_value().inner().into()
-    })
-}
-
-/// A module of one parameter that reports the parameter's path to a mapper: parameter groups match by path, and
-/// optimizer records store it.
-#[derive(Clone, Debug)]
-struct NamedParam<'a, const D: usize> {
-    path: &'a str,
-    param: Param<Tensor<D>>,
-}
-
-impl<const D: usize> Module for NamedParam<'_, D> {
-    as_inner!(param);
-
-    fn fork(self, device: &Device) -> Self {
-        let param = self.param.fork(device);
-        Self { param, ..self }
-    }
-
-    fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
-        // Burn joins the names of the entered modules with dots, so one name can hold the path.
-        visitor.enter_module(self.path, "Parameter");
-        self.param.visit(visitor);
-        visitor.exit_module(self.path, "Parameter");
-    }
-
-    fn map<M: ModuleMapper>(self, mapper: &mut M) -> Self {
-        mapper.enter_module(self.path, "Parameter");
-        let param = Module::map(self.param, mapper);
-        mapper.exit_module(self.path, "Parameter");
-        Self { param, ..self }
-    }
 }

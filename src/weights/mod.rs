@@ -19,6 +19,7 @@ mod attach;
 mod attached_module;
 mod copy;
 mod entry;
+mod entry_checks;
 mod export;
 mod fetch_on_read;
 mod frozen;
