@@ -1,3 +1,16 @@
+//! Untracked tensors of increasing depth on the autodiff tape ("ticks").
+//!
+//! # Invariants
+//!
+//! - Burn's backward pass runs the tape by depth, deepest first. A node is one deeper than its deepest input, tracked or
+//!   not. Without a clock the tap of a leaf would have depth 1 and run last, with all gradients alive.
+//! - The second input of the tap of a read is the tick at the [`Position`] of the graph, so the tap runs right after its
+//!   consumer.
+//! - Ticks affect memory. They affect results only where three or more gradients of a tensor deeper than the clock are
+//!   added: the order changes.
+//! - Ticks are no parents in the graph, and later passes reuse them. Each backward pass of the process visits all of them
+//!   and allocates a list for each level of depth, so a clock has no more than one graph needs.
+
 use std::sync::Arc;
 
 use backburn_base::lift;
@@ -22,17 +35,7 @@ const MOST_TICKS: usize = 8;
 /// Maximum number of ticks between two collections.
 const MOST_UNCOLLECTED: usize = 512;
 
-/// Untracked tensors of increasing depth on the autodiff tape.
-///
-/// Burn's backward pass runs the tape by depth, deepest first. The depth of a node is one more than
-/// the maximum of its inputs, tracked or not. Without a clock, the tap of a leaf would have depth 1 and fire
-/// last, with all gradients alive at the end. The second input of the tap of a read is the tick at the [`Position`] of the graph, so the
-/// tap fires right after its consumer. Ticks affect memory. They affect results only where three or more gradients of a tensor deeper
-/// than the clock are added: the order changes.
-///
-/// Untracked inputs are not graph parents: ticks add nothing to the traversal and are reused by
-/// later passes. Each backward pass of the process visits all ticks, and allocates a list for each level of depth, so a clock has no
-/// more than the operations of one graph need.
+/// The ticks of one device and checkpointing strategy.
 #[derive(Debug)]
 pub(crate) struct Clock {
     device: Device,

@@ -1,3 +1,16 @@
+//! Flow control between ranks.
+//!
+//! # Invariants
+//!
+//! - A gradient waits at the owner for those of the other ranks. A rank waits, without a timeout, if it has sent more
+//!   bytes than the slowest rank plus the limit. The slowest rank never waits. So ranks with opposite orders make
+//!   progress, and a gradient may be larger than the limit.
+//! - A rank waits inside Burn's backward pass, which locks its autodiff graph. Ranks that compute with one tracked tensor
+//!   share the graph. So no backward pass begins before the last forward pass ends, unless all gradients fit into the
+//!   limit.
+//! - A rank that has requested its backward pass and makes no progress is deadlocked, and so is one that is deadlocked
+//!   in a block. If the closure runs the backward pass itself, progress is unknown until its first gradient arrives.
+
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -13,17 +26,7 @@ const UNKNOWN_PHASE_TIMEOUT: Duration = Duration::from_secs(300);
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Deadlock;
 
-/// Flow control between ranks: a limit on how far one rank may be ahead of another in a backward pass.
-///
-/// A gradient that has arrived waits at the owner for the gradients of the other ranks. A rank waits, without a
-/// timeout, if it has sent more bytes than the slowest rank plus the limit. The slowest rank never waits. So ranks that
-/// compute their gradients in opposite orders make progress, and a gradient may be larger than the limit.
-///
-/// A rank waits inside Burn's backward pass, which locks its autodiff graph. If both ranks compute with one tracked
-/// tensor, that is also the graph of the slowest rank. So no backward pass begins before the last forward pass ends, unless
-/// all gradients fit into the limit.
-/// A rank that has requested its backward pass and makes no progress is deadlocked, and so is one that is deadlocked
-/// in a block. If the closure runs the backward pass itself, progress is unknown until its first gradient arrives.
+/// A limit on how far one rank may be ahead of another in a backward pass.
 #[derive(Debug)]
 pub(crate) struct Flow {
     /// Maximum difference of the bytes sent by two ranks.
