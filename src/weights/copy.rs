@@ -3,8 +3,8 @@
 //! | residency | a copy is fetched | and dropped |
 //! |---|---|---|
 //! | [`Aliased`](Residency::Aliased) | never: the master's value is used | |
-//! | [`Cached`](Residency::Cached) | with the first read, and after every update | when the next copy has arrived; a copy from the host before the next is fetched |
-//! | [`OnDemand`](Residency::OnDemand) | with a read; from the host for a block, before it | with the graph that has read it, or with the run of the block |
+//! | [`Cached`](Residency::Cached) | with the first read, and after every update | after the next copy has arrived; from the host, before the next copy is fetched |
+//! | [`OnDemand`](Residency::OnDemand) | with a read; from the host and for a block, before the block | with the graph that has read it, or with the run of the block |
 //! | [`Gathered`](Residency::Gathered) | with a read | with the graph that has read it |
 //!
 //! If a parameter on the host is read outside of a recomputed block, the graph of the whole pass holds its copy. The copy is

@@ -25,13 +25,13 @@ pub(crate) struct Handle {
     change: Change,
 }
 
-/// The change of the module that holds a handle, in a closure. On CPU backends its placeholder does not show it.
+/// A change of the module in a closure, as its handle records it. On CPU backends the placeholder does not show it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Change {
     Nothing,
-    /// To its own device: another device shows in the placeholder.
+    /// Moved, to the device on which it is. A move to another device shows in the placeholder.
     Moved,
-    /// By a mapper, such as that of `no_grad`, and perhaps moved.
+    /// Mapped, as by `no_grad`, and perhaps also moved.
     Mapped,
 }
 
@@ -161,7 +161,7 @@ impl Reparameterization for Handle {
     /// The placeholder shows which value to return: `valid` and `no_grad` on the module also act on the placeholder.
     fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
         let local_param = &self.local_param;
-        // Every operation makes another node, also one that returns its input.
+        // The unchanged placeholder: any operation, also one that returns its input, makes another node.
         if self.node.is_some() && node(&base) == self.node {
             return local_param.read().of_rank();
         }
@@ -176,7 +176,7 @@ impl Reparameterization for Handle {
         }
         let value = match node(&base) {
             None => self.read_untrained(self.valid_since.unwrap_or(u64::MAX)),
-            // `no_grad` makes another node, and nodes are numbered as operations.
+            // `no_grad` makes a node, whose id is the number of operations so far.
             Some(made) if !base.is_tracked() && self.change != Change::Moved => {
                 local_param.constant_of(self.read_untrained(made.value))
             }

@@ -200,9 +200,8 @@ impl MasterParam {
         mean.map_or_else(|| self.value(), AnyTensor::from)
     }
 
-    /// Keeps an average by `config`, and registers it in `optimizer`, which has extra state for averages. The average
-    /// continues from what the optimizer has loaded, otherwise from the previous average, otherwise from the
-    /// value at [`start_average`](Self::start_average).
+    /// Keeps an average by `config` in the extra state of `optimizer`. It continues the loaded average, otherwise the previous one,
+    /// otherwise it starts from the value at [`start_average`](Self::start_average).
     pub(crate) fn keep_average(
         &self,
         config: &WeightAveragingConfig,

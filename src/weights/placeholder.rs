@@ -66,9 +66,8 @@ fn panics_on_read(device: &Device) -> bool {
     }
 }
 
-/// Creates the placeholder of the parameter at `path`, under autodiff. On devices where a read does not panic, a
-/// backward pass through the placeholder panics with the path. For this it is tracked and deeper than `below`, and
-/// therefore deeper than all taps. So it panics before any parameter is updated.
+/// Creates the placeholder of the parameter at `path`, under autodiff. If a read does not panic on `device`, a backward pass through
+/// it does, before any update: it is tracked, and deeper than `below` and therefore than all taps.
 pub(super) fn placeholder<const D: usize>(
     path: &Arc<str>,
     shape: &Shape,
@@ -98,9 +97,8 @@ impl GradientSink for Trap {
     }
 }
 
-/// The address and strides of a tensor, which distinguish a placeholder from a tensor that has replaced it. `None` if
-/// the backend has no addresses, and for tensors that `ndarray` has not copied yet (a placeholder, or data straight
-/// from a file).
+/// The address and strides of a tensor, to tell a placeholder from its replacement. `None` if the backend has no addresses, and for
+/// tensors that `ndarray` has not copied yet (a placeholder, or data from a file).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Identity(Option<(usize, Box<[isize]>)>);
 

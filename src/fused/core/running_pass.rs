@@ -15,9 +15,8 @@ use crate::policy::GradientUse;
 use crate::replica::Group;
 use crate::weights::{AttachedModule, MasterParam, ParameterReport};
 
-/// A pass in flight. An applied gradient stays applied, also if the pass fails later. Accumulated sums end together on all ranks: a
-/// commit keeps them, and a drop rolls them back. A sum that was overwritten is then lost. [`Core::pass`](super::Core::pass) ends
-/// the running statistics.
+/// A pass in flight. [`end`](Self::end) ends accumulated sums together on all ranks: a commit keeps them, a drop rolls them back. An
+/// applied gradient stays applied, and an overwritten sum is lost. [`Core::pass`](super::Core::pass) ends the running statistics.
 pub(in crate::fused) struct RunningPass<'a, M: Module> {
     pub(in crate::fused) attached_modules: &'a mut [AttachedModule<M>],
     /// The part of each rank; empty after the end.
@@ -26,7 +25,7 @@ pub(in crate::fused) struct RunningPass<'a, M: Module> {
     pub(in crate::fused) group: Option<&'a Group>,
 }
 
-/// Runs the closures of a step in a pass. A step may have several passes.
+/// A function that runs the closures of a step in a pass. A step may have several passes.
 pub(super) type PassClosure<'a, M, R> =
     dyn FnMut(&RunningPass<'_, M>) -> Result<R, FusedError> + 'a;
 
@@ -127,9 +126,8 @@ impl<'a, M: Module> RunningPass<'a, M> {
         self.take_failure()
     }
 
-    /// Commits the pass on all ranks that have begun it, or rolls it back, and restores the values of the retained parameters.
-    /// Returns a report per parameter, over all ranks, in module order, and the panic of an observer that received the end of
-    /// the pass. Does nothing after the end.
+    /// Commits the pass on all ranks, or rolls it back; does nothing after the end. Returns a report per parameter over all ranks, in
+    /// module order, and the panic of an observer that received the end.
     pub(super) fn end(
         &mut self,
         commits: bool,
