@@ -198,11 +198,8 @@ fn check_fit<M: Module>(
     Ok(parameters)
 }
 
-/// Returns an error if the shape of a state does not fit its parameter.
-///
-/// A tensor has the shape of the parameter, or size one in some dimensions (Adafactor's
-/// rows and columns of a second moment), or the shape in a `sample` state of the optimizer (one number per block of columns).
-/// Tensors of another rank are not checked.
+/// Returns an error if a state has neither the shape of its parameter, nor size one in some dimensions (Adafactor), nor the shape in
+/// a `sample` (one number per block of columns). Tensors with another number of dimensions are not checked.
 fn check_fits(
     state: &RecordedState,
     path: &str,

@@ -29,10 +29,8 @@ use offloaded::OffloadedStates;
 use removed::{RemovedOptimizer, RemovedParameters};
 use states::{holds_codes, joined, split, with_states, written};
 
-/// The optimizer of a training. It steps one parameter at a time with Burn's own [`ModuleOptimizer`], so every optimizer,
-/// parameter group, learning rate, clipping and record of Burn works unchanged.
-///
-/// The optimizer is not cloned while training: Burn updates a state in place only while it has one owner.
+/// The optimizer of a training. It steps one parameter at a time with Burn's [`ModuleOptimizer`]. It is not cloned while training:
+/// Burn updates a state in place only while it has one owner.
 pub(crate) struct SharedOptimizer {
     optimizer: ModuleOptimizer,
     /// The optimizer without states.
@@ -85,10 +83,8 @@ impl SharedOptimizer {
         self.removed = removed;
     }
 
-    /// Drops the states of parameters that were removed from the model. Returns `true` if the other states went through
-    /// a record. This happens if `is_here` returns `true` for a parameter that was removed now or earlier, which then
-    /// starts with a fresh state. It also happens if there are many groups for removed parameters and `keeps_states`
-    /// returns `true`, so that the record changes no state.
+    /// Drops the states of removed parameters. Returns `true` if the others went through a record: if a removed parameter `is_here`
+    /// again and starts fresh, or if there are many groups and a record `keeps_states` as they are.
     pub(crate) fn remove(
         &mut self,
         parameters: Vec<ParamId>,
@@ -246,11 +242,8 @@ impl SharedOptimizer {
         offloaded.prefetch_next(id, limit, device, &self.optimizer)
     }
 
-    /// Steps `value` with `gradient`; neither has autodiff. Before the last micro-batch, the gradient is added to
-    /// the optimizer state, if the optimizer supports that.
-    ///
-    /// The step writes in place if the optimizer supports that and nothing else holds `value`; the handle in the call is dropped
-    /// before. An optimizer that panics loses the state of the parameter.
+    /// Steps `value` with `gradient`, both without autodiff, in place if nothing else holds `value`. Before the last micro-batch it adds
+    /// the gradient to the optimizer state, if supported. An optimizer that panics loses the state.
     pub(crate) fn step(
         &mut self,
         path: &str,

@@ -15,9 +15,8 @@ use super::states::{joined, written};
 use super::{SharedOptimizer, step_one};
 
 impl SharedOptimizer {
-    /// Returns why the optimizer can't step a parameter with this path, number of dimensions and type on `device`. The
-    /// check loads the parameter's state from an empty record. If formats may be unsupported, it also steps a single
-    /// element in this process, where possible.
+    /// Returns why the optimizer can't step such a parameter on `device`. It loads the state from an empty record, and steps a single
+    /// element in this process if formats may be unsupported.
     pub(crate) fn unsupported(
         &self,
         device: &Device,

@@ -14,9 +14,8 @@ pub(crate) struct RemovedParameters {
     pub(super) groups: usize,
 }
 
-/// Maximum number of groups for removed parameters. With more, the states go through a record, which drops the groups.
-/// Each group costs a comparison per step, and a record costs a copy of all states. If a record would change the states
-/// (Burn loads them in f32), all groups stay: about 250 bytes each.
+/// Maximum number of groups for removed parameters. Each costs a comparison per step. With more, the states go through a record,
+/// which copies them all. If a record would change them (Burn loads f32), the groups stay: about 250 bytes each.
 const MAX_GROUPS: usize = 32;
 
 impl RemovedParameters {

@@ -63,9 +63,8 @@ impl MuonConfig {
         with_clipping(self.build(), None)
     }
 
-    /// Returns the nearest matrix with orthonormal rows or columns, approximately. This is the Newton-Schulz iteration of the
-    /// polynomial `a x + b x^3 + c x^5`, which moves singular values towards 1. It runs the operations of Burn's `Muon` in
-    /// their order, in two buffers of the size of the `matrix` and three of the square of its shorter side.
+    /// Returns approximately the nearest matrix with orthonormal rows or columns (Newton-Schulz iteration of `a x + b x^3 + c x^5`). Runs
+    /// the operations of Burn's `Muon` in their order, in two buffers of the size of `matrix` and three squares of its shorter side.
     fn orthogonalized(&self, matrix: Tensor<2>) -> Tensor<2> {
         if matrix.shape().num_elements() == 0 {
             return matrix;

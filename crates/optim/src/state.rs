@@ -50,7 +50,7 @@ impl<R: ElementWise, const D: usize> ElementWiseState<R, D> {
     }
 }
 
-/// Kernels take quantized states before states in full precision.
+/// Returns `true` if only the last state can be a maximum: kernels take quantized states before those in full precision.
 const fn is_maximum_last(states: &[ElementState]) -> bool {
     match states {
         [] | [_] => true,

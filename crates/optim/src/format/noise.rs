@@ -55,7 +55,7 @@ impl Loop for Fill<'_> {
     }
 }
 
-/// [`lowbias32`](https://nullprogram.com/blog/2018/07/31/), a bijection that spreads every bit over all.
+/// Hashes by [`lowbias32`](https://nullprogram.com/blog/2018/07/31/), a bijection that spreads every bit over all.
 #[inline(always)]
 fn hash(mut x: u32) -> u32 {
     x = (x ^ (x >> 16)).wrapping_mul(0x7feb_352d);

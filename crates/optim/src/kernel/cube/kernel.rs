@@ -6,8 +6,7 @@ use cubecl::std::tensor::layout::linear::{LinearView, LinearViewMut};
 use super::program;
 use crate::rule::Program;
 
-/// Every unit reads a vector of elements, updates it and writes it back. They are stored as `F` and
-/// computed as `C`.
+/// Updates a vector of elements in each unit. They are stored as `F` and computed as `C`.
 #[cube(launch_unchecked, address_type = "dynamic")]
 pub(super) fn update<F: Float, C: Float, N: Size>(
     gradient: LinearView<'_, Vector<F, N>>,
