@@ -9,10 +9,8 @@ use parking_lot::Mutex;
 
 use crate::error::FusedError;
 
-/// A check for asynchronous errors: whether a kernel that writes one of the tensors has failed.
-///
-/// The launch of a kernel reports its error, so the check waits until the device's thread has launched it, not until it has run.
-/// Tensors on CPU backends are skipped.
+/// A check of the kernels that write some tensors. It waits until the device's thread has launched them, not until they have run,
+/// because the launch reports the error. Tensors on CPU backends are skipped.
 #[derive(Debug, Default)]
 pub(crate) struct AsyncErrors {
     devices: Vec<DeviceTensors>,

@@ -7,9 +7,8 @@ use burn::tensor::{Device, Tensor};
 /// The longest time to wait for threads that are at work.
 const TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Makes every CPU thread that computes on `device` allocate its permanent buffer for matrix products, as large as a
-/// cache. Otherwise each allocates it at its first such product, possibly during a measurement. A thread that is at work allocates it
-/// later, and is not waited for.
+/// Makes each CPU thread that computes on `device` allocate its permanent buffer for matrix products now, and not during a
+/// measurement. A thread at work allocates it later, and is not waited for.
 pub(crate) fn warm_threads(device: &Device) {
     if is_cubecl(device) || is_remote(device) {
         return;

@@ -12,9 +12,8 @@ use crate::config::FusedConfig;
 pub(crate) use resident::Resident;
 pub(crate) use states::{States, measure, parameters};
 
-/// Returns the bytes that a training of `model` allocates on the host: states, averages, and two gradients of the
-/// largest parameter that is stepped there. States that the optimizer can't create are not counted: the first step
-/// reports the error.
+/// Returns the bytes that a training of `model` allocates on the host: states, averages, and two gradients of the largest parameter
+/// stepped there. States that the optimizer can't create are not counted; the first step reports the error.
 pub(crate) fn host_allocation<M: Module>(
     model: &M,
     optimizer: &ModuleOptimizer,

@@ -15,11 +15,9 @@ use burn::tensor::{GradientCheckpointingStrategy, Tensor};
 use super::map::{ValuesInOrder, map_params};
 use crate::quantized::weight_of_values;
 
-/// Returns the ids of the running statistics of `module`. It only reads: other threads may be computing with them.
-///
-/// A visitor receives a parameter itself, but a statistic as a parameter that is created for the visit. While the
-/// parameters of the first visit are held, a second visit therefore finds a statistic at another address.
+/// Returns the ids of the running statistics of `module`, which it only reads: other threads may compute with it.
 pub(crate) fn running_statistics<M: Module>(module: &M) -> HashSet<ParamId> {
+    // A visitor receives a statistic as a parameter created for the visit: while the first is held, the second has another address.
     let (held, again) = (list(module), list(module));
     // Quantized values of an adapter are also shown as a parameter that is created for the visit.
     let of_both = held

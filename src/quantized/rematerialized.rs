@@ -22,10 +22,8 @@ use burn::tensor::Tensor;
 
 use super::weight::ComposedWeight;
 
-/// Composes a weight from factors that may be trained.
-///
-/// The backward pass rematerializes the weight, and the tape holds nothing of its size. Its gradient is dropped as
-/// soon as those of the factors are computed.
+/// Composes a weight from factors that may be trained. The tape holds nothing of its size: the backward pass rematerializes it, and
+/// drops its gradient as soon as those of the factors are computed.
 pub(super) fn rematerialized(weight: ComposedWeight, a: Tensor<2>, b: Tensor<2>) -> Tensor<2> {
     if !a.is_autodiff() {
         return weight.composed(a, b);

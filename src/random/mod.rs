@@ -37,11 +37,8 @@ impl Seeds {
     }
 }
 
-/// The seeds of the steps of a training, drawn from the device's generator, so that a seeded program is
-/// reproducible.
-///
-/// Reading a number from a CubeCL device waits for the device. So only the first step that needs a seed draws a number,
-/// and the seeds of all steps are derived from it.
+/// The seeds of the steps of a training, drawn from the device's generator, so that a seeded program is reproducible. On a CubeCL
+/// device only the first is drawn, because reading a number waits for the device; the others are derived from it.
 #[derive(Debug, Default)]
 pub(crate) struct StepSeeds(OnceLock<Seeds>);
 

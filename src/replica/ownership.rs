@@ -12,11 +12,12 @@ use burn::module::ParamId;
 /// ([Rajbhandari et al., 2020](https://arxiv.org/abs/1910.02054)).
 #[derive(Config, Copy, Debug, PartialEq, Eq)]
 pub enum Sharding {
-    /// All weights. Optimizer states are with the owner, and gradients are sent there when they arrive: ZeRO 1 and 2.
+    /// Each rank keeps all weights. Optimizer states are with the owner, and gradients are sent there when they arrive: ZeRO
+    /// 1 and 2.
     State,
-    /// Nothing (ZeRO 3). A weight is fetched from its owner for every read, and dropped when no operation needs it any
-    /// more. In a block under [`gradient_checkpointing`](crate::gradient_checkpointing()) it is dropped at the end of
-    /// the run of the block.
+    /// Each rank keeps only the weights that it owns (ZeRO 3). Another weight is fetched from its owner for every read, and
+    /// dropped when no operation needs it any more. In a block under
+    /// [`gradient_checkpointing`](crate::gradient_checkpointing()) it is dropped at the end of the run of the block.
     Full,
 }
 

@@ -7,10 +7,8 @@ use super::{collect_graph, next_operation};
 /// Minimum number of operations between two collections.
 const FEW: u64 = 256;
 
-/// A collector of the unreachable nodes that the unrecorded runs of a pass leave in the autodiff graph.
-///
-/// A collection visits all nodes. It runs after a sixteenth of the operations of the pass, so that few unreachable nodes exist and
-/// the total time is linear in the number of operations.
+/// A collector of the unreachable nodes that unrecorded runs of a pass leave in the autodiff graph. A collection visits all nodes, so
+/// it runs after a sixteenth of the operations of the pass: the total time is linear.
 #[derive(Debug)]
 pub(crate) struct GraphGc {
     /// Number of operations in the process when the pass began.

@@ -12,11 +12,8 @@ use parking_lot::Mutex;
 
 use super::swap_slot::no_optimizer;
 
-/// Returns an optimizer whose records contain the states of `record` at this moment. It can't step.
-///
-/// Burn's learner saves a record on another thread, during the next steps, and CubeCL reads a tensor when it is saved, after
-/// in-place updates. The snapshot reads the states as soon as a record of it is taken, and not earlier, because the learner may
-/// take none. `record` is called twice and must return the same states.
+/// Returns an optimizer whose records contain the states of `record` at this moment; it can't step. Burn's learner saves a record
+/// during later steps, so the states are read when it is taken. `record` is called twice and must return the same states.
 pub(super) fn snapshot(mut record: impl FnMut() -> OptimizerRecord) -> ModuleOptimizer {
     let snapshot = SnapshotOptimizer::default();
     let optimizer = no_optimizer().with_group(ParamGroup::all(), snapshot.clone(), None);

@@ -3,11 +3,8 @@ use std::sync::Arc;
 use burn::optim::{ModuleOptimizer, SgdConfig};
 use parking_lot::Mutex;
 
-/// A slot through which the private model and optimizer of Burn's `Learner` are replaced.
-///
-/// `Learner::optimizer_step` passes the model and a mutable reference to the optimizer to the model's
-/// `TrainStep::optimize`. If a model and an optimizer were [put](Self::put) here, that
-/// call [swaps](Self::swap) both.
+/// A slot that replaces the private model and optimizer of Burn's `Learner`: its `optimizer_step` passes both to `TrainStep::optimize`
+/// of the model, which [swaps](Self::swap) them with those [put](Self::put) here.
 #[derive(Clone)]
 pub(super) struct SwapSlot<M>(Arc<Mutex<Option<(M, ModuleOptimizer)>>>);
 

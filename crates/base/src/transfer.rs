@@ -63,15 +63,14 @@ pub fn lift<const D: usize>(
 
 /// Returns `true` if Burn would transfer a tensor directly between two servers, or between two devices of a server.
 ///
-/// This crate transfers through this process instead. A server waits forever if the other is gone, or if the tensor becomes
-/// ready during the request (`ExternalCommService` of Burn 0.22.1). The other server may also be unreachable under its address.
-/// A device does not show its server, so two devices of one server are treated as if they were on two.
+/// A server waits forever if the other is gone or the tensor becomes ready during the request (`ExternalCommService`, Burn
+/// 0.22.1), so these go through this process. A device does not show its server: two of one server count as on two.
 fn between_servers(from: &Device, to: &Device) -> bool {
     is_remote(from) && is_remote(to) && from.clone().inner() != to.clone().inner()
 }
 
-/// Like [`Tensor::to_device`], but transfers between servers go through this process. On the same device it returns the same
-/// tensor.
+/// Moves `tensor` to `device` as [`Tensor::to_device`] does, but transfers between servers go through this process. On the
+/// same device it returns the same tensor.
 pub fn to_device<const D: usize, K: Basic + 'static>(
     tensor: Tensor<D, K>,
     device: &Device,
@@ -95,7 +94,7 @@ pub fn to_device<const D: usize, K: Basic + 'static>(
     }
 }
 
-/// Like [`Module::fork`], but tensors on another server than `device` go through this process.
+/// Moves `module` to `device` as [`Module::fork`] does, but tensors on another server go through this process.
 pub fn forked<M: Module>(module: M, device: &Device) -> M {
     let devices = module.devices();
     match devices.iter().any(|from| between_servers(from, device)) {

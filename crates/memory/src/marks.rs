@@ -132,7 +132,7 @@ impl MarkLog {
         matches!(self.meter, Meter::Process)
     }
 
-    /// Whole nanoseconds, so that a JSON file reads back exactly.
+    /// Returns the seconds since the start, in whole nanoseconds, so that a JSON file reads back exactly.
     fn seconds(&self) -> f64 {
         self.start.elapsed().as_nanos() as f64 / 1e9
     }

@@ -49,7 +49,8 @@ pub(crate) struct Computed {
 }
 
 impl Computed {
-    /// `backward` computes the gradients of the inputs. One of an input that is not tracked may be `None`, or is dropped.
+    /// Creates the result with a `backward` that computes the gradients of the inputs. One of an input that is not tracked
+    /// may be `None`, or is dropped.
     pub(crate) fn new<G: Into<Option<AnyTensor>>, const N: usize>(
         output: AnyTensor,
         backward: impl FnOnce(AnyTensor) -> [G; N] + Send + 'static,

@@ -53,7 +53,7 @@ pub fn growth_of<R>(device: &Device, work: impl FnOnce() -> R) -> (R, Option<Gro
     (result, are_counted.then_some(Growth { peak, left }))
 }
 
-/// Records allocated memory from [`start`](Self::start) to [`finish`](Self::finish).
+/// A recorder of allocated memory, from [`start`](Self::start) to [`finish`](Self::finish).
 ///
 /// Start it before the first step: memory that an optimizer allocated earlier counts as `rest`. A
 /// fused optimizer reports phases, parameters and gradients to the recorder. A stock loop reports
