@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 
 use super::block_order::{BlockOrder, BlockPrefetch};
 use super::config::GradientCheckpointingConfig;
-use super::drawing::Observations;
+use super::numbers::Observations;
 use super::reads::BlockReads;
 use crate::offload::{ActivationOffload, OffloadEngine};
 use crate::random::{Seeds, StepSeeds};

@@ -7,7 +7,7 @@ mod block_order;
 mod blocks;
 mod config;
 mod context;
-mod drawing;
+mod numbers;
 mod observer;
 mod reads;
 mod scope;
@@ -34,8 +34,8 @@ pub(crate) use block_order::{BlockOrder, BlockPrefetch};
 pub(crate) use blocks::{BlockMode, Blocks};
 pub use config::GradientCheckpointingConfig;
 pub use context::{StepContext, scale_loss};
-use drawing::{Drawing, Observations};
-pub(crate) use drawing::{NumberSource, RandomRun, StepNumbers, lock_generators};
+pub(crate) use numbers::{NumberSource, RandomRun, StepNumbers, lock_generators};
+use numbers::{Observations, PassNumbers};
 pub(crate) use observer::{MemoryObserver, Observers};
 pub use observer::{StepEvent, StepObserver};
 pub(crate) use reads::{BlockReads, Graph, PendingCount, Reads};
@@ -60,7 +60,7 @@ pub(crate) struct Pass {
     /// Each running hook holds a clone.
     running_hooks: Arc<()>,
     /// The random numbers.
-    pub(crate) drawing: Drawing,
+    pub(crate) numbers: PassNumbers,
     /// The rank and its group, if there are several ranks.
     pub(crate) membership: Option<Membership>,
     /// The gradients of the retained parameters, from the backward pass until they are applied.
@@ -273,7 +273,7 @@ impl Session {
             scaled: AtomicBool::new(!scales),
             has_received: AtomicBool::new(false),
             running_hooks: Arc::default(),
-            drawing: Drawing::new(numbers),
+            numbers: PassNumbers::new(numbers),
             membership: self.membership.clone(),
             retained_gradients: Mutex::default(),
             blocks,
@@ -286,7 +286,7 @@ impl Session {
     /// Ends the pass of a rank, which is [over](Stage::Over). A pass that `commits` adds to the observations.
     pub(crate) fn end(&self, pass: &Pass, commits: bool) {
         pass.release_generators();
-        if commits && let Some(since) = pass.drawing.observed_since.get() {
+        if commits && let Some(since) = pass.numbers.observed_since.get() {
             pass.record_observations(*since);
         }
         *self.pass.lock() = None;

@@ -96,7 +96,7 @@ impl LocalParam {
                 self.master.path
             )
         });
-        pass.drawing.report_progress();
+        pass.numbers.report_progress();
         if let Some(observers) = &pass.observers {
             observers.emit(StepEvent::Read {
                 path: &self.master.path,

@@ -48,7 +48,7 @@ impl GradientSink for TapSink {
             self.pass.end_forward_numbers();
         }
         self.pass.has_received.store(true, Ordering::Relaxed);
-        self.pass.drawing.report_progress();
+        self.pass.numbers.report_progress();
         self.pending.lock().take();
         let gradient = AnyTensor(Tensor::from_dispatch(gradient));
         self.pass.guarded(FailedIn::Closure, || {

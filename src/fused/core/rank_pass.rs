@@ -54,7 +54,7 @@ impl RankPass {
         work: impl FnOnce() -> Result<(R, GradientsParams), FusedError>,
     ) -> Result<R, FusedError> {
         let wait = self.context.transfers.as_ref().map(|all| TransferWait(all));
-        if let Some(stream) = &self.pass.drawing.stream {
+        if let Some(stream) = &self.pass.numbers.stream {
             self.pass.begin_forward_numbers(stream.clone())?;
         }
         let _scope = Scope::enter_pass(&self.pass, ReadMode::Recorded(self.pass.graph.clone()));

@@ -87,7 +87,7 @@ impl<'a, M: Module> RunningPass<'a, M> {
         let failures =
             failures.filter_map(
                 |(rank, RankPass { pass, .. })| match &mut *pass.stage.lock() {
-                    Stage::Failed(failed) => Some((rank, pass.drawing.repeats, failed.by.take()?)),
+                    Stage::Failed(failed) => Some((rank, pass.numbers.repeats, failed.by.take()?)),
                     _ => None,
                 },
             );

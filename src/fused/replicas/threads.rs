@@ -97,7 +97,7 @@ fn run_rank<R>(rank_pass: &RankPass, work: impl FnOnce() -> Result<R, FusedError
         check_connected(std::slice::from_ref(group.device(*rank)))?;
         Ok(output)
     });
-    rank_pass.pass.drawing.end_turn();
+    rank_pass.pass.numbers.end_turn();
     let output = rank_pass.fail_pass_on_error(done)?;
     guard.succeed();
     Some(output)

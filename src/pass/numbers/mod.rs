@@ -138,7 +138,7 @@ impl Session {
 pub(crate) fn lock_generators(devices: &[Device], waits: bool) -> Option<Arc<RngLock>> {
     // On a thread of a pool, the other step may only be below on the stack.
     let outer = Scope::current().filter(|_| !is_in_pool());
-    let shared = outer.and_then(|scope| scope.pass.drawing.lock.lock().clone());
+    let shared = outer.and_then(|scope| scope.pass.numbers.lock.lock().clone());
     shared.or_else(|| RngLock::take(&GENERATORS, devices, waits).map(Arc::new))
 }
 
@@ -147,7 +147,7 @@ type SinceSeed = Mutex<Option<RandomStream>>;
 
 /// The random numbers of one rank in a pass.
 #[derive(Debug, Default)]
-pub(crate) struct Drawing {
+pub(crate) struct PassNumbers {
     /// The lock of the generators, to the end of the forward pass, or of the pass if a block drew.
     lock: Mutex<Option<Arc<RngLock>>>,
     /// The numbers with which the forward pass begins; `None` if it continues those of the program.
@@ -168,7 +168,7 @@ pub(crate) struct Drawing {
     pub(super) observed_since: OnceLock<Option<usize>>,
 }
 
-impl Drawing {
+impl PassNumbers {
     pub(super) fn new(numbers: StepNumbers) -> Self {
         Self {
             is_locked_between_passes: numbers.repeats && numbers.lock.is_some(),
@@ -207,8 +207,8 @@ impl Pass {
     ///
     /// If the model is known to draw, and another rank keeps its turn and makes no progress.
     pub(crate) fn begin_forward_numbers(&self, mut stream: RandomStream) -> Result<(), FusedError> {
-        let drawing = &self.drawing;
-        if drawing.lock.lock().is_none() {
+        let numbers = &self.numbers;
+        if numbers.lock.lock().is_none() {
             return Ok(());
         }
         if let Some(member) = &self.membership {
@@ -221,27 +221,27 @@ impl Pass {
                     return Err(locked_error(format!("rank {}", member.rank)));
                 }
                 None => return Ok(()),
-                turn => *drawing.turn.lock() = turn,
+                turn => *numbers.turn.lock() = turn,
             }
         }
-        drawing.found.lock()[REST] = Draws::Nothing;
-        drawing.start(&drawing.rest, stream);
+        numbers.found.lock()[REST] = Draws::Nothing;
+        numbers.start(&numbers.rest, stream);
         Ok(())
     }
 
     /// Ends the random numbers of the forward pass, before other ranks are waited for.
     pub(crate) fn end_forward_numbers(&self) {
-        let drawing = &self.drawing;
-        let stream = drawing.rest.lock().take();
+        let numbers = &self.numbers;
+        let stream = numbers.rest.lock().take();
         if let Some(mut stream) = stream {
             self.observe_draws(REST, &stream);
             stream.advance(Run::OutsideOfBlocks);
         }
         match self.membership {
-            Some(_) => drawing.end_turn(),
+            Some(_) => numbers.end_turn(),
             // The lock is that of the step. A step inside of the closure shares it.
-            None if drawing.is_locked_between_passes => {}
-            None if drawing.found.lock()[BLOCKS] == Draws::Numbers => {}
+            None if numbers.is_locked_between_passes => {}
+            None if numbers.found.lock()[BLOCKS] == Draws::Numbers => {}
             // These are only assumed to draw nothing.
             None if self.blocks.drawn_on.lock().iter().any(is_cubecl) => {}
             None => self.release_generators(),
@@ -253,7 +253,7 @@ impl Pass {
     fn observe_draws(&self, place: usize, stream: &RandomStream) {
         let known = self.blocks.observations.draws.lock()[place];
         let is_assumed = known != Draws::Unknown && stream.devices.iter().any(is_cubecl);
-        let mut found = self.drawing.found.lock();
+        let mut found = self.numbers.found.lock();
         // The numbers before the first seed of the forward pass are unknown, so a check would tell nothing.
         let is_unknown = place == REST && found[REST] == Draws::Unknown;
         if found[place] != Draws::Numbers && !is_unknown {
@@ -269,11 +269,11 @@ impl Pass {
 
     /// Releases the lock of the generators. Later numbers don't depend on how many this pass drew.
     pub(super) fn release_generators(&self) {
-        let lock = self.drawing.lock.lock().take();
+        let lock = self.numbers.lock.lock().take();
         if lock.is_none() {
             return;
         }
-        if let (Some(stream), Some(_)) = (&self.drawing.stream, &self.membership) {
+        if let (Some(stream), Some(_)) = (&self.numbers.stream, &self.membership) {
             stream.end();
         }
         if let Some(seeds) = self.blocks.block_seeds.get() {
@@ -286,7 +286,7 @@ impl Pass {
     /// Adds what this pass has observed to what is known of the model. `since` is the number of steps without the lock when it
     /// began to observe.
     pub(super) fn record_observations(&self, since: Option<usize>) {
-        let found = *self.drawing.found.lock();
+        let found = *self.numbers.found.lock();
         let is_disturbed = since.is_none() || since != unlocked_steps();
         let mut known = self.blocks.observations.draws.lock();
         for (known, found) in known.iter_mut().zip(found) {

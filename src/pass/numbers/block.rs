@@ -71,10 +71,10 @@ impl Scope {
                     pass.observe_draws(place, &before);
                 }
                 pass.blocks.draw_on(&stream.devices);
-                pass.drawing.start(own, stream.clone());
+                pass.numbers.start(own, stream.clone());
             }
             NumberSource::Shared => {
-                let found = &mut pass.drawing.found.lock()[BLOCKS];
+                let found = &mut pass.numbers.found.lock()[BLOCKS];
                 if *found == Draws::Nothing {
                     *found = Draws::Unknown;
                 }
@@ -92,13 +92,13 @@ impl Scope {
     /// Locks the generators for a block on `devices`. If another run has them, waits for them if `waits`. Returns `None` without
     /// the lock.
     fn lock_block(&self, devices: &[Device], waits: bool) -> Option<(Arc<RngLock>, RngLock)> {
-        let drawing = &self.pass.drawing;
+        let numbers = &self.pass.numbers;
         let lock = {
-            let mut lock = drawing.lock.lock();
+            let mut lock = numbers.lock.lock();
             let may_observe = !waits && !self.pass.is_over();
             // A model that drew nothing may begin to draw, so its blocks take the lock if it is free. In a step of two passes, only
             // one of the passes might get it.
-            if lock.is_none() && may_observe && !drawing.repeats {
+            if lock.is_none() && may_observe && !numbers.repeats {
                 *lock = RngLock::take(&GENERATORS, devices, false).map(Arc::new);
             }
             lock.clone()?
@@ -109,8 +109,8 @@ impl Scope {
 
     /// Returns the turns of blocks: among all ranks, or within the turn of this rank.
     fn turns(&self) -> &Arc<Mutex<()>> {
-        match self.pass.drawing.turn.lock().is_some() {
-            true => &self.pass.drawing.block_turns,
+        match self.pass.numbers.turn.lock().is_some() {
+            true => &self.pass.numbers.block_turns,
             false => &self.pass.blocks.observations.turns,
         }
     }
@@ -133,7 +133,7 @@ impl Scope {
     fn outer_numbers(&self) -> (usize, &SinceSeed) {
         match self.number_source() {
             Some(NumberSource::Repeated(outer)) => (BLOCKS, outer),
-            _ => (REST, &self.pass.drawing.rest),
+            _ => (REST, &self.pass.numbers.rest),
         }
     }
 }
@@ -156,7 +156,7 @@ impl RandomRun {
         // On CubeCL only the first pass observes whether blocks draw, and a later one may begin to. Ranks would repeat in turn.
         let on_cubecl = self.stream.devices.iter().any(is_cubecl);
         let is_unobserved = on_cubecl && pass.membership.is_none();
-        let source = match pass.drawing.found.lock()[BLOCKS] {
+        let source = match pass.numbers.found.lock()[BLOCKS] {
             Draws::Numbers => self.source,
             _ if is_unobserved => self.source,
             _ => NumberSource::Nothing,
