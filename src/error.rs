@@ -31,7 +31,7 @@ pub enum FusedError {
         device: String,
     },
 
-    /// The optimizer does not support a parameter, for example because of its rank.
+    /// The optimizer does not support a parameter, for example because of its number of dimensions.
     #[error("parameter `{path}` can't be trained: {reason}")]
     UnsupportedParameter {
         /// Path of the parameter; the first by name if there are several.
@@ -446,17 +446,17 @@ pub enum FusedError {
         path: String,
     },
 
-    /// The optimizer record contains a state of another rank than its parameter.
+    /// The optimizer record contains a state with another number of dimensions than its parameter.
     #[error(
-        "the optimizer record contains a state of rank {found} for parameter `{path}` of rank {expected}: the record was \
+        "the optimizer record contains a state of {found} dimensions for parameter `{path}` of {expected}: the record was \
          saved with another model and was not loaded. Load the record that was saved with this model"
     )]
     RecordRank {
         /// Path of the parameter in the model.
         path: String,
-        /// Rank of the parameter.
+        /// Number of dimensions of the parameter.
         expected: usize,
-        /// Rank in the record.
+        /// Number of dimensions in the record.
         found: usize,
     },
 

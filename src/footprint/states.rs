@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet, hash_map};
 
 use backburn_base::caught::Caught;
-use backburn_base::{AnyTensor, list, with_rank};
+use backburn_base::{AnyTensor, list, with_dims};
 use backburn_memory as memory;
 use backburn_optim::optimizer_record::{compact_records, read, to_bytes};
 use burn::module::{Module, ParamId};
@@ -206,7 +206,7 @@ fn step(
     let mut optimizer = SharedOptimizer::new(optimizer.clone(), None);
     let options = || (device, *dtype);
     let zeros = || -> AnyTensor {
-        with_rank!(shape.len(), D => Tensor::<D>::zeros(shape.to_vec(), options()).into())
+        with_dims!(shape.len(), D => Tensor::<D>::zeros(shape.to_vec(), options()).into())
     };
     let unfit = |panic: Caught| FusedError::UnsupportedParameter {
         path: path.to_string(),

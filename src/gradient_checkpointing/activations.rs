@@ -68,7 +68,7 @@ pub(super) fn each<A: Activations>(activations: &A, mut show: impl FnMut(&Tensor
 impl<const D: usize> Activations for Tensor<D> {
     fn map_floats(self, map: &mut FloatMap<'_>) -> Self {
         let mapped = map(AnyTensor::from(self).0);
-        AnyTensor::from(mapped).of_rank()
+        AnyTensor::from(mapped).of_dims()
     }
 }
 

@@ -31,7 +31,7 @@ where
             return param;
         }
         let id = param.id;
-        param.map(|value| (self.change)(id, value.into()).of_rank())
+        param.map(|value| (self.change)(id, value.into()).of_dims())
     }
 }
 
@@ -80,7 +80,7 @@ impl<C: FnMut(AnyTensor) -> AnyTensor> ModuleMapper for PutValues<C> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let values = self.values.get_mut(&param.id);
         match values.and_then(VecDeque::pop_front) {
-            Some(value) => param.map(|_before| (self.change)(value).of_rank()),
+            Some(value) => param.map(|_before| (self.change)(value).of_dims()),
             None => param,
         }
     }

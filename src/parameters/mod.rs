@@ -1,4 +1,4 @@
-//! The float parameters of a module, of any rank: mapping, and running statistics.
+//! The float parameters of a module, with any number of dimensions: mapping, and running statistics.
 
 mod as_inner;
 mod map;

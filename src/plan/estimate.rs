@@ -56,7 +56,7 @@ impl MemoryEstimate {
     ///
     /// # Panics
     ///
-    /// If the optimizer does not support a parameter, for example Muon and a parameter that is not of rank 2.
+    /// If the optimizer does not support a parameter, for example Muon and a parameter that is not a matrix.
     pub fn new<M: Module>(model: &M, optimizer: &ModuleOptimizer) -> Self {
         Self::new_with_config(model, optimizer, &FusedConfig::new())
     }

@@ -1,7 +1,7 @@
 use std::error::Error;
 use std::sync::Arc;
 
-use backburn_base::{AnyTensor, with_rank};
+use backburn_base::{AnyTensor, with_dims};
 use burn::module::{ParamGroup, ParamId};
 use burn::tensor::{DType, Device, Shape, Tensor};
 
@@ -105,9 +105,9 @@ impl<H: GradientHook> AnyHook for H {
         gradient: AnyTensor,
     ) -> Result<Option<AnyTensor>, FusedError> {
         let expected = Form::of(&gradient);
-        let flow = with_rank!(value.shape().num_dims(), D => {
-            let value = &value.clone().of_rank::<D>();
-            match self.call(HookedParameter { path, id, value }, gradient.of_rank()) {
+        let flow = with_dims!(value.shape().num_dims(), D => {
+            let value = &value.clone().of_dims::<D>();
+            match self.call(HookedParameter { path, id, value }, gradient.of_dims()) {
                 GradientFlow::Continue(gradient) => Ok(Some(AnyTensor::from(gradient))),
                 GradientFlow::Veto => Ok(None),
                 GradientFlow::Stop(reason) => Err(stopped(path, reason)),

@@ -14,7 +14,7 @@ use super::weight::{is_finite, quantized};
 /// A reparameterizer that freezes a model, quantizes its matrices to few bits, and adds an adapter to each, as Burn's
 /// [`QLora`](burn::module::QLora) does.
 ///
-/// The [`Lora`] selects the parameters to adapt: by default all of rank 2, including embedding tables. All others are
+/// The [`Lora`] selects the parameters to adapt: by default all matrices, including embedding tables. All others are
 /// frozen and otherwise unchanged. Each matrix is quantized before the next is read; a lazy one is initialized when it
 /// is read.
 ///

@@ -59,7 +59,7 @@ pub(super) fn shape_stub_of<const D: usize>(value: &Tensor<D>) -> Tensor<D> {
     }
 }
 
-/// Returns `tensor`, which has no autodiff, on `device`. The rank in its type doesn't matter.
+/// Returns `tensor`, which has no autodiff, on `device`. The number of dimensions in its type doesn't matter.
 pub(crate) fn moved<const D: usize>(tensor: Tensor<D>, device: &Device) -> Tensor<D> {
     match is_shape_stub(tensor.dtype()) && tensor.device() != *device {
         true => shape_stub(tensor.shape(), device),

@@ -2,7 +2,7 @@
 
 use std::cell::OnceCell;
 
-use backburn_base::{AnyTensor, Parameter, host, with_rank};
+use backburn_base::{AnyTensor, Parameter, host, with_dims};
 use backburn_optim::call::Call;
 use backburn_optim::optimizer_record::{RecordedState, compact_records, to_bytes};
 use burn::optim::ModuleOptimizer;
@@ -61,7 +61,7 @@ impl<'a> Sample<'a> {
         };
         let host = host(&device.inner());
         let ones = || -> AnyTensor {
-            with_rank!(shape.num_dims(), D => Tensor::<D>::ones(shape.clone(), (&host, dtype)).into())
+            with_dims!(shape.num_dims(), D => Tensor::<D>::ones(shape.clone(), (&host, dtype)).into())
         };
         let mut optimizer = self.optimizer.clone();
         let step = || step_one(&mut optimizer, 0.0.into(), path, id, ones(), ones());

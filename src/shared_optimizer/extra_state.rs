@@ -6,7 +6,7 @@ use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
 
 use backburn_base::caught::catch;
-use backburn_base::{host, with_rank};
+use backburn_base::{host, with_dims};
 use backburn_optim::AverageState;
 use backburn_optim::optimizer_record::{RecordedState, write};
 use burn::module::{ParamGroup, ParamId};
@@ -171,6 +171,6 @@ fn step_extra_state(
     path: &str,
     device: &Device,
 ) {
-    let nothing = || with_rank!(dims, D => Tensor::<D>::zeros([1; D], device).into());
+    let nothing = || with_dims!(dims, D => Tensor::<D>::zeros([1; D], device).into());
     step_one(optimizer, 0.0.into(), path, id, nothing(), nothing());
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use backburn_base::caught::catch;
-use backburn_base::{AnyTensor, MAX_RANK, host, is_remote, with_rank};
+use backburn_base::{AnyTensor, MAX_DIMS, host, is_remote, with_dims};
 use backburn_optim::call::{Call, Query};
 use backburn_optim::formats_may_refuse;
 use backburn_optim::optimizer_record::{RecordedState, read, write};
@@ -26,9 +26,9 @@ impl SharedOptimizer {
         dtype: DType,
         elements: usize,
     ) -> Option<String> {
-        if dims > MAX_RANK {
+        if dims > MAX_DIMS {
             return Some(format!(
-                "Burn's optimizers step tensors of up to {MAX_RANK} dimensions, and it has {dims}: freeze it, or keep it in another shape"
+                "Burn's optimizers step tensors of up to {MAX_DIMS} dimensions, and it has {dims}: freeze it, or keep it in another shape"
             ));
         }
         let nothing = write([RecordedState::none(id, path, dims)]);
@@ -43,7 +43,7 @@ impl SharedOptimizer {
         }
         let host = host(device);
         let one =
-            || with_rank!(dims, D => AnyTensor::from(Tensor::<D>::ones([1; D], (&host, dtype))));
+            || with_dims!(dims, D => AnyTensor::from(Tensor::<D>::ones([1; D], (&host, dtype))));
         let call = Call {
             query: Some(Query {
                 device: device.clone(),
@@ -59,7 +59,7 @@ impl SharedOptimizer {
     /// Returns the names of the tensors in the state of a parameter with this path and number of dimensions, as in the
     /// optimizer's records. Burn has no interface for these names, so this steps a single element on the default device.
     pub(crate) fn state_names(&self, id: ParamId, path: &str, dims: usize) -> Vec<String> {
-        let one = || with_rank!(dims, D => AnyTensor::from(Tensor::<D>::ones([1; D], &Device::default())));
+        let one = || with_dims!(dims, D => AnyTensor::from(Tensor::<D>::ones([1; D], &Device::default())));
         let stepped = catch(|| {
             let mut optimizer = self.fresh();
             step_one(&mut optimizer, 0.0.into(), path, id, one(), one());
@@ -95,7 +95,7 @@ pub(crate) fn updates_are_equal(
         .collect();
     let tensor = |values: [f64; 4]| {
         let values = Tensor::<1>::from_data(values, (&device, DType::F32));
-        with_rank!(dims, D => AnyTensor::from(values.reshape::<D, _>(Shape::from(shape.clone()))))
+        with_dims!(dims, D => AnyTensor::from(values.reshape::<D, _>(Shape::from(shape.clone()))))
     };
     let updated = |(id, path): (ParamId, &str)| {
         let mut optimizer = fresh.clone();
@@ -135,7 +135,7 @@ pub(crate) fn orthogonalizes(fresh: &ModuleOptimizer, id: ParamId, path: &str) -
     let (weight, gradient) = (matrix([0.0, 0.0]), matrix([1e-3, 0.9e-3]));
     let step = || {
         let stepped = step_one(&mut fresh.clone(), 1.0.into(), path, id, weight, gradient);
-        let stepped = stepped.of_rank::<2>().into_data();
+        let stepped = stepped.of_dims::<2>().into_data();
         stepped.iter::<f32>().collect::<Vec<_>>()
     };
     // The nearest orthogonal matrix is the identity. Other optimizers move all elements about as far.

@@ -1,7 +1,7 @@
 //! The step of one parameter by Burn's [`ModuleOptimizer`].
 
 use backburn_base::caught::Caught;
-use backburn_base::{AnyTensor, with_rank};
+use backburn_base::{AnyTensor, with_dims};
 use backburn_optim::call::Call;
 use burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
@@ -34,11 +34,11 @@ pub(crate) fn step_one(
     value: AnyTensor,
     gradient: AnyTensor,
 ) -> AnyTensor {
-    with_rank!(value.shape().num_dims(), D => {
+    with_dims!(value.shape().num_dims(), D => {
         let mut gradients = GradientsParams::new();
-        gradients.register(id, gradient.of_rank::<D>());
+        gradients.register(id, gradient.of_dims::<D>());
         // Burn asks the parameter for its autodiff state before it takes the inner value.
-        let value = Tensor::from_inner(value.of_rank::<D>());
+        let value = Tensor::from_inner(value.of_dims::<D>());
         let param = Param::initialized(id, value);
         let stepped = optimizer.step(learning_rate, NamedParam { path, param }, gradients);
         stepped.param.into_value().inner().into()

@@ -10,7 +10,7 @@ use std::any::Any;
 use std::fmt::{Debug, Formatter};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use backburn_base::{AnyTensor, lift, with_rank};
+use backburn_base::{AnyTensor, lift, with_dims};
 use burn::backend::DispatchTensor;
 use burn::backend::autodiff::NodeId;
 use burn::module::{ModuleVisitor, Param};
@@ -80,7 +80,7 @@ impl AppliedGradient {
 
     /// Shows the leaf to `visitor`.
     pub(super) fn visit<V: ModuleVisitor>(&self, visitor: &mut V) {
-        with_rank!(self.dims, D => {
+        with_dims!(self.dims, D => {
             if let Some(leaf) = self.leaf.downcast_ref::<Param<Tensor<D>>>() {
                 visitor.visit_float(leaf);
             }

@@ -140,7 +140,7 @@ impl Reparameterizer for HandleAttacher<'_> {
         let param = param
             .save_mapper(move |_placeholder| {
                 let value = local_param.exported(Value::Current, ExportLocation::Ordinary);
-                saved.on_save(value.of_rank())
+                saved.on_save(value.of_dims())
             })
             .load_mapper(move |_loaded| {
                 panic!(

@@ -62,7 +62,7 @@ impl Reparameterization for FetchHandle {
             None => value,
             Some(device) => value.to_device(device),
         };
-        value.of_rank()
+        value.of_dims()
     }
 }
 

@@ -163,7 +163,7 @@ impl Reparameterization for Handle {
         let local_param = &self.local_param;
         // The unchanged placeholder: any operation, also one that returns its input, makes another node.
         if self.node.is_some() && node(&base) == self.node {
-            return local_param.read().of_rank();
+            return local_param.read().of_dims();
         }
         if Identity::of(&base) != self.placeholder {
             panic!(
@@ -182,6 +182,6 @@ impl Reparameterization for Handle {
             }
             Some(_) => local_param.read(),
         };
-        value.of_rank()
+        value.of_dims()
     }
 }

@@ -1,7 +1,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use backburn_base::{AnyTensor, MAX_RANK, Parameter, list, with_rank};
+use backburn_base::{AnyTensor, MAX_DIMS, Parameter, list, with_dims};
 use burn::module::{Module, ParamId};
 use burn::tensor::{DType, Tensor};
 
@@ -147,15 +147,15 @@ impl Inventory {
     pub(crate) fn ids_with_dims(&self) -> impl Iterator<Item = (ParamId, usize)> {
         let entries = self.entries.values();
         let entries = entries.map(|entry| (entry.id, entry.shape.num_dims()));
-        entries.filter(|(_, dims)| *dims <= MAX_RANK)
+        entries.filter(|(_, dims)| *dims <= MAX_DIMS)
     }
 
     /// Returns the frozen parameters of `module`, in module order: id, number of dimensions, path. Burn has no gradients of more than
-    /// [`MAX_RANK`] dimensions.
+    /// [`MAX_DIMS`] dimensions.
     pub(super) fn frozen<M: Module>(&self, module: &M) -> Vec<(ParamId, usize, Arc<str>)> {
         let entries = list(module).into_iter();
         let entries = entries.filter_map(|it| self.get(it.param.id()));
-        let frozen = entries.filter(|it| !it.is_trained() && it.shape.num_dims() <= MAX_RANK);
+        let frozen = entries.filter(|it| !it.is_trained() && it.shape.num_dims() <= MAX_DIMS);
         let frozen = frozen.map(|it| (it.id, it.shape.num_dims(), it.path.clone()));
         frozen.collect()
     }
@@ -187,7 +187,7 @@ impl Inventory {
         let entries = entries.filter(|entry| entry.is_trained() && entry.dtype != DType::F32);
         entries.map(|entry| {
             let (shape, device) = (entry.shape.clone(), entry.device.clone().inner());
-            let zeros = with_rank!(
+            let zeros = with_dims!(
                 shape.num_dims(),
                 D => Tensor::<D>::zeros(shape, (&device, entry.dtype)).into()
             );

@@ -1,7 +1,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use backburn_base::{AnyTensor, with_rank};
+use backburn_base::{AnyTensor, with_dims};
 use burn::optim::GradientsParams;
 use burn::tensor::{DType, Device};
 use parking_lot::Mutex;
@@ -208,7 +208,7 @@ impl LocalParam {
 
     /// Returns the stand-in for the applied gradient.
     pub(super) fn applied(&self) -> Arc<AppliedGradient> {
-        let new = || with_rank!(self.master.shape.num_dims(), D => AppliedGradient::new::<D>(&self.master, self.dtype, &self.device));
+        let new = || with_dims!(self.master.shape.num_dims(), D => AppliedGradient::new::<D>(&self.master, self.dtype, &self.device));
         self.applied.get_or_init(|| Arc::new(new())).clone()
     }
 
@@ -220,7 +220,7 @@ impl LocalParam {
 
     /// Returns the state of the stand-in in the `gradients` of the current pass.
     pub(super) fn stand_in(&self, gradients: &GradientsParams) -> StandIn {
-        with_rank!(self.master.shape.num_dims(), D => {
+        with_dims!(self.master.shape.num_dims(), D => {
             let gradient = gradients.get::<D>(self.master.id);
             match (gradient, self.registered()) {
                 (None, None) => StandIn::None,

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use backburn_base::{AnyTensor, with_rank};
+use backburn_base::{AnyTensor, with_dims};
 use backburn_optim::{Average, WeightAveragingConfig};
 use burn::backend::TensorMetadata;
 use burn::module::ParamId;
@@ -149,7 +149,7 @@ impl MasterParam {
     /// Returns a placeholder for a missing value.
     pub(super) fn missing_value(&self, device: &Device) -> AnyTensor {
         let (path, shape) = (&self.path, &self.shape);
-        with_rank!(shape.num_dims(), D => unreadable::<D>(missing_message, path, shape, self.dtype, device).into())
+        with_dims!(shape.num_dims(), D => unreadable::<D>(missing_message, path, shape, self.dtype, device).into())
     }
 
     /// Returns the version of the value.

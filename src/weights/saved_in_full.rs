@@ -21,7 +21,7 @@ impl ModuleMapper for SavedInFull<'_> {
         };
         let stored = local_param
             .exported(self.value, ExportLocation::Stored)
-            .of_rank::<D>()
+            .of_dims::<D>()
             .inner();
         let (_, _, mapper) = param.clone().consume();
         param.save_mapper(move |value| {

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use backburn_base::{AnyTensor, with_rank};
+use backburn_base::{AnyTensor, with_dims};
 use backburn_memory::Category;
 use burn::backend::DispatchTensor;
 use burn::module::ParamId;
@@ -89,7 +89,7 @@ impl TapSink {
 
 /// Returns `true` if `gradients` has one of the parameter `id`, which has this number of dimensions.
 pub(super) fn has_gradient(gradients: &GradientsParams, id: ParamId, dims: usize) -> bool {
-    with_rank!(dims, D => gradients.get::<D>(id).is_some())
+    with_dims!(dims, D => gradients.get::<D>(id).is_some())
 }
 
 impl LocalParam {
@@ -163,7 +163,7 @@ impl LocalParam {
     /// Reports the gradient of a retained parameter, or without one its accumulated sum.
     pub(super) fn report_retained(&self, pass: &Arc<Pass>, gradients: &mut GradientsParams) {
         let id = self.master.id;
-        let gradient = with_rank!(
+        let gradient = with_dims!(
             self.master.shape.num_dims(),
             D => gradients.remove::<D>(id).map(AnyTensor::from)
         );

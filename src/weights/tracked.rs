@@ -65,7 +65,7 @@ pub(crate) struct TrackedTensor {
 }
 
 impl TrackedTensor {
-    /// Creates a tracked tensor described by `what`. The rank in the type of `tensor` is arbitrary.
+    /// Creates a tracked tensor described by `what`. The number of dimensions in the type of `tensor` is arbitrary.
     pub(crate) fn new<const D: usize>(tensor: Tensor<D>, what: impl FnOnce() -> String) -> Self {
         let (shape, dtype) = (tensor.shape(), tensor.dtype());
         let device = tensor.device();

@@ -7,23 +7,23 @@ use burn::tensor::{DType, Device, GradientCheckpointingStrategy, Shape, Tensor};
 
 use crate::{copy_to_device, in_type, lift, to_device};
 
-/// A float tensor of any rank, with the type of a tensor of rank 1. Burn stores the rank only in the type; neither the
-/// properties of a tensor nor element-wise operations use it. For other functions use [`of_rank`](Self::of_rank), with
-/// [`with_rank`](crate::with_rank) if the rank is known only at run time.
+/// A float tensor with any number of dimensions, with the type of a tensor of one. Burn stores the number only in the type;
+/// neither the properties of a tensor nor element-wise operations use it. For other functions use
+/// [`of_dims`](Self::of_dims), with [`with_dims`](crate::with_dims) if the number is known only at run time.
 #[derive(Clone, Debug)]
 pub struct AnyTensor(pub Tensor<1>);
 
 impl AnyTensor {
-    /// Returns the tensor with its rank in the type.
+    /// Returns the tensor with its number of dimensions in the type.
     ///
     /// # Panics
     ///
-    /// If the rank of the tensor differs.
-    pub fn of_rank<const D: usize>(self) -> Tensor<D> {
-        let rank = self.shape().num_dims();
+    /// If the tensor has another number of dimensions.
+    pub fn of_dims<const D: usize>(self) -> Tensor<D> {
+        let dims = self.shape().num_dims();
         assert!(
-            rank == D,
-            "a tensor of rank {rank} was taken for one of {D}"
+            dims == D,
+            "a tensor of {dims} dimensions was taken for one of {D}"
         );
         Tensor::from_dispatch(self.0.into_dispatch())
     }
@@ -65,22 +65,22 @@ impl AnyTensor {
     }
 }
 
-/// Largest rank that Burn's optimizers support.
-pub const MAX_RANK: usize = 8;
+/// Largest number of dimensions that Burn's optimizers support.
+pub const MAX_DIMS: usize = 8;
 
-/// Evaluates `$do` with `$D` as a constant equal to `$rank`, for the ranks that Burn's optimizers support.
+/// Evaluates `$do` with `$D` as a constant equal to `$dims`, for the numbers of dimensions that Burn's optimizers support.
 #[macro_export]
-macro_rules! with_rank {
-    ($rank:expr, $D:ident => $do:expr) => {
-        $crate::with_rank!(1 2 3 4 5 6 7 8: $rank, $D => $do)
+macro_rules! with_dims {
+    ($dims:expr, $D:ident => $do:expr) => {
+        $crate::with_dims!(1 2 3 4 5 6 7 8: $dims, $D => $do)
     };
-    ($($known:literal)*: $rank:expr, $D:ident => $do:expr) => {
-        match $rank {
+    ($($known:literal)*: $dims:expr, $D:ident => $do:expr) => {
+        match $dims {
             $($known => {
                 const $D: usize = $known;
                 $do
             })*
-            rank => unreachable!("Burn has no optimizer for a tensor of rank {rank}"),
+            dims => unreachable!("Burn has no optimizer for a tensor of {dims} dimensions"),
         }
     };
 }
@@ -113,7 +113,7 @@ where
     tensor
 }
 
-/// A float parameter of any rank.
+/// A float parameter with any number of dimensions.
 pub trait AnyParam {
     fn id(&self) -> ParamId;
 

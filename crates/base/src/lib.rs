@@ -14,7 +14,7 @@ mod vectorized;
 
 use burn::tensor::Device;
 
-pub use any::{AnyParam, AnyTensor, MAX_RANK, primitive};
+pub use any::{AnyParam, AnyTensor, MAX_DIMS, primitive};
 pub use key::ModelKey;
 pub use list::{Parameter, list, values, with_value};
 pub use read::{copy_to_device, in_memory, of_data, read};

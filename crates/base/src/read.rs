@@ -32,7 +32,7 @@ pub fn in_memory<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
     tensor
 }
 
-/// Copies the current value of `tensor`, which has no autodiff, to `device`. The rank in its type doesn't matter.
+/// Copies the current value of `tensor`, which has no autodiff, to `device`. The number of dimensions in its type doesn't matter.
 pub fn copy_to_device<const D: usize>(tensor: Tensor<D>, device: &Device) -> Tensor<D> {
     let from = tensor.device();
     // Burn transfers quantized values in a buffer of twice their length.
@@ -44,7 +44,7 @@ pub fn copy_to_device<const D: usize>(tensor: Tensor<D>, device: &Device) -> Ten
     of_data(read(tensor), device)
 }
 
-/// Creates a float tensor of `data`, in the type of the data. `Tensor::from_data` would check the rank of the type.
+/// Creates a float tensor of `data`, in the type of the data. `Tensor::from_data` would check the number of dimensions of the type.
 pub fn of_data<const D: usize>(data: TensorData, device: &Device) -> Tensor<D> {
     let device = device.as_dispatch();
     Tensor::from_dispatch(match data.dtype() {

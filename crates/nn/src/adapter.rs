@@ -15,7 +15,7 @@ pub(crate) fn adapted<const D: usize>(inputs: [AnyTensor; 4], scale: f64) -> Opt
     }
     let run = |inputs, needed| kernel(inputs, needed, scale as f32);
     let compose = |_| unreachable!("`flex` has nodes of this crate");
-    Some(operation(inputs, run, compose).of_rank())
+    Some(operation(inputs, run, compose).of_dims())
 }
 
 fn kernel(inputs: [AnyTensor; 4], needed: [bool; 4], scale: f32) -> Computed {

@@ -60,7 +60,7 @@ fn gated<const D: usize>(activation: Activation, gate: Tensor<D>, up: Tensor<D>)
         true => kernel(activation, inputs),
         false => recomputed(inputs, needed, compose),
     };
-    operation([gate.into(), up.into()], run, compose).of_rank()
+    operation([gate.into(), up.into()], run, compose).of_dims()
 }
 
 fn forward(activation: Activation, inputs: [Tensor<1>; 2]) -> Tensor<1> {

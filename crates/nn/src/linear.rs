@@ -68,14 +68,14 @@ fn multiplied<const D: usize, const N: usize>(inputs: [AnyTensor; N]) -> Tensor<
     let compose = |inputs: [AnyTensor; N]| {
         let bias = inputs.get(2).map(|bias| bias.0.clone());
         let [x, weight] = [0, 1].map(|index| inputs[index].clone());
-        burn_linear::<D>(x.of_rank(), weight.of_rank(), bias).into()
+        burn_linear::<D>(x.of_dims(), weight.of_dims(), bias).into()
     };
     let dtype = inputs[0].dtype();
     match have_kernel(&inputs) && inputs.iter().all(|it| it.dtype() == dtype) {
         true => operation(inputs, kernel, compose),
         false => compose(inputs),
     }
-    .of_rank()
+    .of_dims()
 }
 
 fn kernel<const N: usize>(inputs: [AnyTensor; N], needed: [bool; N]) -> Computed {
@@ -115,7 +115,7 @@ fn kernel<const N: usize>(inputs: [AnyTensor; N], needed: [bool; N]) -> Computed
                 true => {
                     let transposed = product(dy.transposed(), x);
                     let transposed = tensor(transposed, [d_output, d_input], &gradient);
-                    transposed.of_rank::<2>().transpose().into()
+                    transposed.of_dims::<2>().transpose().into()
                 }
                 false => tensor(product(x.transposed(), dy), layer, &gradient),
             });

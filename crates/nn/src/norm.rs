@@ -71,12 +71,12 @@ impl Norm {
             true => self.kernel(inputs),
             false => recomputed(inputs, needed, compose),
         };
-        operation(inputs, run, compose).of_rank()
+        operation(inputs, run, compose).of_dims()
     }
 
     fn forward<const D: usize, const N: usize>(self, inputs: [AnyTensor; N]) -> Tensor<D> {
         let dtype = inputs[0].dtype();
-        let x = in_type(inputs[0].clone().of_rank::<D>(), wide(dtype));
+        let x = in_type(inputs[0].clone().of_dims::<D>(), wide(dtype));
         let weight = |index: usize| in_type(inputs[index].0.clone(), wide(dtype)).unsqueeze();
         let x = match self.is_centered {
             true => x.clone() - x.mean_dim(D - 1),

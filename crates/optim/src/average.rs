@@ -28,7 +28,7 @@ struct Values {
     updates: usize,
     /// Number of updates that were counted.
     count: usize,
-    /// Mean in f32, or in f64 for a parameter in f64. It has the rank of the parameter; the rank in its type is
+    /// Mean in f32, or in f64 for a parameter in f64. It has the dimensions of the parameter; their number in its type is
     /// arbitrary. `None` before the average is started, and after an update that panicked.
     mean: Option<Tensor<1>>,
 }

@@ -132,7 +132,7 @@ fn is_added_in_parallel(matrix: &Tensor<2>) -> bool {
 ///
 /// # Errors
 ///
-/// Muon updates only matrices, as Burn's Muon does. `backburn` refuses a parameter of another rank by name before
+/// Muon updates only matrices, as Burn's Muon does. `backburn` refuses any other parameter by name before
 /// training starts (`FusedError::UnsupportedParameter`): vectors, convolutions, and stacks of experts in one tensor. In
 /// a stock loop the step panics.
 #[derive(Clone, Debug)]
@@ -192,7 +192,7 @@ impl UpdateRule<0> for Decayed {
     }
 }
 
-/// Returns an error if a parameter of this rank is not a matrix.
+/// Returns an error if a parameter with this number of dimensions is not a matrix.
 fn check_matrix<const D: usize>() -> Result<(), String> {
     if D == 2 {
         return Ok(());
@@ -237,7 +237,7 @@ impl Optimizer for Muon {
         let momentum = || {
             let (direction, state) = self.momentum.step(1.0, any, gradient, Some(state));
             // The memory layout determines the last bits of a product.
-            let matrix = AnyTensor::from(direction).of_rank::<2>();
+            let matrix = AnyTensor::from(direction).of_dims::<2>();
             let orthogonalized = match matrix.dtype() {
                 // The squares of the elements exceed the range of f16.
                 DType::F16 => {
@@ -246,7 +246,7 @@ impl Optimizer for Muon {
                 }
                 _ => self.config.orthogonalized(matrix),
             };
-            (AnyTensor::from(orthogonalized).of_rank(), state)
+            (AnyTensor::from(orthogonalized).of_dims(), state)
         };
         let (direction, state) = call::without_caller(momentum);
         let penalty = self.config.weight_decay.as_ref();

@@ -87,7 +87,7 @@ pub fn attention(
     };
     let inputs = [query, key, value].map(AnyTensor::from);
     let run = |inputs, needed| problem.run(inputs, needed);
-    operation(inputs, run, |inputs| problem.forward(inputs)).of_rank()
+    operation(inputs, run, |inputs| problem.forward(inputs)).of_dims()
 }
 
 /// Everything but the tensors that have gradients.

@@ -13,7 +13,7 @@ use crate::elements::wide;
 impl Problem {
     pub(super) fn forward(&self, inputs: [AnyTensor; 3]) -> AnyTensor {
         let dtype = inputs[0].dtype();
-        let [query, key, value] = inputs.map(|it| in_type(it.of_rank::<4>(), wide(dtype)));
+        let [query, key, value] = inputs.map(|it| in_type(it.of_dims::<4>(), wide(dtype)));
         let hidden = self.hidden(&query.device().inner());
         let hidden = hidden.map(|hidden| self.repeated(hidden));
         let query = query.reshape(self.grouped(self.head_dim));

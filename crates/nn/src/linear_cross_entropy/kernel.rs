@@ -139,7 +139,7 @@ impl Problem {
                 // One by one, so that a buffer of f32 is freed when it is converted. A single one is not copied.
                 let parts = of_weight.into_iter().map(|part| {
                     let shape = [part.len() / row, row];
-                    tensor(scaled(part, factor), shape, &like_weight).of_rank::<2>()
+                    tensor(scaled(part, factor), shape, &like_weight).of_dims::<2>()
                 });
                 let of_weight = Tensor::cat(parts.collect(), 0);
                 match is_transposed {
@@ -167,7 +167,7 @@ fn for_tiles(weight: &AnyTensor, is_transposed: bool, mut run: impl FnMut(usize,
         DType::F32 => classes,
         _ => (TILE / d_model).max(1),
     };
-    let weight: Tensor<2> = weight.clone().of_rank();
+    let weight: Tensor<2> = weight.clone().of_dims();
     for start in (0..classes).step_by(size) {
         let part = weight.clone().slice(start..classes.min(start + size));
         // Copied in the order of its memory.

@@ -102,10 +102,10 @@ pub fn linear_cross_entropy(
             false => problem.operations(inputs, needed),
         },
         |[hidden, weight]: [AnyTensor; 2]| {
-            problem.composed(hidden.of_rank(), weight.of_rank()).into()
+            problem.composed(hidden.of_dims(), weight.of_dims()).into()
         },
     )
-    .of_rank()
+    .of_dims()
 }
 
 /// Everything but the tensors that have gradients.

@@ -24,7 +24,7 @@ impl Problem {
     /// Computes the gradients of each chunk by Burn's autodiff, in the forward pass.
     pub(super) fn operations(&self, inputs: [AnyTensor; 2], needed: [bool; 2]) -> Computed {
         if !needed.contains(&true) {
-            let [hidden, weight] = inputs.map(AnyTensor::of_rank::<2>);
+            let [hidden, weight] = inputs.map(AnyTensor::of_dims::<2>);
             let loss = self.composed(hidden, weight).into();
             return Computed::new(loss, |_| [None::<AnyTensor>, None]);
         }
@@ -34,15 +34,15 @@ impl Problem {
             DType::F16 => DType::F32,
             of_hidden => of_hidden,
         };
-        let [hidden, weight] = inputs.map(|it| in_type(it.of_rank::<2>(), products));
+        let [hidden, weight] = inputs.map(|it| in_type(it.of_dims::<2>(), products));
         let options = (&hidden.device(), dtype);
         let mut loss = Tensor::<1>::zeros([1], options);
         let mut of_hidden = Vec::new();
         let mut of_weight = needed[1].then(|| Tensor::<2>::zeros(weight.dims(), options));
         for tokens in self.chunks() {
             let hidden = hidden.clone().slice(tokens.clone());
-            let hidden = leaf(&hidden.into(), needed[0]).of_rank::<2>();
-            let weight = leaf(&weight.clone().into(), needed[1]).of_rank::<2>();
+            let hidden = leaf(&hidden.into(), needed[0]).of_dims::<2>();
+            let weight = leaf(&weight.clone().into(), needed[1]).of_dims::<2>();
             let losses = self.chunk(hidden.clone(), weight.clone(), tokens);
             loss = loss + losses.clone().inner();
             let mut gradients = losses.backward();
@@ -59,7 +59,7 @@ impl Problem {
         let ignored = self.ignored(&self.targets).filter(|_| !is_empty);
         let ignored = ignored.map(|ignored| ignored.unsqueeze_dim::<2>(1));
         Computed::new(loss.into(), move |gradient| {
-            let factor = gradient.of_rank::<1>().unsqueeze::<2>();
+            let factor = gradient.of_dims::<1>().unsqueeze::<2>();
             let scaled = |all: Tensor<2>, factor| in_type(all, dtype) * factor;
             // The factor may be infinite, for example of a mean over no token. What no token reaches stays zero, as in Burn.
             let of_hidden = of_hidden.map(|all| {

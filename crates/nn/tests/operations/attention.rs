@@ -67,7 +67,7 @@ fn with_attention(
     let [batch, heads, groups, queries, keys, head_dim, value_dim] = sizes;
     let mask = of_mask.of(sizes);
     // A view, as the layers of attention have it.
-    let split = |input: &AnyTensor| input.clone().of_rank::<4>().swap_dims(1, 2);
+    let split = |input: &AnyTensor| input.clone().of_dims::<4>().swap_dims(1, 2);
     check(&Case {
         name: &format!("attention, {options:?}, mask: {of_mask:?}"),
         inputs: vec![
@@ -76,12 +76,12 @@ fn with_attention(
             vec![batch, keys, groups, value_dim],
         ],
         operation: &|inputs| {
-            let key = inputs[1].clone().of_rank();
+            let key = inputs[1].clone().of_dims();
             let (query, value) = (split(&inputs[0]), split(&inputs[2]));
             attention(query, key, value, mask.clone(), options)
         },
         stock: &|inputs| {
-            let key = repeated(inputs[1].clone().of_rank(), heads);
+            let key = repeated(inputs[1].clone().of_dims(), heads);
             let value = repeated(split(&inputs[2]), heads);
             let shape = [batch, heads, queries, keys];
             let device = Device::flex();

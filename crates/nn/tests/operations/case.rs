@@ -1,6 +1,6 @@
 //! Comparison of an operation with Burn's composition.
 
-use backburn_base::{AnyTensor, lift, of_data, with_rank};
+use backburn_base::{AnyTensor, lift, of_data, with_dims};
 use burn::module::{Param, ParamId};
 use burn::tensor::{DType, Device, GradientCheckpointingStrategy, Tensor, TensorData};
 
@@ -95,8 +95,8 @@ impl Run {
         let inputs = case.inputs.iter().enumerate();
         let inputs = inputs.map(|(index, shape)| {
             let viewed = self.input(&self.view.viewed(shape), index);
-            let view = with_rank!(shape.len(), R => {
-                AnyTensor::from(self.view.of(viewed.of_rank::<R>(), shape))
+            let view = with_dims!(shape.len(), R => {
+                AnyTensor::from(self.view.of(viewed.of_dims::<R>(), shape))
             });
             prepare(index, view)
         });
@@ -121,7 +121,7 @@ impl Run {
             lift(how.input(shape, 100).0, self.strategy)
         };
         let mut loss = self.view.sum(output.clone(), |shape| {
-            AnyTensor(weights(shape)).of_rank::<D>()
+            AnyTensor(weights(shape)).of_dims::<D>()
         });
         if self.is_used_twice {
             loss = loss + output.clone().sum() * 0.5;

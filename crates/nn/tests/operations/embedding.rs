@@ -10,7 +10,7 @@ use crate::case::{Case, assert_case, assert_same_places};
 
 fn layer(weight: &AnyTensor) -> Embedding {
     let mut layer = EmbeddingConfig::new(1, 1).init(&Device::flex());
-    layer.weight = Param::initialized(ParamId::new(), weight.clone().of_rank());
+    layer.weight = Param::initialized(ParamId::new(), weight.clone().of_dims());
     layer
 }
 

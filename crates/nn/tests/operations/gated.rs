@@ -14,7 +14,7 @@ fn layers(inputs: &[AnyTensor]) -> SwiGlu {
         let mut linear = LinearConfig::new(1, 1)
             .with_bias(false)
             .init(&Device::flex());
-        linear.weight = Param::initialized(ParamId::new(), weight.clone().of_rank());
+        linear.weight = Param::initialized(ParamId::new(), weight.clone().of_dims());
         linear
     };
     SwiGlu {
@@ -27,9 +27,9 @@ fn with_swiglu(rows: usize, columns: usize, check: impl Fn(&Case<'_, 3>)) {
     check(&Case {
         name: "swiglu",
         inputs: vec![vec![1, rows, 8], vec![8, columns], vec![8, columns]],
-        operation: &|inputs| swiglu(&layers(inputs), inputs[0].clone().of_rank()),
+        operation: &|inputs| swiglu(&layers(inputs), inputs[0].clone().of_dims()),
         stock: &|inputs| {
-            let x: Tensor<3> = inputs[0].clone().of_rank();
+            let x: Tensor<3> = inputs[0].clone().of_dims();
             let layers = layers(inputs);
             silu(layers.linear_inner.forward(x.clone())) * layers.linear_outer.forward(x)
         },
@@ -44,8 +44,8 @@ fn with_geglu<const D: usize>(
     is_approximate: bool,
     check: impl Fn(&Case<'_, D>),
 ) {
-    let gate = |inputs: &[AnyTensor]| inputs[0].clone().of_rank::<D>() * scale;
-    let up = |inputs: &[AnyTensor]| inputs[1].clone().of_rank::<D>();
+    let gate = |inputs: &[AnyTensor]| inputs[0].clone().of_dims::<D>() * scale;
+    let up = |inputs: &[AnyTensor]| inputs[1].clone().of_dims::<D>();
     check(&Case {
         name: &format!("geglu, approximate: {is_approximate}, gate times {scale}"),
         inputs: vec![shape.to_vec(); 2],

@@ -12,7 +12,7 @@ use crate::case::{Case, assert_case, assert_same_places, param};
 /// A layer with the second and third of `inputs` as weight and bias.
 fn layer(inputs: &[AnyTensor], is_transposed: bool) -> Linear {
     let mut layer = LinearConfig::new(1, 1).init(&Device::flex());
-    let weight: Tensor<2> = inputs[1].clone().of_rank();
+    let weight: Tensor<2> = inputs[1].clone().of_dims();
     let weight = match is_transposed {
         true => weight.transpose(),
         false => weight,
@@ -34,7 +34,7 @@ fn with_linear<const D: usize>(
     }
     let mut inputs = vec![shape.to_vec(), weight];
     inputs.extend(has_bias.then(|| vec![d_output]));
-    let x = |inputs: &[AnyTensor]| inputs[0].clone().of_rank::<D>();
+    let x = |inputs: &[AnyTensor]| inputs[0].clone().of_dims::<D>();
     check(&Case {
         name: &format!("linear, bias: {has_bias}, transposed weight: {is_transposed}"),
         inputs,
@@ -87,7 +87,7 @@ impl Reparameterizer for AttachAdapter {
 /// A layer without bias whose weight, the second of `inputs`, has an adapter of the third and fourth.
 fn adapted(inputs: &[AnyTensor], is_frozen: bool) -> Linear {
     let param =
-        |input: &AnyTensor| Param::initialized(ParamId::new(), input.clone().of_rank::<2>());
+        |input: &AnyTensor| Param::initialized(ParamId::new(), input.clone().of_dims::<2>());
     let mut layer = layer(&inputs[..2], false);
     if is_frozen {
         let frozen = layer.weight.val().detach().set_require_grad(false);
@@ -104,7 +104,7 @@ fn adapted(inputs: &[AnyTensor], is_frozen: bool) -> Linear {
 fn linear_with_adapter_equals_composed_weight() {
     for is_frozen in [true, false] {
         for (rows, d_input, rank, d_output) in [(3, 8, 2, 5), (1, 1, 1, 1), (70, 33, 4, 17)] {
-            let x = |inputs: &[AnyTensor]| inputs[0].clone().of_rank::<3>();
+            let x = |inputs: &[AnyTensor]| inputs[0].clone().of_dims::<3>();
             assert_case(&Case {
                 name: &format!("linear with adapter, frozen: {is_frozen}"),
                 inputs: vec![

@@ -77,7 +77,7 @@ impl Problem {
     }
 
     fn weight(&self, inputs: &[AnyTensor]) -> Tensor<2> {
-        let weight: Tensor<2> = inputs[1].clone().of_rank();
+        let weight: Tensor<2> = inputs[1].clone().of_dims();
         match self.is_transposed {
             true => weight.transpose(),
             false => weight,
@@ -86,7 +86,7 @@ impl Problem {
 
     fn stock(&self, inputs: &[AnyTensor]) -> Tensor<1> {
         let [tokens, classes, _] = self.sizes;
-        let hidden: Tensor<2> = inputs[0].clone().of_rank();
+        let hidden: Tensor<2> = inputs[0].clone().of_dims();
         let logits = hidden.matmul(self.weight(inputs).transpose());
         let dtype = match logits.dtype() {
             DType::F64 => FloatDType::F64,
@@ -123,7 +123,7 @@ impl Problem {
             name: &format!("linear_cross_entropy, {self:?}"),
             inputs: vec![vec![tokens, d_model], weight],
             operation: &|inputs| {
-                let hidden = inputs[0].clone().of_rank();
+                let hidden = inputs[0].clone().of_dims();
                 let (weight, targets) = (self.weight(inputs), self.targets());
                 linear_cross_entropy(hidden, weight, targets, self.weights(), &self.options)
             },
@@ -180,7 +180,7 @@ fn linear_cross_entropy_with_large_head_equals_composition() {
             (loss.into_data(), gradients)
         };
         let operation = |inputs: &[AnyTensor]| {
-            let (hidden, weight) = (inputs[0].clone().of_rank(), problem.weight(inputs));
+            let (hidden, weight) = (inputs[0].clone().of_dims(), problem.weight(inputs));
             linear_cross_entropy(hidden, weight, problem.targets(), None, &problem.options)
         };
         for dtype in [FloatDType::BF16, FloatDType::F16] {

@@ -27,7 +27,7 @@ pub fn layer(gamma: &AnyTensor, beta: Option<&AnyTensor>) -> LayerNorm {
 
 /// Checks the norm of inputs that are shifted by `offset`.
 fn with_rms_norm<const D: usize>(shape: [usize; D], offset: f64, check: impl Fn(&Case<'_, D>)) {
-    let x = |inputs: &[AnyTensor]| inputs[0].clone().of_rank::<D>() + offset;
+    let x = |inputs: &[AnyTensor]| inputs[0].clone().of_dims::<D>() + offset;
     check(&Case {
         name: "rms_norm",
         inputs: vec![shape.to_vec(), vec![shape[D - 1]]],
@@ -37,7 +37,7 @@ fn with_rms_norm<const D: usize>(shape: [usize; D], offset: f64, check: impl Fn(
         exact: Some(&|inputs| {
             let x = x(inputs);
             let squares = x.clone().square().mean_dim(D - 1);
-            let gamma: Tensor<1> = inputs[1].clone().of_rank();
+            let gamma: Tensor<1> = inputs[1].clone().of_dims();
             x / (squares + EPSILON).sqrt() * gamma.unsqueeze()
         }),
     });
@@ -49,7 +49,7 @@ fn with_layer_norm<const D: usize>(
     offset: f64,
     check: impl Fn(&Case<'_, D>),
 ) {
-    let x = |inputs: &[AnyTensor]| inputs[0].clone().of_rank::<D>() + offset;
+    let x = |inputs: &[AnyTensor]| inputs[0].clone().of_dims::<D>() + offset;
     let mut inputs = vec![shape.to_vec(), vec![shape[D - 1]]];
     if has_beta {
         inputs.push(vec![shape[D - 1]]);

@@ -22,7 +22,7 @@ pub(crate) fn around(prefix: &str) -> String {
     format!("{prefix}.{AROUND}")
 }
 
-/// Loads a state, if its rank matches: in f32 if it was recorded so, otherwise in the default type of the device.
+/// Loads a state, if its number of dimensions matches: in f32 if it was recorded so, otherwise in the default type of the device.
 pub(crate) fn loaded<const D: usize>(data: TensorData, device: &Device) -> Option<Tensor<D>> {
     match data.dtype() {
         dtype if !dtype.is_float() || data.rank() != D => None,
@@ -61,8 +61,8 @@ pub(crate) struct RecordedFormat {
 }
 
 impl RecordedFormat {
-    /// Writes the formats of a parameter of this rank.
-    pub(crate) fn flatten(self, prefix: &str, rank: usize, sink: &mut StateSink) {
+    /// Writes the formats of a parameter with this number of dimensions.
+    pub(crate) fn flatten(self, prefix: &str, dims: usize, sink: &mut StateSink) {
         let prefix = format!("{prefix}.{FORMAT}");
         if let Some(width) = self.width {
             sink.push_scalar(&prefix, STATE_BITS, width.bits().into());
@@ -78,7 +78,7 @@ impl RecordedFormat {
             sink.push_scalar(&prefix, ELEMENTS, low.elements.into());
             let (dtype, shape) = (low.words.dtype(), low.words.shape());
             let read = move || low.words.to_data();
-            push_flat(sink, (&prefix, LOW_BITS), rank, (dtype, shape), read);
+            push_flat(sink, (&prefix, LOW_BITS), dims, (dtype, shape), read);
         }
     }
 
@@ -193,16 +193,16 @@ fn scalar(source: &mut StateSource, prefix: &str, leaf: &str) -> Option<usize> {
     source.take_scalar(prefix, leaf)?.try_into().ok()
 }
 
-/// Adds the flat tensor that `read` returns to `sink`, with one dimension more than the parameter of this rank, so that no reader
+/// Adds the flat tensor that `read` returns to `sink`, with one dimension more than the `dims` of the parameter, so that no reader
 /// takes it for a state of the parameter's shape.
 fn push_flat(
     sink: &mut StateSink,
     name: (&str, &str),
-    rank: usize,
+    dims: usize,
     (dtype, flat): (DType, Shape),
     read: impl Fn() -> TensorData + Send + Sync + 'static,
 ) {
-    let mut shape = vec![1; rank + 1];
+    let mut shape = vec![1; dims + 1];
     shape[0] = flat.num_elements();
     let kind = (dtype, Shape::from(shape.clone()));
     push_tensor(sink, name, kind, move || reshaped(read(), shape.clone()));
