@@ -86,7 +86,7 @@
 //! | `backburn-optim` | [`optim`]: Burn's optimizers in a single pass over memory, formats of weights and states, optimizer records |
 //! | `backburn-memory` | [`memory`]: records allocated bytes over time |
 //! | `backburn-nn` | operations of transformers with a backward pass of their own, which keep less; not part of this crate |
-//! | `backburn-base` | tensors of any rank, transfers between devices, caught panics |
+//! | `backburn-base` | tensors of any shape, transfers between devices, caught panics |
 
 #![warn(missing_docs)]
 #![cfg_attr(docsrs, feature(doc_cfg))]

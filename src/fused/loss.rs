@@ -1,7 +1,7 @@
 use backburn_base::AnyTensor;
 use burn::tensor::Tensor;
 
-/// The return type of a step's forward closure: a loss of any rank, alone or in a pair with any other value.
+/// The return type of a step's forward closure: a loss with any number of dimensions, alone or in a pair with any other value.
 ///
 /// ```
 /// # use backburn::FusedOptimizer;

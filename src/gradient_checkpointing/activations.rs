@@ -53,7 +53,7 @@ pub trait Activations: Clone + Send + 'static {
     fn map_floats(self, map: &mut FloatMap<'_>) -> Self;
 }
 
-/// A function of float tensors of any rank, typed as rank one like an [`AnyTensor`]. Public only for the derive.
+/// A function of float tensors of any shape, typed as of one dimension like an [`AnyTensor`]. Public only for the derive.
 #[doc(hidden)]
 pub type FloatMap<'a> = dyn FnMut(Tensor<1>) -> Tensor<1> + 'a;
 

@@ -84,7 +84,7 @@ pub enum GradientFlow<const D: usize> {
     Stop(Box<dyn Error + Send + Sync>),
 }
 
-/// A hook for parameters of any rank.
+/// A hook for parameters of any shape.
 pub(crate) trait AnyHook: Send + Sync {
     /// Returns the gradient for the update; `None` if the hook vetoes it.
     fn call_any(

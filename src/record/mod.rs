@@ -206,12 +206,12 @@ fn check_fits(
     shape: &Shape,
     sample: Option<&Sample<'_>>,
 ) -> Result<(), FusedError> {
-    let rank = state.rank()?;
-    if rank != shape.num_dims() {
+    let dims = state.rank()?;
+    if dims != shape.num_dims() {
         return Err(FusedError::RecordRank {
             path: path.to_string(),
             expected: shape.num_dims(),
-            found: rank,
+            found: dims,
         });
     }
     let of_another_shape = |name: &str, found: Vec<usize>| FusedError::RecordShape {
@@ -233,7 +233,7 @@ fn check_fits(
         } else {
             let mut sizes = tensor.shape.iter().zip(shape.iter());
             let fits = sizes.all(|(found, expected)| *found == 1 || found == expected);
-            fits || tensor.shape.num_dims() != rank
+            fits || tensor.shape.num_dims() != dims
         };
         let is_made =
             || sample.is_some_and(|sample| sample.has_tensor(&tensor.name, &tensor.shape));
@@ -262,7 +262,7 @@ fn check_averages(
 ) -> Result<(), FusedError> {
     let damaged =
         |path: &str, reason: String| unreadable(format!("the average of `{path}`: {reason}"));
-    // An optimizer that needs no tensor in its state, such as SGD, accepts an average when it loads, and records only its rank.
+    // An optimizer that needs no tensor in its state, such as SGD, accepts an average when it loads, and records only the number of dimensions.
     averages.retain(|_, average| average.names().any(|name| name != RANK));
     let keeper = AverageState::join(SgdConfig::new().init());
     for (id, Parameter { path, param, .. }) in parameters {

@@ -3,7 +3,7 @@
 use backburn::{GradientFlow, GradientHook, HookedParameter};
 use burn::tensor::{Device, Tensor};
 
-/// A complete gradient of any rank.
+/// A complete gradient of any shape.
 pub struct Finished<'a> {
     pub path: &'a str,
     /// The device that updates its parameter.

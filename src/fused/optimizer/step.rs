@@ -13,7 +13,7 @@ use crate::pass::ClosureKind;
 impl<M: Module> FusedOptimizer<M> {
     /// Runs one training step: forward, backward, update.
     ///
-    /// `forward` computes the loss, a tensor of any rank, or the loss and anything else as a tuple. The backward pass
+    /// `forward` computes the loss, a tensor with any number of dimensions, or the loss and anything else as a tuple. The backward pass
     /// runs after `forward` has returned, and each parameter is updated with `learning_rate` as soon as its gradient is
     /// complete. Returns the result of `forward`, with the loss detached.
     ///

@@ -32,7 +32,7 @@ pub(crate) struct ActivationOffload {
     order: Mutex<Vec<Weak<OffloadedTensors>>>,
 }
 
-/// Tensors that were saved together, without autodiff, of any rank.
+/// Tensors that were saved together, without autodiff, of any shape.
 pub(crate) struct OffloadedTensors {
     bytes: usize,
     state: Mutex<TransferState>,
