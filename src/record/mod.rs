@@ -262,7 +262,8 @@ fn check_averages(
 ) -> Result<(), FusedError> {
     let damaged =
         |path: &str, reason: String| unreadable(format!("the average of `{path}`: {reason}"));
-    // An optimizer that needs no tensor in its state, such as SGD, accepts an average when it loads, and records only the number of dimensions.
+    // An optimizer that needs no tensor in its state, such as SGD, accepts an average when it loads, and records only the
+    // number of dimensions.
     averages.retain(|_, average| average.names().any(|name| name != RANK));
     let keeper = AverageState::join(SgdConfig::new().init());
     for (id, Parameter { path, param, .. }) in parameters {

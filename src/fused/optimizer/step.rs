@@ -13,9 +13,9 @@ use crate::pass::ClosureKind;
 impl<M: Module> FusedOptimizer<M> {
     /// Runs one training step: forward, backward, update.
     ///
-    /// `forward` computes the loss, a tensor with any number of dimensions, or the loss and anything else as a tuple. The backward pass
-    /// runs after `forward` has returned, and each parameter is updated with `learning_rate` as soon as its gradient is
-    /// complete. Returns the result of `forward`, with the loss detached.
+    /// `forward` computes the loss, a tensor with any number of dimensions, or the loss and anything else as a tuple. The
+    /// backward pass runs after `forward` has returned, and each parameter is updated with `learning_rate` as soon as its
+    /// gradient is complete. Returns the result of `forward`, with the loss detached.
     ///
     /// [Accumulated](Self::accumulate) gradients are added to those of this pass and then dropped.
     ///
