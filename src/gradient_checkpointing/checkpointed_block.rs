@@ -8,6 +8,7 @@ use burn::module::Module;
 use burn::tensor::{Device, Tensor};
 
 use super::activations::Activations;
+use super::detached::InputKind;
 use super::fingerprint::Fingerprint;
 use super::outputs::{OutputSpecs, backward_root};
 use super::saved_input::SavedInput;
@@ -40,27 +41,6 @@ pub(super) struct BlockCall<B, X, F> {
     /// The kind of each float input.
     pub(super) kinds: Vec<InputKind>,
     pub(super) forward: F,
-}
-
-/// A float input of a block, by how the caller tracks it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum InputKind {
-    /// Layers such as dropout compute with it as for inference, in both runs.
-    WithoutAutodiff,
-    /// Under autodiff, without a gradient.
-    Constant,
-    /// Its gradient is computed.
-    Tracked,
-}
-
-impl InputKind {
-    pub(super) fn of(tensor: &Tensor<1>) -> Self {
-        match (tensor.is_autodiff(), tensor.is_tracked()) {
-            (false, _) => Self::WithoutAutodiff,
-            (true, false) => Self::Constant,
-            (true, true) => Self::Tracked,
-        }
-    }
 }
 
 /// Properties of the first run that the recomputation must reproduce.

@@ -14,7 +14,9 @@
 mod activations;
 mod checkpointed_block;
 mod constant;
+mod detached;
 mod fingerprint;
+mod first_run;
 mod node;
 mod outputs;
 mod saved_input;
@@ -24,32 +26,21 @@ mod tiled;
 
 use std::any::type_name;
 use std::panic::resume_unwind;
-use std::sync::Arc;
 
-use backburn_base::lift;
 use burn::module::Module;
-use burn::tensor::{Device, GradientCheckpointingStrategy};
+use burn::tensor::Device;
 
 use activations::each;
 pub use activations::{Activations, FloatMap};
-use checkpointed_block::{
-    BlockCall, CheckpointedBlock, FirstRun, InputKind, block_name, with_panic_context,
-};
 pub use constant::Constant;
-use node::CheckpointNode;
-use outputs::{OutputSpecs, tap_outputs};
-use saved_input::SavedInput;
+use first_run::run_checkpointed;
 pub use sequence::{Sequence, Whole};
 pub use sequential::gradient_checkpointing_sequential;
 pub use tiled::gradient_checkpointing_tiled;
 
-use crate::parameters::{StatisticsGuard, merge_pending, running_statistics};
-use crate::pass::{BlockMode, FailedIn, RandomRun, Scope, StepEvent};
-use crate::tap;
-use crate::weights::{
-    TrackedTensor, is_for_inference, is_in_stock_training, is_in_training,
-    tracked_and_not_attached, with_constants, with_frozen,
-};
+use crate::parameters::{merge_pending, running_statistics};
+use crate::pass::{BlockMode, FailedIn, Scope, StepEvent};
+use crate::weights::{is_for_inference, is_in_stock_training, is_in_training, with_frozen};
 
 /// Runs a block of a model and keeps only its `input`. The backward pass recomputes the activations.
 ///
@@ -230,125 +221,4 @@ where
             run_checkpointed(scope, block, input, random, index, forward)
         }
     }
-}
-
-/// Runs a block untracked, and puts a node on the tape that recomputes it when the gradients of its outputs have arrived.
-fn run_checkpointed<B, X, Y>(
-    scope: Scope,
-    block: &B,
-    input: X,
-    random: RandomRun,
-    index: Option<usize>,
-    forward: impl Fn(&B, X) -> Y + Copy + Send + 'static,
-) -> Y
-where
-    B: Module + 'static,
-    X: Activations,
-    Y: Activations,
-{
-    if let Some(index) = index {
-        scope.pass.blocks.enter(index);
-    }
-    let (tracked_and_not_attached, values): (Vec<_>, Vec<_>) =
-        tracked_and_not_attached(block).into_iter().unzip();
-    let block = with_constants(block.clone(), &tracked_and_not_attached);
-    // The input outside of its autodiff graph, and the tracked tensors that receive its gradients.
-    let (mut kinds, mut tracked) = (Vec::new(), Vec::new());
-    let mut strategy = GradientCheckpointingStrategy::default();
-    let detached = input.map_floats(&mut |tensor| {
-        strategy = tensor.gradient_checkpointing_strategy().unwrap_or(strategy);
-        let kind = InputKind::of(&tensor);
-        if kind == InputKind::Tracked {
-            let index = kinds.len();
-            let what = || format!("float input {index} (counted from 0)");
-            tracked.push(TrackedTensor::new(tensor.clone(), what));
-        }
-        kinds.push(kind);
-        match kind {
-            InputKind::WithoutAutodiff => tensor,
-            InputKind::Constant | InputKind::Tracked => tensor.inner(),
-        }
-    });
-    let (inside, block_reads) = scope.unrecorded(&random);
-    // Both runs start with these running statistics.
-    let statistics = StatisticsGuard::new(&block).commit();
-    let on = random.stream.devices.first().cloned();
-    let mut constants = Vec::new();
-    let (output, numbers) = {
-        let _entered = inside.enter();
-        let mut kinds = kinds.iter();
-        let input = detached.clone().map_floats(&mut |tensor| {
-            let kind = kinds.next();
-            if kind == Some(&InputKind::WithoutAutodiff) {
-                return tensor;
-            }
-            let lifted = lift(tensor, strategy);
-            if kind == Some(&InputKind::Constant) {
-                constants.extend(tap::node(&lifted));
-            }
-            lifted
-        });
-        let context = || {
-            let name = block_name::<B>(&block_reads);
-            format!("the first run of the recomputed block {name}")
-        };
-        let run = || {
-            let block = with_frozen(block.clone(), scope.pass.blocks.engine());
-            let output = forward(&block, input);
-            (output, random.end())
-        };
-        let _running = scope.pass.blocks.running_blocks.clone();
-        with_panic_context(run, context)
-    };
-    if let Some(device) = &on {
-        scope.pass.blocks.collect_graph(device);
-    }
-    if let Some(index) = index {
-        scope.pass.blocks.leave_first_run(index, &block_reads);
-    }
-    if !scope.records() {
-        return output;
-    }
-    let name = block_name::<B>(&block_reads);
-    let specs = OutputSpecs::of(&output);
-    assert!(
-        !specs.tracked,
-        "the recomputed block {name} returns a tensor that depends on a trainable tensor from outside \
-         of it: pass that as an input"
-    );
-    tracked.extend(values);
-    let Some(device) = specs.device.clone() else {
-        return output;
-    };
-    if block_reads.reads.is_empty() && tracked.is_empty() {
-        // No gradient is needed.
-        return output;
-    }
-    let (outputs, strategy) = (specs.tensors.len(), specs.strategy);
-    let (pass, node_name) = (scope.pass.clone(), name.clone());
-    let reads_parameters = !block_reads.reads.is_empty();
-    let checkpointed = CheckpointedBlock {
-        name,
-        call: BlockCall {
-            block,
-            tracked_and_not_attached,
-            input: SavedInput::new(detached, scope.pass.blocks.saved.as_ref()),
-            kinds,
-            forward,
-        },
-        first: FirstRun::of(&output, specs, numbers, statistics),
-        scope,
-        block_reads,
-        index,
-    };
-    let recompute = Box::new(|gradients, signal| checkpointed.run(gradients, signal));
-    let node = Arc::new(CheckpointNode::new(
-        pass,
-        node_name,
-        reads_parameters,
-        recompute,
-        outputs,
-    ));
-    let anchor = node.anchor(tracked, &device, strategy);
-    tap_outputs(output, &node, &anchor, strategy, &constants)
 }

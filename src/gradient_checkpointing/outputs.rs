@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use backburn_base::{lift, to_device};
 use burn::backend::DispatchTensor;
+use burn::backend::autodiff::NodeId;
 use burn::tensor::{DType, Device, GradientCheckpointingStrategy, Shape, Tensor};
 use parking_lot::Mutex;
 
@@ -11,7 +12,6 @@ use super::activations::{Activations, each};
 use super::node::CheckpointNode;
 use crate::pass::{Pass, StepEvent};
 use crate::tap::{GradientSink, PassedGradients, node as node_of, tap};
-use burn::backend::autodiff::NodeId;
 
 /// Specs of the float tensors that a block returns.
 #[derive(Debug, Default)]

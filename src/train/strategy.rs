@@ -122,19 +122,7 @@ impl<M: LearnerModel + 'static> SupervisedLearningStrategy<FusedModel<M>> for Fu
             initialize(&learner.model()).unwrap_or_else(|error| panic!("{error}"));
             learner.fork(device);
         }
-        let place = match &devices[..] {
-            [device] => format!("{device:?} alone"),
-            several => format!("{} devices, {several:?}", several.len()),
-        };
-        let recomputes = device.gradient_checkpointing_strategy()
-            == Some(GradientCheckpointingStrategy::Balanced);
-        log::info!(
-            "fused training on {place}, {} Burn's gradient checkpointing. The devices come from \
-            `FusedLearner::with_training_strategy` or from the model, gradient checkpointing from the model: \
-            `with_training_strategy` and `gradient_checkpointing` of the builder have no effect",
-            if recomputes { "with" } else { "without" }
-        );
-
+        log_devices(&devices);
         let mut checkpointer = components.checkpointer;
         let mut early_stopping = components.early_stopping;
         let mut events = Events {
@@ -218,6 +206,21 @@ impl<M: LearnerModel + 'static> SupervisedLearningStrategy<FusedModel<M>> for Fu
         }
         (learner.model(), events.processor)
     }
+}
+
+fn log_devices(devices: &[Device]) {
+    let place = match devices {
+        [device] => format!("{device:?} alone"),
+        several => format!("{} devices, {several:?}", several.len()),
+    };
+    let recomputes = devices[0].gradient_checkpointing_strategy()
+        == Some(GradientCheckpointingStrategy::Balanced);
+    log::info!(
+        "fused training on {place}, {} Burn's gradient checkpointing. The devices come from \
+        `FusedLearner::with_training_strategy` or from the model, gradient checkpointing from the model: \
+        `with_training_strategy` and `gradient_checkpointing` of the builder have no effect",
+        if recomputes { "with" } else { "without" }
+    );
 }
 
 /// Returns the owners that Burn's strategy or the config names, whichever is not the default.
