@@ -26,6 +26,7 @@ mod first_adapters;
 mod first_factors;
 mod header;
 mod held_out;
+mod inputs;
 mod line;
 mod log;
 mod losses;

@@ -4,23 +4,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, ensure};
 use backburn::FusedOptimizer;
-use burn::tensor::DType;
 use peak_alloc::PeakAlloc;
 
-use crate::config::DecoderConfig;
 use crate::conversion::{self, Conversion};
-use crate::counts::Counts;
-use crate::data::Data;
 use crate::decoder::Decoder;
-use crate::dry_run;
 use crate::evaluation::Evaluation;
 use crate::extent;
+use crate::inputs::Inputs;
 use crate::log::Log;
 use crate::options::Options;
 use crate::output::Output;
 use crate::peaks;
 use crate::planning;
-use crate::print::{self, count, say};
+use crate::print::{self, say};
 use crate::result::TrainingResult;
 use crate::room;
 use crate::rows::Order;
@@ -28,12 +24,7 @@ use crate::sample::sample;
 use crate::saved::{Best, Checkpoints, Saved, Settings};
 use crate::schedule::Schedule;
 use crate::signals;
-use crate::tokens::Tokens;
 use crate::train::{End, Training};
-use crate::weights;
-
-/// Tokens of a prompt that is taken from the data.
-const PROMPT: usize = 24;
 
 const UNPRINTED: &str = "the standard output can't be written: it is closed, or its disk is full. Run the same command again";
 
@@ -45,55 +36,25 @@ pub fn run(options: &Options, stop: &AtomicBool, bytes: &PeakAlloc) -> Result<us
 }
 
 fn fine_tune(options: &Options, stop: &AtomicBool, bytes: &PeakAlloc) -> Result<usize> {
-    let config = DecoderConfig::read(&options.model)?;
-    options.check(&config)?;
-    let tensors = weights::check(&options.model, &config)?;
-    let dtype = options.dtype.dtype(weights::dtype(&tensors, config.tied));
-    ensure!(
-        dtype != DType::F64 || options.writes_adapters(),
-        "the weights of the base are in f64, which this program does not write: choose `--dtype f32`"
-    );
-    let tokens = Tokens::read(&options.model, &config)?;
-    let data = Data::read(options, &config, &tokens)?;
-    let device = options.device.device().autodiff();
-    let inner = device.clone().inner();
-    if let Some(budget) = options.fit.filter(|_| !peaks::has_own_memory(&inner)) {
-        let (read, budget) = (bytes.peak_usage(), budget.bytes(&inner)?);
-        ensure!(
-            read <= budget,
-            "to read the data takes {read} bytes, and `--fit` has {budget}: raise it, or divide long texts into several documents"
-        );
-    }
-    let (rows, held_out) = (&data.rows, &data.held_out);
-    ensure!(
-        !held_out.is_empty() || !options.follows_loss(),
-        "`--keep-best` and `--patience` need the held-out loss: raise `--held-out`, add documents, or name a file with `--validation`"
-    );
-    let prompt = match &options.prompt {
-        Some(prompt) => tokens.prompt(prompt, data.is_chats)?,
-        None if held_out.is_empty() => rows.beginning(PROMPT),
-        None => held_out.beginning(PROMPT),
-    };
-    let options = &options.for_rows(rows.len())?;
-    let steps = options.steps(rows.len())?;
-    options.check_patience(steps)?;
-    let stop_at = options.stop.unwrap_or(steps);
-    ensure!(
-        stop_at <= steps,
-        "`--stop` is {stop_at}, and the training has {}: stop earlier, or leave the option out",
-        count(steps, "step")
-    );
-    let counts = Counts::of(options, &config, &tensors);
+    let inputs = Inputs::read(options, bytes)?;
     if options.dry_run {
-        dry_run::print(&data, &tokens)?;
-        extent::report(options, counts, rows.length(), steps);
-        let plan = planning::plan(options, &config, counts, rows, &device)?;
-        let fused = planning::fuse(options, &config, plan.as_ref(), &device)?;
-        let held = peaks::held(&inner, bytes)?;
-        Conversion::check(options, plan.as_ref(), &fused, counts, dtype, held)?;
-        say!("{fused}");
+        inputs.dry_run(bytes)?;
         return Ok(0);
     }
+    let Inputs {
+        options,
+        config,
+        tokens,
+        data,
+        device,
+        dtype,
+        counts,
+        prompt,
+        steps,
+        stop_at,
+    } = &inputs;
+    let (dtype, counts, steps, stop_at) = (*dtype, *counts, *steps, *stop_at);
+    let (rows, held_out) = (&data.rows, &data.held_out);
 
     let mut sources = vec![("--model", options.model.as_path())];
     sources.extend(
@@ -104,7 +65,7 @@ fn fine_tune(options: &Options, stop: &AtomicBool, bytes: &PeakAlloc) -> Result<
     );
     let mut output = Output::open(&options.output, &sources, options.overwrite)?;
     let checkpoints = Checkpoints::of(options);
-    let mut saved = Saved::new(Settings::new(options, &data)?, steps);
+    let mut saved = Saved::new(Settings::new(options, data)?, steps);
     let newest = checkpoints.newest()?;
     if let Some(newest) = &newest {
         newest.check(&saved, &checkpoints.folder)?;
@@ -140,35 +101,11 @@ fn fine_tune(options: &Options, stop: &AtomicBool, bytes: &PeakAlloc) -> Result<
     checkpoints.check()?;
 
     let is_resumed = newest.is_some();
-    match newest {
-        Some(newest) => {
-            saved.plan = planning::resumed_plan(options, newest.plan, &device)?;
-            saved.held = newest.held;
-            saved.loss_before = newest.loss_before;
-            saved.best = newest.best;
-        }
-        None => {
-            saved.plan = planning::plan(options, &config, counts, rows, &device)?;
-        }
-    }
-    let plan = saved.plan.as_ref();
-    room::check(options, plan, counts, dtype, steps)?;
-    let (fused, done) = match is_resumed {
-        true => {
-            let mut fused = planning::fuse_outline(options, &config, plan, &device)?;
-            let done = checkpoints.load(&mut fused)?;
-            (fused, done)
-        }
-        false => {
-            let fused = planning::fuse(options, &config, plan, &device)?;
-            saved.held = Some(peaks::held(&inner, bytes)?);
-            (fused, 0)
-        }
-    };
+    let (fused, done) = begin(&inputs, newest, &checkpoints, &mut saved, bytes)?;
     let plan = saved.plan.as_ref();
     let held = match saved.held {
         Some(held) => held,
-        None => peaks::held(&inner, bytes)?,
+        None => peaks::held(&device.clone().inner(), bytes)?,
     };
     Conversion::check(options, plan, &fused, counts, dtype, held)?;
     ensure!(
@@ -234,7 +171,7 @@ fn fine_tune(options: &Options, stop: &AtomicBool, bytes: &PeakAlloc) -> Result<
     };
     let result = TrainingResult {
         options,
-        config: &config,
+        config,
         made,
         dtype,
         evaluation,
@@ -243,13 +180,50 @@ fn fine_tune(options: &Options, stop: &AtomicBool, bytes: &PeakAlloc) -> Result<
     let result = result.write(training, &mut output, finished)?;
     signals::set_training(false);
     if !stop.load(Ordering::Relaxed) {
-        let length = options.length(&config);
+        let length = options.length(config);
         let model = result.inference();
-        let answer = sample(&model, &tokens, &prompt, options.sample, length, &device)?;
-        say!("\n{}|{answer}\n", tokens.decode(&prompt)?);
+        let answer = sample(&model, tokens, prompt, options.sample, length, device)?;
+        say!("\n{}|{answer}\n", tokens.decode(prompt)?);
     }
     peaks::report(saved.plan.as_ref(), bytes);
     Ok(made)
+}
+
+/// Returns the training that the checkpoint `newest` resumes, or else a new one, and the number of steps made.
+fn begin(
+    inputs: &Inputs,
+    newest: Option<Saved>,
+    checkpoints: &Checkpoints,
+    saved: &mut Saved,
+    bytes: &PeakAlloc,
+) -> Result<(FusedOptimizer<Decoder>, usize)> {
+    let Inputs {
+        options,
+        config,
+        device,
+        counts,
+        ..
+    } = inputs;
+    let is_resumed = newest.is_some();
+    saved.plan = match newest {
+        Some(newest) => {
+            saved.held = newest.held;
+            saved.loss_before = newest.loss_before;
+            saved.best = newest.best;
+            planning::resumed_plan(options, newest.plan, device)?
+        }
+        None => planning::plan(options, config, *counts, &inputs.data.rows, device)?,
+    };
+    let plan = saved.plan.as_ref();
+    room::check(options, plan, *counts, inputs.dtype, inputs.steps)?;
+    if is_resumed {
+        let mut fused = planning::fuse_outline(options, config, plan, device)?;
+        let done = checkpoints.load(&mut fused)?;
+        return Ok((fused, done));
+    }
+    let fused = planning::fuse(options, config, plan, device)?;
+    saved.held = Some(peaks::held(&device.clone().inner(), bytes)?);
+    Ok((fused, 0))
 }
 
 /// Returns the lowest loss of the training so far. Removes best checkpoints after step `done`: those steps are trained again. If the
