@@ -92,8 +92,15 @@ fn saved_and_resumed_training_holds_each_tensor_once() {
 #[test]
 fn planned_training_is_stopped_and_resumed_within_its_budget() {
     let training = Training::new();
-    for (method, megabytes) in [("full", 31), ("full", 28), ("lora", 26), ("qlora8", 24)] {
-        let options = format!("--method {method} --fit {megabytes}MB --dtype base");
+    for (method, megabytes, dtype) in [
+        ("full", 31, "base"),
+        ("full", 28, "base"),
+        // Planned with weights in bf16.
+        ("full", 24, "bf16"),
+        ("lora", 26, "base"),
+        ("qlora8", 24, "base"),
+    ] {
+        let options = format!("--method {method} --fit {megabytes}MB --dtype {dtype}");
         let out = format!("{method}-{megabytes}");
         for stop in ["--stop 2", "--stop 4"] {
             let peak = training.peak(&out, &format!("{options} {stop}")).unwrap();
