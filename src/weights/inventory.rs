@@ -46,38 +46,7 @@ impl Inventory {
     pub(crate) fn of<M: Module>(module: &M, context: &RankContext) -> Result<Self, FusedError> {
         initialize(module)?;
         let parameters = list(module);
-        if let Some(fused) = parameters
-            .iter()
-            .find(|parameter| carries_handle(parameter))
-        {
-            let path = fused.path.clone();
-            return Err(FusedError::AlreadyFused { path });
-        }
-        let quantized = parameters
-            .iter()
-            .filter_map(|it| weight_of_values(&it.path));
-        let quantized: HashSet<_> = quantized.collect();
-        let unfrozen = |parameter: &&Parameter| {
-            // Burn's `fork` makes floats of a shape stub.
-            let is_quantized = quantized.contains(&*parameter.path)
-                || matches!(parameter.param.value().dtype(), DType::QFloat(_));
-            parameter.reparameterization.is_some() && is_quantized && parameter.param.is_active()
-        };
-        if let Some(unfrozen) = parameters.iter().find(unfrozen) {
-            let path = unfrozen.path.clone();
-            return Err(FusedError::QuantizedInTraining { path });
-        }
-        let lacks_values = |it: &&Parameter| {
-            is_shape_stub(it.param.value().dtype()) && !quantized.contains(&*it.path)
-        };
-        if let Some(empty) = parameters.iter().find(lacks_values) {
-            return Err(FusedError::UnsupportedParameter {
-                path: empty.path.clone(),
-                reason: "it was loaded from the record of a quantized model, whose values are in its adapter, and reads as \
-                NaN: load the record into a model with the same `QuantizedLora`, and call `Module::materialize` for dense weights"
-                    .to_string(),
-            });
-        }
+        check_listed(&parameters)?;
         let found: Vec<_> = parameters.into_iter().map(Entry::of).collect();
         let autodiff = found.iter().any(|entry| entry.device.is_autodiff());
         if let (Some(first), false) = (found.first(), autodiff) {
@@ -220,4 +189,40 @@ impl Inventory {
         }
         adapters
     }
+}
+
+/// Returns an error if one of `parameters` is part of a fused training, a quantized weight in training, or has no values.
+fn check_listed(parameters: &[Parameter]) -> Result<(), FusedError> {
+    if let Some(fused) = parameters
+        .iter()
+        .find(|parameter| carries_handle(parameter))
+    {
+        let path = fused.path.clone();
+        return Err(FusedError::AlreadyFused { path });
+    }
+    let quantized = parameters
+        .iter()
+        .filter_map(|it| weight_of_values(&it.path));
+    let quantized: HashSet<_> = quantized.collect();
+    let unfrozen = |parameter: &&Parameter| {
+        // Burn's `fork` makes floats of a shape stub.
+        let is_quantized = quantized.contains(&*parameter.path)
+            || matches!(parameter.param.value().dtype(), DType::QFloat(_));
+        parameter.reparameterization.is_some() && is_quantized && parameter.param.is_active()
+    };
+    if let Some(unfrozen) = parameters.iter().find(unfrozen) {
+        let path = unfrozen.path.clone();
+        return Err(FusedError::QuantizedInTraining { path });
+    }
+    let lacks_values =
+        |it: &&Parameter| is_shape_stub(it.param.value().dtype()) && !quantized.contains(&*it.path);
+    if let Some(empty) = parameters.iter().find(lacks_values) {
+        return Err(FusedError::UnsupportedParameter {
+            path: empty.path.clone(),
+            reason: "it was loaded from the record of a quantized model, whose values are in its adapter, and reads as \
+            NaN: load the record into a model with the same `QuantizedLora`, and call `Module::materialize` for dense weights"
+                .to_string(),
+        });
+    }
+    Ok(())
 }

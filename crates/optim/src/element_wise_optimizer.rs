@@ -5,7 +5,6 @@ use super::call;
 use super::element_wise::{AccumulateInState, ElementWise};
 use super::format::{Formats, PackedState, StateFormat, StateTensor, WeightFormat};
 use super::kernel;
-use super::rule::Step;
 use super::state::ElementWiseState;
 use backburn_base::to_device;
 
@@ -101,27 +100,7 @@ impl<R: ElementWise> Optimizer for ElementWiseOptimizer<R> {
             return (parameter, state);
         };
         let mut state = state.unwrap_or_else(ElementWiseState::none);
-        let more_follow = call::with(|call| call.more_micro_batches_follow);
-        // A group of micro-batches counts as one step.
-        let mut step = match state.open_group {
-            Some(open_group) => Step {
-                adds: true,
-                ..open_group
-            },
-            None => Step {
-                learning_rate: 0.0,
-                time: state.time as i32 + 1,
-                is_first: state.states.iter().all(Option::is_none),
-                adds: false,
-            },
-        };
-        state.open_group = match more_follow {
-            Some(true) => Some(step),
-            _ => {
-                step.learning_rate = lr;
-                None
-            }
-        };
+        let mut step = state.begin_step(lr);
         // A format needs the number of steps for its random bits.
         let time = step.time as usize;
         if R::TIME.is_none() {

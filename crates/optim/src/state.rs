@@ -1,8 +1,9 @@
 use std::marker::PhantomData;
 
-use burn::optim::{RecordState, StateSink, StateSource};
+use burn::optim::{LearningRate, RecordState, StateSink, StateSource};
 use burn::tensor::{Device, Tensor};
 
+use super::call;
 use super::element_wise::{ElementState, ElementWise};
 use super::format::{
     CodeScheme, PackedState, RecordedFormat, Residual, StateTensor, loaded, steps,
@@ -47,6 +48,30 @@ impl<R: ElementWise, const D: usize> ElementWiseState<R, D> {
             open_group: None,
             optimizer: PhantomData,
         }
+    }
+
+    /// Returns the next step, with the learning rate if it is the last micro-batch of a group, which counts as one step.
+    pub(super) fn begin_step(&mut self, learning_rate: LearningRate) -> Step {
+        let mut step = match self.open_group {
+            Some(open_group) => Step {
+                adds: true,
+                ..open_group
+            },
+            None => Step {
+                learning_rate: 0.0,
+                time: self.time as i32 + 1,
+                is_first: self.states.iter().all(Option::is_none),
+                adds: false,
+            },
+        };
+        self.open_group = match call::with(|call| call.more_micro_batches_follow) {
+            Some(true) => Some(step),
+            _ => {
+                step.learning_rate = learning_rate;
+                None
+            }
+        };
+        step
     }
 }
 
