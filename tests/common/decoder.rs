@@ -13,7 +13,6 @@ use burn::nn::{
 use burn::tensor::{Device, Int, Tensor};
 
 const LENGTH: usize = 15;
-const DIM: usize = 8;
 
 /// A decoder with one layer, whose head is the embedding. It has more classes than tokens, some of which are equal.
 #[derive(Module, Debug)]
@@ -32,13 +31,17 @@ struct Layer {
 
 impl Decoder {
     pub fn init(device: &Device) -> Self {
+        Self::of_width(8, device)
+    }
+
+    pub fn of_width(width: usize, device: &Device) -> Self {
         Self {
-            embedding: EmbeddingConfig::new(16, DIM).init(device),
+            embedding: EmbeddingConfig::new(2 * width, width).init(device),
             layer: Layer {
-                rms_norm: RmsNormConfig::new(DIM).init(device),
-                output: LinearConfig::new(DIM, DIM).init(device),
-                layer_norm: LayerNormConfig::new(DIM).init(device),
-                mlp: SwiGluConfig::new(DIM, DIM).init(device),
+                rms_norm: RmsNormConfig::new(width).init(device),
+                output: LinearConfig::new(width, width).init(device),
+                layer_norm: LayerNormConfig::new(width).init(device),
+                mlp: SwiGluConfig::new(width, width).init(device),
             },
         }
     }
@@ -68,14 +71,15 @@ impl Decoder {
 
 impl Layer {
     fn forward(&self, x: Tensor<3>) -> Tensor<3> {
+        let width = x.dims()[2];
         let heads = rms_norm(&self.rms_norm, x);
-        let heads = heads.reshape([1, LENGTH, 2, DIM / 2]).swap_dims(1, 2);
+        let heads = heads.reshape([1, LENGTH, 2, width / 2]).swap_dims(1, 2);
         let options = AttentionOptions {
             is_causal: true,
             ..Default::default()
         };
         let mixed = attention(heads.clone(), heads.clone(), heads, None, options);
-        let x = mixed.swap_dims(1, 2).reshape([1, LENGTH, DIM]);
+        let x = mixed.swap_dims(1, 2).reshape([1, LENGTH, width]);
         let x = linear(&self.output, x);
         swiglu(&self.mlp, layer_norm(&self.layer_norm, 1e-5, x))
     }

@@ -11,11 +11,12 @@ use rayon::prelude::*;
 
 use crate::ALONE;
 use crate::common::*;
+use crate::side_by_side::{PLACES, Place, train_alone};
 
 /// Large enough that `flex` computes products on several threads.
 const WIDTH: usize = 208;
 const STEPS: usize = 2;
-const MIXTURES: u64 = 3;
+const MIXTURES: u64 = 5;
 
 /// Longer than a mixture takes.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -33,7 +34,7 @@ fn batch(device: &Device) -> Tensor<2> {
     values.sin().reshape([WIDTH, WIDTH])
 }
 
-/// Kinds of training that draw no random numbers.
+/// Kinds of training.
 #[derive(Clone, Debug)]
 enum Kind {
     Stock,
@@ -42,6 +43,12 @@ enum Kind {
     /// An estimate, a dry run, a hook, and a record that is loaded into a second training.
     Resumed,
     Replicas(Sharding),
+    /// A checkpoint that another training loads.
+    Saved,
+    /// A plan, and its training.
+    Planned,
+    /// Dropout, with exact clipping or without. The gradients are those of the loss, or an error says why they can't be.
+    Draws(Place, bool),
 }
 
 fn kinds() -> Vec<Kind> {
@@ -61,7 +68,10 @@ fn kinds() -> Vec<Kind> {
         Kind::Replicas(Sharding::State),
         Kind::Replicas(Sharding::Full),
     ];
+    kinds.extend([Kind::Saved, Kind::Planned]);
     kinds.extend(OFFLOADS.map(|mode| Kind::InBlocks(offload(mode))));
+    let drawing = product(PLACES, [false, true]).into_iter();
+    kinds.extend(drawing.map(|(place, clips)| Kind::Draws(place, clips)));
     kinds
 }
 
@@ -128,6 +138,41 @@ fn train(kind: &Kind, device: &Device) -> Result<Weights, FusedError> {
             }
             fused.model()
         }
+        Kind::Saved => {
+            let folder = tempfile::tempdir().unwrap();
+            let checkpoint = Checkpoint::at(folder.path());
+            let mut fused = FusedOptimizer::new(model, optimizer)?;
+            fused.step(1e-3, |model| loss(model, x.clone()))?;
+            checkpoint.save(&fused, &Progress::new(1)).unwrap();
+            let optimizer = AdamWConfig::new().init();
+            let mut resumed = FusedOptimizer::new(init(device), optimizer)?;
+            checkpoint.load::<()>(&mut resumed).unwrap();
+            for _ in 1..STEPS {
+                resumed.step(1e-3, |model| in_blocks(model, x.clone()))?;
+            }
+            resumed.model()
+        }
+        Kind::Planned => {
+            let planner = Planner::new(|| init(device), optim::AdamWConfig::new());
+            let planner = planner.with_order(Technique::SAME_PRECISION);
+            let batch = |items: usize| x.clone().slice(0..items.min(WIDTH));
+            let of_batch = |model: &Vec<Linear>, items| in_blocks(model, batch(items));
+            // One planner runs at a time, and other trainings count.
+            match planner.plan(of_batch, usize::MAX) {
+                Ok(plan) => drop(plan.fuse(|| init(device)).unwrap()),
+                Err(error) => println!("{error}"),
+            }
+            model
+        }
+        Kind::Draws(place, clips) => {
+            match train_alone(device, *place, *clips) {
+                Ok(())
+                | Err(FusedError::RandomNumbers { .. } | FusedError::RandomNumbersLocked { .. }) => {
+                }
+                error => error?,
+            }
+            model
+        }
     };
     Ok(weights(&trained))
 }
@@ -139,7 +184,7 @@ fn mixture(
     device: &Device,
 ) -> Vec<(usize, Result<Weights, FusedError>)> {
     let mut random = StdRng::seed_from_u64(seed);
-    let threads = [1, 2, 4][seed as usize % 3];
+    let threads = [1, 2, 3, 4, 8][seed as usize % 5];
     let pool = ThreadPoolBuilder::new()
         .num_threads(threads)
         .build()

@@ -72,7 +72,8 @@ fn train(
 fn trainings_on_thread_and_on_pool_end(device: &Device) {
     let _alone = ALONE.lock();
     let configs = [FusedConfig::new(), FusedConfig::exact(1e-3)];
-    for (threads, (in_blocks, config)) in product([1, 2, 4], product([false, true], configs)) {
+    for (threads, (in_blocks, config)) in product([1, 2, 3, 4, 8], product([false, true], configs))
+    {
         let expected = train(0.0, in_blocks, &config, device).unwrap();
         let (sender, ended) = channel();
         let pool = pool(threads);

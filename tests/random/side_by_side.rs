@@ -9,14 +9,14 @@ const STEPS: usize = 8;
 
 /// The place where a model draws.
 #[derive(Clone, Copy, Debug)]
-enum Place {
+pub(crate) enum Place {
     Block,
     NestedBlock,
     OutsideOfBlocks,
     Both,
 }
 
-const PLACES: [Place; 4] = [
+pub(crate) const PLACES: [Place; 4] = [
     Place::Block,
     Place::NestedBlock,
     Place::OutsideOfBlocks,
@@ -62,17 +62,17 @@ fn check(last: &Last, ranks: Vec<Tensor<1>>) {
     assert_eq!(*last.lock().unwrap(), sum);
 }
 
-fn train_alone(device: &Device, place: Place, clips: bool) {
+pub(crate) fn train_alone(device: &Device, place: Place, clips: bool) -> Result<(), FusedError> {
     let gradient = Last::default();
-    let mut fused = FusedOptimizer::new(dropping(device), SgdConfig::new().init())
-        .and_then(|fused| fused.with_config(config(clips, Sharding::State)))
-        .unwrap()
+    let mut fused = FusedOptimizer::new(dropping(device), SgdConfig::new().init())?
+        .with_config(config(clips, Sharding::State))?
         .with_hook(ParamGroup::all(), keep(&gradient));
     for _ in 0..STEPS {
         let step =
             fused.step_repeatable(0.0, |model| place.loss(model, Tensor::ones([64], device)));
-        check(&gradient, vec![step.unwrap().1]);
+        check(&gradient, vec![step?.1]);
     }
+    Ok(())
 }
 
 fn train_replicas(device: &Device, place: Place, clips: bool, sharding: Sharding) {
@@ -95,7 +95,7 @@ fn replicas_and_other_trainings_draw_apart(device: &Device) {
     for sharding in [Sharding::State, Sharding::Full] {
         thread::scope(|scope| {
             for (place, clips) in product(PLACES, [false, true]) {
-                scope.spawn(move || train_alone(device, place, clips));
+                scope.spawn(move || train_alone(device, place, clips).unwrap());
                 scope.spawn(move || train_replicas(device, place, clips, sharding));
             }
         });

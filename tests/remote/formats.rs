@@ -44,11 +44,19 @@ fn formats_on_servers_are_refused_by_name() {
             (wrapped(Split24), bf16, "`WeightFormat::Split24`"),
         ];
         // As the error advises.
-        let model = || cast(Net::init(&server.device), bf16).unwrap();
-        let advised = FusedOptimizer::new(model(), wrapped(WeightFormat::Plain));
-        let mut advised = advised.unwrap();
-        let x = Tensor::<2>::ones([5, 6], &server.device).cast(FloatDType::BF16);
-        advised.step(RATE, |model| model.loss(x.clone())).unwrap();
+        let initial = cast(Net::init(&flex()), bf16).unwrap();
+        let x = |device: &Device| Tensor::<2>::ones([5, 6], device).cast(FloatDType::BF16);
+        let mut plain = wrapped(WeightFormat::Plain);
+        let model = initial.clone().fork(&server.device);
+        let mut advised = FusedOptimizer::new(model, plain.clone()).unwrap();
+        let stock = train_stock(initial, &mut plain, 3, RATE, |model, _| {
+            model.loss(x(&flex()))
+        });
+        for _ in 0..3 {
+            let step = advised.step(RATE, |model| model.loss(x(&server.device)));
+            step.unwrap();
+        }
+        assert_equal_weights(&stock, &advised.model().fork(&flex()));
         for (optimizer, dtype, format) in refused {
             let model = cast(Net::init(&server.device), dtype).unwrap();
             assert_refused(FusedOptimizer::new(model, optimizer.clone()), format);

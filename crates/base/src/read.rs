@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_data_keeps_shape_and_type_at_any_rank_in_type() {
+    fn of_data_keeps_shape_and_type_for_any_dims_in_type() {
         for dtype in [DType::F32, DType::F64, DType::BF16] {
             let data = TensorData::from([[1.0, 2.0], [3.0, 4.0]]).convert_dtype(dtype);
             let tensor = of_data::<1>(data.clone(), &Device::flex());

@@ -124,3 +124,46 @@ fn own_backward_in_compute_dtype_equals_mixed_precision_by_hand() {
         }
     }
 }
+
+#[test]
+fn own_backward_offloaded_equals_stock() {
+    let initial = Decoder::init(&flex());
+    for (mode, is_in_block) in product(OFFLOADS, [false, true]) {
+        let loss = |model: &Decoder, step: usize| model.loss(step, is_in_block);
+        let mut stock = AdamWConfig::new().init();
+        let expected = train_stock(initial.clone(), &mut stock, STEPS, RATE, loss);
+        let config = FusedConfig::offload(offload_from_flex(mode));
+        let fused = FusedOptimizer::new(initial.clone(), AdamWConfig::new().init()).unwrap();
+        let mut fused = fused.with_config_on(config, &flex()).unwrap();
+        train_fused(&mut fused, STEPS, RATE, loss);
+        assert_equal_weights(&expected, &fused.model());
+    }
+}
+
+#[test]
+fn own_backward_in_low_bits_equals_stock_loop() {
+    // Smaller states are full.
+    let wide = Decoder::of_width(64, &flex());
+    let formats = [
+        (StateFormat::Bits8, WeightFormat::Plain, FloatDType::F32),
+        (
+            StateFormat::Bits4,
+            WeightFormat::Stochastic,
+            FloatDType::BF16,
+        ),
+        (StateFormat::Bits8, WeightFormat::Split24, FloatDType::BF16),
+    ];
+    for ((states, weights, dtype), is_in_block) in product(formats, [false, true]) {
+        let initial = cast(wide.clone(), dtype).unwrap();
+        let optimizer = || {
+            let config = optim::AdamWConfig::new().with_state_format(states);
+            config.with_weight_format(weights).init()
+        };
+        let loss = |model: &Decoder, step: usize| model.loss(step, is_in_block);
+        let expected = train_stock(initial.clone(), &mut optimizer(), STEPS, RATE, loss);
+        assert_changed(&initial, &expected, |_| true);
+        let mut fused = FusedOptimizer::new(initial, optimizer()).unwrap();
+        train_fused(&mut fused, STEPS, RATE, loss);
+        assert_equal_weights(&expected, &fused.model());
+    }
+}
