@@ -1,4 +1,4 @@
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 
 use backburn_base::{AnyParam, AnyTensor, list};
 use burn::backend::Dispatch;
@@ -36,7 +36,7 @@ where
 }
 
 /// Values of parameters, in the order of a module: frozen parameters with the same id may have different values.
-#[derive(Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct ValuesInOrder(HashMap<ParamId, VecDeque<AnyTensor>>);
 
 impl ValuesInOrder {
@@ -60,27 +60,42 @@ impl ValuesInOrder {
         self.0.values().flatten()
     }
 
-    /// Puts the values, changed by `change`, into the parameters of `module` with their ids.
+    pub(crate) fn ids(&self) -> HashSet<ParamId> {
+        self.0.keys().copied().collect()
+    }
+
+    /// Returns the last value of this parameter.
+    pub(crate) fn last(&self, id: ParamId) -> Option<&AnyTensor> {
+        self.0.get(&id)?.back()
+    }
+
+    /// Keeps the parameters for whose last value `is_kept` returns `true`.
+    pub(crate) fn retain(&mut self, is_kept: impl Fn(ParamId, &AnyTensor) -> bool) {
+        self.0
+            .retain(|id, values| values.back().is_some_and(|last| is_kept(*id, last)));
+    }
+
+    /// Puts the result of `put` into each parameter of `module` with a value, which receives the previous value and that value.
     pub(crate) fn put_into<M: Module>(
         self,
         module: M,
-        change: impl FnMut(AnyTensor) -> AnyTensor,
+        put: impl FnMut(AnyTensor, AnyTensor) -> AnyTensor,
     ) -> M {
         let values = self.0;
-        module.map(&mut PutValues { values, change })
+        module.map(&mut PutValues { values, put })
     }
 }
 
-struct PutValues<C> {
+struct PutValues<P> {
     values: HashMap<ParamId, VecDeque<AnyTensor>>,
-    change: C,
+    put: P,
 }
 
-impl<C: FnMut(AnyTensor) -> AnyTensor> ModuleMapper for PutValues<C> {
+impl<P: FnMut(AnyTensor, AnyTensor) -> AnyTensor> ModuleMapper for PutValues<P> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let values = self.values.get_mut(&param.id);
         match values.and_then(VecDeque::pop_front) {
-            Some(value) => param.map(|_before| (self.change)(value).of_dims()),
+            Some(value) => param.map(|before| (self.put)(before.into(), value).of_dims()),
             None => param,
         }
     }

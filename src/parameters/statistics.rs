@@ -6,13 +6,13 @@
 //! can't be read or put back, only merged: `RunningState::value_sync` merges on a thread that has one, `RunningState::value` never
 //! does, and `Module::valid` always does.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashSet, VecDeque};
 
-use backburn_base::{AnyTensor, list, values};
+use backburn_base::{AnyTensor, list};
 use burn::module::{Flag, Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::tensor::{GradientCheckpointingStrategy, Tensor};
 
-use super::map::{ValuesInOrder, map_params};
+use super::map::ValuesInOrder;
 use crate::quantized::weight_of_values;
 
 /// Returns the ids of the running statistics of `module`, which it only reads: other threads may compute with it.
@@ -98,7 +98,7 @@ pub(crate) fn with_own_statistics<M: Module>(module: M) -> M {
         false => own,
     };
     // `train` enables a flag that was disabled by `valid`, for example of a dropout that is switched off.
-    before.put_into(own.map(&mut flags), |value| value)
+    before.put_into(own.map(&mut flags), |_own, value| value)
 }
 
 /// A visitor that keeps the flags of a module in its order, and a mapper that restores them.
@@ -119,49 +119,45 @@ impl ModuleMapper for Flags {
 
 /// The values of running statistics.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Statistics(HashMap<ParamId, AnyTensor>);
+pub(crate) struct Statistics(ValuesInOrder);
 
 impl Statistics {
     /// Returns these statistics of `module`, without pending updates.
     pub(crate) fn of<M: Module>(module: &M, ids: &HashSet<ParamId>) -> Self {
-        Self(values(module, ids))
+        if ids.is_empty() {
+            return Self::default();
+        }
+        Self(ValuesInOrder::of(module, |id| ids.contains(&id)))
     }
 
     /// Puts the values into `module` and its clones.
     fn put<M: Module>(&self, module: &M) {
-        drop(map_params(
-            module.clone(),
-            |param| self.0.contains_key(&param.id()),
-            |id, _before| self.0[&id].clone(),
-        ));
+        let values = self.0.clone();
+        drop(values.put_into(module.clone(), |_before, value| value));
     }
 
     /// Puts the values into `module`. Dropping the guard restores the previous values.
     pub(crate) fn put_until_dropped<M: Module>(&self, module: &M) -> StatisticsGuard<M> {
-        let guard = StatisticsGuard::among(module, &self.0.keys().copied().collect());
+        let guard = StatisticsGuard::among(module, &self.0.ids());
         self.put(module);
         guard
     }
 
+    /// Returns the value of this statistic; the last one if frozen modules share its id.
     pub(crate) fn get(&self, id: ParamId) -> Option<&AnyTensor> {
-        self.0.get(&id)
+        self.0.last(id)
     }
 
     /// Copies the values into `module` and its clones, on the devices of their statistics.
     pub(crate) fn copy_into<M: Module>(&self, module: &M) {
-        if self.0.is_empty() {
-            return;
-        }
-        drop(map_params(
-            module.clone(),
-            |param| self.0.contains_key(&param.id()),
-            |id, before| before.replaced_by(self.0[&id].clone().0.inner()),
-        ));
+        let values = self.0.clone();
+        let put = |before: AnyTensor, value: AnyTensor| before.replaced_by(value.0.inner());
+        drop(values.put_into(module.clone(), put));
     }
 
     /// Keeps the values for which `is_kept` returns `true`.
     pub(crate) fn retain(&mut self, is_kept: impl Fn(ParamId, &AnyTensor) -> bool) {
-        self.0.retain(|id, value| is_kept(*id, value));
+        self.0.retain(is_kept);
     }
 }
 

@@ -9,7 +9,7 @@ use super::weight::ComposedWeight;
 /// An adapter on a frozen quantized weight, like Burn's [`LoraAdapter`](burn::module::LoraAdapter) on a frozen weight.
 /// A parameter with this adapter has the value `base + scale * (a @ b)`.
 ///
-/// The parameter itself is a placeholder of the weight's shape, without elements. Read it with [`Param::val`], as
+/// The parameter itself is a shape stub: a tensor of the weight's shape without elements. Read it with [`Param::val`], as
 /// Burn's layers do. [`Module::materialize`] makes ordinary weights of all of them.
 #[derive(Debug, Module)]
 pub struct QuantizedAdapter {

@@ -20,7 +20,7 @@ use super::weight::{is_finite, quantized};
 ///
 /// Differences from Burn's `QLora`:
 ///
-/// - 4 bits take 0.56 bytes per weight (Burn's take one byte on `flex` and `ndarray`). In addition, a placeholder shows
+/// - 4 bits take 0.56 bytes per weight (Burn's take one byte on `flex` and `ndarray`). In addition, a stub shows
 ///   the dense shape of the weight. It takes one byte on `flex`, a quarter of a byte per weight on CubeCL devices and in
 ///   their records, and one byte per weight on `ndarray` and in records of CPU backends. Burn's own [`fork`](burn::module::Module::fork) makes dense floats
 ///   of it: 4 bytes per weight.

@@ -25,4 +25,4 @@ pub(crate) use adapter::{is_factor, weight_of_values};
 pub(crate) use base::AdaptedBase;
 pub use format::BaseFormat;
 pub use lora::QuantizedLora;
-pub(crate) use shape_stub::{is_shape_stub, moved};
+pub(crate) use shape_stub::{is_expanded, is_shape_stub, moved};

@@ -9,6 +9,8 @@
 
 use backburn_base::{copy_to_device, is_cubecl, is_remote, lift, of_data};
 use burn::backend::Dispatch;
+#[cfg(feature = "flex")]
+use burn::backend::DispatchDevice;
 use burn::backend::ops::QTensorOps;
 use burn::tensor::quantization::quantized_data_len;
 use burn::tensor::quantization::{QuantScheme, QuantStore, QuantValue, ScaleDtype};
@@ -56,6 +58,16 @@ pub(super) fn shape_stub_of<const D: usize>(value: &Tensor<D>) -> Tensor<D> {
     match value.gradient_checkpointing_strategy() {
         Some(strategy) => lift(shape_stub, strategy),
         None => shape_stub,
+    }
+}
+
+/// Returns `true` if a shape stub on `device` is one element, expanded without memory.
+pub(crate) fn is_expanded(device: &Device) -> bool {
+    #[allow(unreachable_patterns)] // The variants depend on the features.
+    match device.clone().inner().as_dispatch() {
+        #[cfg(feature = "flex")]
+        DispatchDevice::Flex(_) => true,
+        _ => false,
     }
 }
 

@@ -206,7 +206,7 @@ fn check_fits(
     shape: &Shape,
     sample: Option<&Sample<'_>>,
 ) -> Result<(), FusedError> {
-    let dims = state.rank()?;
+    let dims = state.num_dims()?;
     if dims != shape.num_dims() {
         return Err(FusedError::RecordRank {
             path: path.to_string(),

@@ -27,7 +27,7 @@ pub(super) fn check<M: LearnerModel>(
     let recorded = read(to_bytes(checkout::optimizer(&mut reader).to_record())?)?;
     for (id, path) in stateless {
         if let Some(state) = recorded.get(&id.val()) {
-            let state = format!("state of {} dimensions", state.rank()?);
+            let state = format!("state of {} dimensions", state.num_dims()?);
             return Err(FusedError::RecordOfAnotherOptimizer { path, state });
         }
     }

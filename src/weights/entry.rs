@@ -6,7 +6,7 @@ use burn::tensor::quantization::{quantized_data_len, scale_size};
 use burn::tensor::{DType, Device, Shape};
 
 use crate::placement::{PlacementPolicy, StorageTier};
-use crate::quantized::is_shape_stub;
+use crate::quantized::{is_expanded, is_shape_stub};
 use crate::replica::Size;
 
 /// The role of a float parameter in a training.
@@ -68,7 +68,7 @@ impl Entry {
 
     pub(crate) fn bytes(&self) -> usize {
         match self.dtype {
-            dtype if is_shape_stub(dtype) => 0,
+            dtype if is_shape_stub(dtype) && is_expanded(&self.device) => 0,
             DType::QFloat(scheme) => {
                 // A single scale does not count.
                 let scale = match scheme.block_scale() {

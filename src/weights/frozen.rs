@@ -11,6 +11,7 @@ use crate::offload::OffloadEngine;
 use crate::parameters::{ValuesInOrder, map_params, running_statistics};
 use crate::placement::RankContext;
 use crate::quantized::is_shape_stub;
+use crate::tap::node;
 
 /// Returns the offloaded frozen parameters of `module`, with `true` for those that have an adapter: Burn allows one
 /// reparameterization per parameter. Running statistics are never offloaded.
@@ -50,17 +51,24 @@ pub(super) fn on_host<M: Module>(
     let Some(engine) = &context.engine else {
         return module;
     };
+    let copy =
+        |value: &AnyTensor| constant(value.clone(), |value| copy_to_device(value, &engine.host));
+    // A module may hold a parameter several times.
+    let mut copies = HashMap::new();
     map_params(
         module,
         |param| frozen.contains_key(&param.id()),
-        |_, value| constant(value, |value| copy_to_device(value, &engine.host)),
+        |_, value| match node(&value) {
+            None => copy(&value),
+            Some(node) => copies.entry(node).or_insert_with(|| copy(&value)).clone(),
+        },
     )
 }
 
 /// Returns `module` with these parameters of another replica, which are on the host once for all replicas.
 pub(super) fn shared<M: Module>(module: M, frozen: &HashMap<ParamId, bool>, other: &M) -> M {
     let values = ValuesInOrder::of(other, |id| frozen.contains_key(&id));
-    values.put_into(module, |value| value)
+    values.put_into(module, |_own, value| value)
 }
 
 /// Returns `module` with its offloaded frozen parameters on the device, for one run of a block.

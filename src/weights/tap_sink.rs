@@ -40,7 +40,9 @@ pub(super) struct TapSink {
 impl GradientSink for TapSink {
     fn receive(&self, gradient: DispatchTensor) -> PassedGradients {
         // Gradients of a recomputed block arrive after its closure has returned.
-        let is_in_block = Scope::current().is_some_and(|scope| scope.is_in_block());
+        let is_own = |scope: &Scope| Arc::ptr_eq(&scope.pass, &self.pass);
+        let scope = Scope::current().filter(is_own);
+        let is_in_block = scope.is_some_and(|scope| scope.is_in_block());
         if is_in_block || matches!(*self.pass.stage.lock(), Stage::Forward | Stage::Over) {
             return self.refuse(is_in_block);
         }

@@ -22,7 +22,7 @@ pub(super) fn move_except<M: Module>(
         device.clone()
     };
     let (module, values) = take_values(module, stays, |_| stub_device.clone());
-    values.put_into(fork_quantized(module, device), |value| value)
+    values.put_into(fork_quantized(module, device), |_stub, value| value)
 }
 
 /// Moves `module` to `device` as [`Module::fork`] does, but keeps quantized values quantized.
@@ -38,7 +38,7 @@ pub(crate) fn fork_quantized<M: Module>(module: M, device: &Device) -> M {
     }
     let (module, values) = take_values(module, |id| quantized.contains(&id), |device| device);
     let inner = device.clone().inner();
-    values.put_into(forked(module, device), |value| {
+    values.put_into(forked(module, device), |_stub, value| {
         let strategy = value.gradient_checkpointing_strategy().unwrap_or_default();
         let value = moved(value.0.inner(), &inner);
         match device.is_autodiff() {

@@ -67,7 +67,7 @@ fn quantized_base_is_dense_for_one_layer_at_a_time() {
     }
 }
 
-/// On `ndarray` a placeholder takes one byte per weight, and twice that after Burn has transferred it. Burn's `fork` makes
+/// On `ndarray` a shape stub takes one byte per weight, and twice that after Burn has transferred it. Burn's `fork` makes
 /// floats of it.
 #[test]
 fn loaded_and_moved_base_takes_bytes_of_its_format() {
@@ -86,7 +86,7 @@ fn loaded_and_moved_base_takes_bytes_of_its_format() {
     let moved: Change<'_> = &|model| model.to_device(&other());
     let forked: Change<'_> = &|model| model.fork(&device());
     let loaded_from_fork: Change<'_> = &|model| loaded(forked(model));
-    for (name, change, of_placeholders) in [
+    for (name, change, of_stubs) in [
         ("loaded", loaded, 0),
         ("loaded from a file", reread, 0),
         ("moved", moved, 2 * weights),
@@ -98,7 +98,7 @@ fn loaded_and_moved_base_takes_bytes_of_its_format() {
         let before = BYTES.current_usage();
         let model = change(init(&device()));
         let held = BYTES.current_usage() - before;
-        let bound = codes + of_placeholders + others + NOTES;
+        let bound = codes + of_stubs + others + NOTES;
         assert!(held < bound, "{name}: {held} bytes, at most {bound}");
         drop(model);
     }

@@ -150,12 +150,10 @@ impl<M: Module> Ranks<M> {
         model: M,
         config: &FusedConfig,
     ) -> Result<Self, FusedError> {
+        let session = Arc::new(self.session().of_other_model());
         match &self.given_devices {
-            None => {
-                let session = Arc::new(self.session().of_other_model());
-                Self::on_one_device(model, &session, self.attached().context.clone())
-            }
-            Some(devices) => Self::on_devices(model, devices, self.session(), config, false),
+            None => Self::on_one_device(model, &session, self.attached().context.clone()),
+            Some(devices) => Self::on_devices(model, devices, &session, config, false),
         }
     }
 

@@ -203,6 +203,48 @@ fn norm_beside_constant_under_gradient_checkpointing_matches_stock(device: &Devi
     drop(loss(&fused.model(), xs[0].clone()).backward());
 }
 
+/// Models that were taken from one training have the same ids.
+#[derive(Module, Debug)]
+struct Snapshots {
+    student: Linear,
+    teachers: Vec<BatchNorm>,
+}
+
+fn frozen_snapshots_keep_their_statistics(device: &Device) {
+    let x = xs(device).remove(0);
+    let cubes = |x: Tensor<2>| x.powi_scalar(3).mean();
+    let norm: BatchNorm = BatchNormConfig::new(4).init(device);
+    let mut donor = FusedOptimizer::new(norm, SgdConfig::new().init()).unwrap();
+    let mut snapshot = || {
+        donor
+            .step(RATE, |norm| cubes(norm.forward(x.clone())))
+            .unwrap();
+        donor.model().freeze()
+    };
+    let model = Snapshots {
+        teachers: vec![snapshot(), snapshot()],
+        student: LinearConfig::new(4, 4).init(device),
+    };
+    let teachers = weights(&model.teachers);
+    let loss = |model: &Snapshots| {
+        let taught = model.teachers.iter().map(|it| it.forward(x.clone()));
+        let taught = taught.reduce(Tensor::add).unwrap();
+        cubes(model.student.forward(x.clone()) - taught)
+    };
+    let in_buffer = FusedConfig::new();
+    let clipping = GlobalNormClippingConfig::ExactInBuffer(1.0);
+    let in_buffer = in_buffer.with_clipping(Some(clipping));
+    for config in [FusedConfig::exact(1.0), in_buffer] {
+        let fused = FusedOptimizer::new(model.clone(), SgdConfig::new().init()).unwrap();
+        let mut fused = fused.with_config(config).unwrap();
+        fused.dry_run(loss).unwrap();
+        for _ in 0..2 {
+            fused.step_repeatable(RATE, loss).unwrap();
+            assert_eq!(weights(&fused.model().teachers), teachers);
+        }
+    }
+}
+
 /// A net whose statistics make it necessary to restore everything else.
 #[derive(Module, Debug)]
 struct Teachers {
@@ -246,5 +288,6 @@ on_every_cpu_backend!(
     norm_frozen_in_training_matches_stock,
     failed_pass_and_dry_run_restore_statistics,
     model_taken_before_more_steps_is_unchanged,
+    frozen_snapshots_keep_their_statistics,
     teachers_with_one_id_keep_their_values,
 );

@@ -260,7 +260,7 @@ fn quantized_values_survive_any_type() {
     }
 }
 
-/// The first element of a placeholder is NaN, and so are all others.
+/// The first element of a shape stub is NaN, and so are all others.
 #[test]
 fn dense_weight_with_nan_replaces_quantized_values() {
     let mut model = dense();

@@ -27,7 +27,7 @@ fn quantized_feed_forward_shows_dense_shapes() {
             assert_eq!(forked.num_params(), model.num_params());
             let of = |model: &PositionWiseFeedForward| model.forward(x.clone()).into_data();
             assert_eq!(of(&forked), of(&model));
-            // Burn's `fork` makes floats of a placeholder, and loading makes a placeholder of them.
+            // Burn's `fork` makes floats of a shape stub, and loading makes a shape stub of them.
             let loaded =
                 with_quantized_base(dense.clone(), format).load_record(forked.into_record());
             assert_matches!(loaded.linear_inner.weight.base().dtype(), DType::QFloat(_));

@@ -20,23 +20,22 @@ pub struct RecordedState {
 
 impl RecordedState {
     /// Returns the entry of a parameter that has no state.
-    pub fn none(id: ParamId, path: &str, rank: usize) -> Self {
+    pub fn none(id: ParamId, path: &str, dims: usize) -> Self {
         let id = id.val().to_string();
         Self {
             path: Some(path.to_string()),
-            scalars: [(format!("{id}.{RANK}"), rank.into())].into(),
+            scalars: [(format!("{id}.{RANK}"), dims.into())].into(),
             tensors: Vec::new(),
             id,
         }
     }
 
-    /// Returns the rank of the parameter.
-    pub fn rank(&self) -> Result<usize, OptimError> {
+    /// Returns the number of dimensions of the parameter.
+    pub fn num_dims(&self) -> Result<usize, OptimError> {
         let name = format!("{}.{RANK}", self.id);
         match (self.scalars.get(&name), self.tensors.first()) {
-            (Some(rank), _) => {
-                usize::try_from(*rank).map_err(|_| unreadable(format!("`{name}` holds no rank")))
-            }
+            (Some(dims), _) => usize::try_from(*dims)
+                .map_err(|_| unreadable(format!("`{name}` is no number of dimensions"))),
             (None, Some(tensor)) => Ok(tensor.shape.num_dims()),
             (None, None) => Err(unreadable(format!("there is no `{name}`"))),
         }
