@@ -24,18 +24,20 @@ struct Listed {
 }
 
 impl ParameterList {
-    /// Returns the parameters of `model`, with the roles that `role` returns. `optimizer` contains the states.
+    /// Returns the parameters of `model`, with the role that `trained` returns for a trained one, and its shape if the model lacks its
+    /// value. `optimizer` contains the states.
     pub(crate) fn of<M: Module>(
         model: &M,
-        role: impl Fn(ParamId) -> Option<Role>,
+        trained: impl Fn(ParamId) -> Option<(Role, Option<Shape>)>,
         optimizer: Option<&SharedOptimizer>,
     ) -> Self {
         let parameters = list(model).into_iter();
         // Quantized values do not count as parameters in addition to their weights.
         let parameters = parameters.filter(|it| weight_of_values(&it.path).is_none());
         let listed = |it: Parameter| {
-            let (id, shape) = (it.param.id(), it.param.shape());
-            let role = role(id).unwrap_or(Role::Frozen);
+            let id = it.param.id();
+            let (role, shape) = trained(id).unwrap_or((Role::Frozen, None));
+            let shape = shape.unwrap_or_else(|| it.param.shape());
             let trained_by = optimizer.filter(|_| role != Role::Frozen);
             let state =
                 trained_by.map(|optimizer| optimizer.state_names(id, &it.path, shape.num_dims()));

@@ -45,8 +45,8 @@ impl<O: PlannedOptimizer> Plan<O> {
     /// Use batches of [`batch`](Self::batch) items in the data loader, and set the builder's `grads_accumulation` to
     /// [`accumulation`](Self::accumulation).
     ///
-    /// The bytes of the plan do not include the data loader (batches prepared by its workers), metrics, validation
-    /// and display: leave a margin for them.
+    /// The bytes of the plan do not include the data loader (batches prepared by its workers), metrics, validation, display, and the
+    /// checkpoints of Burn (weights and states in f32, until they are written): leave a margin for them.
     ///
     /// # Errors
     ///

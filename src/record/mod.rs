@@ -263,8 +263,9 @@ fn check_averages(
     let damaged =
         |path: &str, reason: String| unreadable(format!("the average of `{path}`: {reason}"));
     // An optimizer that needs no tensor in its state, such as SGD, accepts an average when it loads, and records only the
-    // number of dimensions.
-    averages.retain(|_, average| average.names().any(|name| name != RANK));
+    // number of dimensions, in a wrapper also that of its steps.
+    let is_kept = |name: &str| name != RANK && !stock_can_ignore(name);
+    averages.retain(|_, average| average.names().any(is_kept));
     let keeper = AverageState::join(SgdConfig::new().init());
     for (id, Parameter { path, param, .. }) in parameters {
         let Some(average) = averages.remove(&average_id(*id).val()) else {

@@ -17,10 +17,13 @@ pub trait LaunchFused<M: LearnerModel> {
     ///
     /// `folder` is the folder of [`SupervisedTraining::new`], in which
     /// [`with_default_checkpointers`](SupervisedTraining::with_default_checkpointers) saves. If the process was killed during a save,
-    /// that epoch has fewer files than a complete checkpoint. It is trained again, and its files get the ending `.incomplete`.
+    /// that epoch has fewer files than a complete checkpoint. It is trained again, and its files get the ending `.incomplete`. Keep two
+    /// checkpoints or more, as by default: Burn deletes an only one before the next is complete.
     ///
     /// The resumed training equals the uninterrupted one to the bit if its batches do and the model draws no random numbers: the
-    /// data loader must not shuffle. Burn saves neither its position nor any generator.
+    /// data loader must not shuffle. Burn saves neither its position nor any generator, nor the state of early stopping, which counts
+    /// again from the resumed epoch. A load replaces the ids of the model: define parameter groups by path. States in f64 are loaded in
+    /// f32.
     ///
     /// ```no_run
     /// use backburn::CheckpointError;
@@ -38,7 +41,8 @@ pub trait LaunchFused<M: LearnerModel> {
     ///
     /// # Errors
     ///
-    /// [`CheckpointError::Unreadable`] if the folder of the checkpoints can't be read, [`CheckpointError::Write`] if an incomplete file
+    /// [`CheckpointError::Unreadable`] if the folder of the checkpoints can't be read or has no complete one after the first epoch,
+    /// [`CheckpointError::Write`] if an incomplete file
     /// can't be renamed.
     fn resume_from_newest(self, folder: impl AsRef<Path>) -> Result<Self, CheckpointError>
     where

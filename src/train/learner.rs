@@ -243,7 +243,7 @@ impl<M: LearnerModel> Display for FusedLearner<M> {
             .filter(|it| it.param.value().is_require_grad())
             .map(|it| it.param.id())
             .collect();
-        let role = |id| trained.contains(&id).then_some(Role::Released);
-        Display::fmt(&ParameterList::of(&model, role, None), f)
+        let trained = |id| trained.contains(&id).then_some((Role::Released, None));
+        Display::fmt(&ParameterList::of(&model, trained, None), f)
     }
 }

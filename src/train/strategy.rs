@@ -142,6 +142,10 @@ impl<M: LearnerModel + 'static> SupervisedLearningStrategy<FusedModel<M>> for Fu
         let fuse = |model, optimizer| self.fuse(model, optimizer, &devices);
         let checkout = Checkout::new(&mut learner, fuse);
         let mut checkout = checkout.unwrap_or_else(|error| panic!("{error}"));
+        if components.checkpoint.is_some() {
+            let loaded = checkout.engine().core().check_loaded_states();
+            loaded.unwrap_or_else(|error| panic!("{error}"));
+        }
 
         for epoch in starting_epoch..=components.num_epochs {
             events.train(LearnerEvent::StartSplit {

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use backburn_base::{Parameter, list};
+use backburn_base::{AnyTensor, Parameter, list};
 use burn::module::{Module, ParamGroup, ParamId};
 use burn::optim::ModuleOptimizer;
 use burn::store::RecordError;
@@ -113,21 +113,19 @@ impl<M: Module> Core<M> {
         let ranks = ranks.map_err(ResumeError::Fused)?;
         let others = ranks.attached().inventory.zeros_not_in_f32();
         let others = others.filter(|(id, ..)| loaded.contains(id));
-        if let Some((path, panic)) = first_refused(&optimizer, others) {
-            return Err(ResumeError::Optimizer(FusedError::UnsupportedParameter {
-                path: path.to_string(),
-                reason: format!(
-                    "the optimizer can't step it with its loaded state ({}). Burn loads states in the default float type instead of that \
-                    of the parameter: train parameters in f16, bf16 and f64 with an optimizer of `backburn::optim`",
-                    panic.message()
-                ),
-            }));
-        }
+        check_steps(&optimizer, others).map_err(ResumeError::Optimizer)?;
         self.replace_ranks(ranks);
         self.load_state(|shared| shared.start_over(optimizer));
         // Removes the graph nodes of the previous parameters.
         collect_graph(&self.ranks.device());
         Ok(())
+    }
+
+    /// Returns an error if the optimizer can't step a parameter with its loaded state.
+    #[cfg(feature = "train")]
+    pub(crate) fn check_loaded_states(&self) -> Result<(), FusedError> {
+        let others = self.ranks.attached().inventory.zeros_not_in_f32();
+        check_steps(&self.optimizer_with_all_states(), others)
     }
 
     /// Returns an error if a parameter group of the optimizer or of a hook contains the ids that parameters had `before` a load, and
@@ -224,5 +222,23 @@ mod tests {
             .lock()
             .removed_groups();
         assert!(groups <= 33, "{groups}");
+    }
+}
+
+/// Returns an error if `optimizer` can't step one of `parameters`, each with its path, and zeros of its shape and type.
+fn check_steps<'a>(
+    optimizer: &ModuleOptimizer,
+    parameters: impl Iterator<Item = (ParamId, &'a str, AnyTensor)>,
+) -> Result<(), FusedError> {
+    match first_refused(optimizer, parameters) {
+        None => Ok(()),
+        Some((path, panic)) => Err(FusedError::UnsupportedParameter {
+            path: path.to_string(),
+            reason: format!(
+                "the optimizer can't step it with its loaded state ({}). Burn loads states in the default float type instead of that \
+                of the parameter: train parameters in f16, bf16 and f64 with an optimizer of `backburn::optim`",
+                panic.message()
+            ),
+        }),
     }
 }

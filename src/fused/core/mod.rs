@@ -253,11 +253,13 @@ impl<M: Module> Core<M> {
         let attached = self.ranks.attached();
         let optimizer = self.ranks.session().optimizer.lock();
         let optimizer = with_states.then_some(&*optimizer);
-        ParameterList::of(
-            &attached.skeleton,
-            |id| attached.inventory.role(id),
-            optimizer,
-        )
+        let trained = |id| {
+            let entry = attached.inventory.get(id)?;
+            entry
+                .is_trained()
+                .then(|| (entry.role, Some(entry.shape.clone())))
+        };
+        ParameterList::of(&attached.skeleton, trained, optimizer)
     }
 }
 

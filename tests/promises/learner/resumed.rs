@@ -224,3 +224,48 @@ fn killed_process_resumes_with_same_bits() {
     let whole = Run::new(end).fused(start(), other.path());
     assert_equal_weights(&whole.model, &resumed.model);
 }
+
+/// Burn deletes an only checkpoint before the next one is complete.
+#[test]
+fn resume_without_complete_later_epoch_is_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    Run::new(2).fused(Regression::init(), folder.path());
+    for epoch in [1, 2] {
+        fs::remove_file(&files_of(folder.path(), epoch)[1]).unwrap();
+    }
+    let training = Run::new(3).training::<FusedModel<Regression>>(folder.path());
+    let error = training.resume_from_newest(folder.path()).err().unwrap();
+    assert_says(&error, "epoch 2 was reached");
+    assert!(files_of(folder.path(), 2)[0].exists());
+}
+
+#[test]
+fn learner_with_half_states_of_burn_is_refused_at_launch() {
+    let folder = tempfile::tempdir().unwrap();
+    let init = || {
+        let Regression {
+            input,
+            norm,
+            output,
+        } = Regression::init();
+        let [input, output] = [input, output].map(|it| cast(it, FloatDType::BF16).unwrap());
+        Regression {
+            input,
+            norm,
+            output,
+        }
+    };
+    let launch = |epochs: usize, resumes: bool| {
+        let run = Run::new(epochs);
+        let training = run.training::<FusedModel<Regression>>(folder.path());
+        let training = match resumes {
+            true => training.resume_from_newest(folder.path()).unwrap(),
+            false => training,
+        };
+        training.launch_fused(FusedLearner::new(init(), run.optimizer, run.scheduler))
+    };
+    launch(1, false);
+    let launched = catch_unwind(AssertUnwindSafe(|| launch(2, true)));
+    let message = text_of(launched.err().expect("it panics at launch"));
+    assert_says(&message, "with an optimizer of `backburn::optim`");
+}

@@ -124,3 +124,17 @@ fn display_lists_trained_and_frozen_parameters() {
     let numbers = "4 of 4 parameters are trained (30 of 30 elements)";
     assert!(replicas.to_string().ends_with(numbers), "{replicas}");
 }
+
+/// The model holds its base during updates only.
+#[test]
+fn trained_base_is_listed_with_its_shape() {
+    let model = LinearConfig::new(4, 3).with_bias(false).init(&flex());
+    let model: Linear = model.apply_lora(Lora::new(2, 4.0)).unfreeze();
+    let fused = FusedOptimizer::new(model, AdamConfig::new().init()).unwrap();
+    let text = format!("{fused:#}");
+    assert_says(&text, "3 of 3 parameters are trained (26 of 26 elements)");
+    assert_says(
+        &text,
+        "weight [4, 3], 12 elements: trained after the backward pass",
+    );
+}

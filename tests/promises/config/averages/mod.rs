@@ -313,3 +313,20 @@ fn average_of_frozen_parameter_is_dropped_by_another_config() {
     fused.change_model(|model| model.unfreeze()).unwrap();
     assert_equal_weights(&fused.model(), &fused.averaged());
 }
+
+/// A wrapper around an optimizer without state accepts an average, and records how many steps it has made.
+#[test]
+fn record_with_averages_loads_into_plain_wrapper_and_again() {
+    let model = cast(init(), FloatDType::BF16).unwrap();
+    let sgd = || {
+        let sgd = SgdConfig::new().build();
+        ModuleOptimizer::from(optim::InFormat::new(sgd, WeightFormat::Stochastic))
+    };
+    let x = &batches(1)[0].clone().cast(FloatDType::BF16);
+    let fused = FusedOptimizer::new(model, sgd()).unwrap();
+    let mut averaged = fused.with_config(averaging(ema(0.9))).unwrap();
+    averaged.step(RATE, |model| loss(model, x)).unwrap();
+    let mut plain = FusedOptimizer::new(averaged.model(), sgd()).unwrap();
+    plain.load_record(reread(averaged.to_record())).unwrap();
+    plain.load_record(reread(plain.to_record())).unwrap();
+}
