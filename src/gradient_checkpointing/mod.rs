@@ -169,13 +169,17 @@ where
     X: Activations,
     Y: Activations,
 {
-    let mut devices = block.devices();
-    each(&input, |tensor| devices.push(tensor.device()));
+    let (mut devices, mut has_tracked_input) = (block.devices(), false);
+    each(&input, |tensor| {
+        devices.push(tensor.device());
+        has_tracked_input |= tensor.is_tracked();
+    });
     if is_for_inference(block).unwrap_or(!devices.iter().any(Device::is_autodiff)) {
         // Possibly within a step.
         return forward(block, input);
     }
-    let Some(scope) = Scope::current().filter(|scope| !is_in_stock_training(block, scope)) else {
+    let is_own = |scope: &Scope| !is_in_stock_training(block, has_tracked_input, scope);
+    let Some(scope) = Scope::current().filter(is_own) else {
         assert!(
             !is_in_training(block),
             "the block `{}` under gradient checkpointing is called outside of a training step, or on another thread \

@@ -14,7 +14,6 @@ use backburn_base::{caught::catch, flush};
 use burn::tensor::Device;
 use parking_lot::{ArcMutexGuard, Mutex, RawMutex};
 
-use crate::error::FusedError;
 use crate::threads::lock::{self, is_in_pool};
 
 /// The time without progress after which a holder may be waiting for this thread. It makes progress when it reads a parameter or
@@ -69,22 +68,6 @@ impl RngLock {
             waited,
         })
     }
-}
-
-/// Returns the error of `place`, which must draw the same random numbers twice and can't have the lock on this thread.
-pub(crate) fn locked_error(place: String) -> FusedError {
-    let advice = match is_in_pool() {
-        true => {
-            "A thread of a rayon pool does not wait for it: run the training, and each block, on a thread of its own \
-            (`std::thread::spawn`), where they take turns"
-        }
-        false => {
-            "Its holder has neither read a trained parameter nor received a gradient for ten seconds. The closure of a step must not \
-            wait for another step on another thread, so call the other step before or after it. What takes long in a closure (another \
-            model, loading of data) belongs before the step"
-        }
-    };
-    FusedError::RandomNumbersLocked { place, advice }
 }
 
 /// Waits for the lock. Returns `None` if its holder makes no progress.

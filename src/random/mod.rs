@@ -15,9 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use backburn_base::{is_cubecl, read_with_timeout};
 use burn::tensor::{DType, Device, Distribution, Tensor};
 
-pub(crate) use lock::{
-    GENERATORS, PROGRESS, RngLock, begin_unlocked, locked_error, unlocked_steps,
-};
+pub(crate) use lock::{GENERATORS, PROGRESS, RngLock, begin_unlocked, unlocked_steps};
 
 /// A sequence of seeds derived from a first one.
 #[derive(Debug)]

@@ -173,7 +173,8 @@ impl LocalParam {
         if pass.blocks.is_running() {
             panic!(
                 "parameter `{}` was read on another thread while a block under gradient \
-                 checkpointing was running: enter the block's `StepContext` on that thread",
+                 checkpointing was running: enter the `StepContext` of the closure, or within the block that of the block, on that \
+                 thread",
                 self.master.path
             );
         }

@@ -25,11 +25,19 @@ pub(crate) fn is_for_inference<M: Module>(module: &M) -> Option<bool> {
     (!parameters.is_empty()).then(|| !parameters.iter().any(is_autodiff))
 }
 
-/// Returns `true` if `module` belongs to a stock training, and `scope` to a step that it is not a part of: a hook runs, or the thread of
-/// a rayon pool waits within the step and runs that training meanwhile.
-pub(crate) fn is_in_stock_training<M: Module>(module: &M, scope: &Scope) -> bool {
+/// Returns `true` if `module` with these inputs belongs to a stock training, and `scope` to a step that it is not a part of: a hook
+/// runs, or the thread of a rayon pool waits within the step and runs that training meanwhile.
+pub(crate) fn is_in_stock_training<M: Module>(
+    module: &M,
+    has_tracked_input: bool,
+    scope: &Scope,
+) -> bool {
     let is_apart = is_in_pool() || matches!(scope.mode, ReadMode::Hook(_));
-    is_apart && !is_in_training(module) && !tracked_and_not_attached(module).is_empty()
+    // Where a block of the step does not record, no input is tracked.
+    let is_tracked = has_tracked_input && !scope.records();
+    (is_apart || is_tracked)
+        && !is_in_training(module)
+        && (is_tracked || !tracked_and_not_attached(module).is_empty())
 }
 
 /// Returns the tracked values of the attached `module` that no master holds, each with its index among the float

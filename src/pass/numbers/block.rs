@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use super::{BLOCKS, Draws, REST, SinceSeed};
 use crate::error::FusedError;
 use crate::pass::Scope;
-use crate::random::{GENERATORS, RandomStream, RngLock, Run, locked_error, system_seed};
+use crate::random::{GENERATORS, RandomStream, RngLock, Run, system_seed};
 
 /// The source of the random numbers of a block.
 #[derive(Clone, Debug)]
@@ -51,7 +51,8 @@ impl Scope {
         };
         let source = match (outer, &locks) {
             (None, None) if known == Draws::Numbers => {
-                return Err(locked_error(format!("the block `{name}`")));
+                let place = format!("the block `{name}`");
+                return Err(FusedError::RandomNumbersLocked { place });
             }
             (None, None) => NumberSource::Shared,
             (None, Some(_)) | (Some(NumberSource::Repeated(_)), _) => {
@@ -95,10 +96,9 @@ impl Scope {
         let numbers = &self.pass.numbers;
         let lock = {
             let mut lock = numbers.lock.lock();
-            let may_observe = !waits && !self.pass.is_over();
-            // A model that drew nothing may begin to draw, so its blocks take the lock if it is free. In a step of two passes, only
-            // one of the passes might get it.
-            if lock.is_none() && may_observe && !numbers.repeats {
+            // A model that drew nothing may begin to draw, and a closure may run a block after its backward pass, so a block takes the
+            // lock if it is free. In a step of two passes, only one of the passes might get it.
+            if lock.is_none() && !self.pass.is_over() && !numbers.repeats {
                 *lock = RngLock::take(&GENERATORS, devices, false).map(Arc::new);
             }
             lock.clone()?
@@ -126,7 +126,9 @@ impl Scope {
         stream: &RandomStream,
     ) -> Result<RngLock, FusedError> {
         let turn = RngLock::take(self.turns(), &stream.devices, true);
-        turn.ok_or_else(|| locked_error(format!("the block {name}")))
+        turn.ok_or_else(|| FusedError::RandomNumbersLocked {
+            place: format!("the block {name}"),
+        })
     }
 
     /// Returns the numbers of the run outside of a block in this scope.

@@ -20,8 +20,8 @@ use parking_lot::Mutex;
 use super::{Pass, Scope, Session};
 use crate::error::FusedError;
 use crate::random::{
-    GENERATORS, PROGRESS, RandomStream, RngLock, Run, begin_unlocked, locked_error, mix, seed,
-    seed_of_rank, system_seed, unlocked_steps,
+    GENERATORS, PROGRESS, RandomStream, RngLock, Run, begin_unlocked, mix, seed, seed_of_rank,
+    system_seed, unlocked_steps,
 };
 use crate::threads::lock::is_in_pool;
 
@@ -109,7 +109,8 @@ impl Session {
             observations.has_timed_out.store(true, Ordering::Relaxed);
         }
         if lock.is_none() && repeats && draws.contains(&Draws::Numbers) {
-            return Err(locked_error("the step".to_string()));
+            let place = "the step".to_string();
+            return Err(FusedError::RandomNumbersLocked { place });
         }
         let is_observed = |lock: &Arc<RngLock>| lock.waited && draws[REST] == Draws::Unknown;
         let is_seeded = repeats || is_one_of_several || lock.as_ref().is_some_and(is_observed);
@@ -218,7 +219,8 @@ impl Pass {
             let may_draw = *draws.lock() != [Draws::Nothing; 2];
             match RngLock::take(turns, &stream.devices, may_draw) {
                 None if draws.lock().contains(&Draws::Numbers) => {
-                    return Err(locked_error(format!("rank {}", member.rank)));
+                    let place = format!("rank {}", member.rank);
+                    return Err(FusedError::RandomNumbersLocked { place });
                 }
                 None => return Ok(()),
                 turn => *numbers.turn.lock() = turn,

@@ -312,3 +312,39 @@ fn stock_block_that_fails_after_step_panics() {
     let judged = judged(true);
     assert_says(&panic_of(|| judged.backward()), "second run");
 }
+
+/// The hook runs a training of its own, whose blocks are plain calls.
+#[test]
+fn stock_blocks_in_hook_receive_gradients() {
+    struct Differentiates([Linear; 2], Arc<AtomicUsize>);
+    impl GradientHook for Differentiates {
+        fn call<const D: usize>(
+            &self,
+            _parameter: HookedParameter<'_, D>,
+            gradient: Tensor<D>,
+        ) -> GradientFlow<D> {
+            for stock in &self.0 {
+                let device = Device::flex().autodiff();
+                let x = Tensor::<2>::ones([2, 6], &device).require_grad();
+                let run = |stock: &Linear, x| stock.forward(x);
+                let gradients = gradient_checkpointing(stock, x.clone(), run)
+                    .mean()
+                    .backward();
+                assert!(x.grad(&gradients).is_some());
+                let of_weight = stock.weight.val().grad(&gradients);
+                assert_eq!(of_weight.is_some(), stock.weight.is_require_grad());
+            }
+            self.1.fetch_add(1, Ordering::Relaxed);
+            GradientFlow::Continue(gradient)
+        }
+    }
+    let (fused, _, x) = start();
+    let stock: Linear = LinearConfig::new(6, 1).init(&x.device());
+    let calls = Arc::new(AtomicUsize::new(0));
+    let hook = Differentiates([stock.clone(), stock.freeze()], calls.clone());
+    let mut fused = fused.with_hook(ParamGroup::all(), hook);
+    fused
+        .step(RATE, |model| model.input.forward(x.clone()).mean())
+        .unwrap();
+    assert_eq!(calls.load(Ordering::Relaxed), 2);
+}
