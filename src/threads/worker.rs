@@ -11,6 +11,9 @@ use super::lock;
 
 type Job = Box<dyn FnOnce() + Send>;
 
+/// The time without the end of a job after which a job may need the thread of a pool that waits for it.
+const WITHOUT_POOL: Duration = Duration::from_secs(1);
+
 /// A job in the queue of a worker.
 struct QueuedJob {
     bytes: usize,
@@ -72,10 +75,9 @@ impl Worker {
     /// Submits a job that transfers `bytes`. Blocks until at most `limit` bytes are in flight, or no other job is.
     pub(crate) fn submit(&self, bytes: usize, limit: usize, job: impl FnOnce() + Send + 'static) {
         lock::check_none_held("a job is given to a thread");
+        let is_full = |load: &Load| load.jobs > 0 && load.bytes + bytes > limit;
         let mut load = self.unfinished.load.lock();
-        while load.jobs > 0 && load.bytes + bytes > limit {
-            self.unfinished.wait(&mut load);
-        }
+        self.unfinished.wait_while(&mut load, is_full);
         let queued = self.jobs.send(QueuedJob {
             bytes,
             from_pool: rayon::current_thread_index().is_some(),
@@ -94,22 +96,22 @@ impl Worker {
         }
         lock::check_none_held("a thread is waited for");
         let mut load = self.unfinished.load.lock();
-        while load.jobs > 0 {
-            self.unfinished.wait(&mut load);
-        }
+        self.unfinished.wait_while(&mut load, |load| load.jobs > 0);
     }
 }
 
 impl Unfinished {
-    /// Waits for the end of a job. A thread of a rayon pool works for the pool meanwhile, because a job that was not submitted from
-    /// there may need it.
-    fn wait(&self, load: &mut MutexGuard<'_, Load>) {
-        if !lock::is_in_pool() {
-            return self.less.wait(load);
-        }
-        let worked = MutexGuard::unlocked(load, rayon::yield_now);
-        if load.jobs > 0 && worked != Some(rayon::Yield::Executed) {
-            self.less.wait_for(load, Duration::from_millis(1));
+    /// Waits for ends of jobs. A thread of a rayon pool works for the pool after [`WITHOUT_POOL`], because a job may need it. Before
+    /// that it does not: it might run other trainings, each of which waits again, until all trainings of the pool are in memory.
+    fn wait_while(&self, load: &mut MutexGuard<'_, Load>, is_busy: impl Fn(&Load) -> bool) {
+        let mut pause = WITHOUT_POOL;
+        while is_busy(load) {
+            if !lock::is_in_pool() {
+                self.less.wait(load);
+            } else if self.less.wait_for(load, pause).timed_out() {
+                pause = Duration::from_millis(1);
+                MutexGuard::unlocked(load, rayon::yield_now);
+            }
         }
     }
 }
@@ -263,6 +265,20 @@ mod tests {
             go.send(()).unwrap();
             worker.wait_idle();
         });
+    }
+
+    #[test]
+    fn worker_wait_on_pool_runs_no_other_job_of_pool() {
+        let pool = ThreadPoolBuilder::new().num_threads(1).build().unwrap();
+        let running = AtomicUsize::new(0);
+        let train = || {
+            assert_eq!(running.fetch_add(1, Ordering::SeqCst), 0);
+            let worker = Worker::new("test").unwrap();
+            worker.submit(0, 10, || thread::sleep(Duration::from_millis(20)));
+            worker.wait_idle();
+            running.fetch_sub(1, Ordering::SeqCst);
+        };
+        pool.scope(|scope| (0..3).for_each(|_| scope.spawn(|_| train())));
     }
 
     #[test]
