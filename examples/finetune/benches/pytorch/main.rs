@@ -12,9 +12,11 @@
 //! runs in a process of its own, `--rounds` times, one round of all rows after the other. *allocated* is the most bytes allocated at
 //! once: in Burn by the whole program, in PyTorch by the tensors of a step. *resident* is the most memory of the process, and beside
 //! it that beyond the program itself, which for Python are the imports. *s a step* is the median without the first step of a process.
+//! The last lines compare with the training in PyTorch that does the same.
 
 mod training;
 
+use std::collections::HashMap;
 use std::path::Path;
 use std::process::Command;
 
@@ -56,6 +58,17 @@ const PYTORCH: [(&str, &str); 9] = [
         "pytorch lora, checkpoint, chunked",
         "lora+checkpoint+chunked",
     ),
+];
+
+/// Trainings in Burn, each with the one in PyTorch that does the same.
+const PEERS: [(&str, &str); 4] = [
+    ("burn full, stock", "pytorch full"),
+    ("burn full, fused", "pytorch full, backward"),
+    (
+        "burn full, fused, blocks",
+        "pytorch full, backward, checkpoint",
+    ),
+    ("burn lora, fused, blocks", "pytorch lora, checkpoint"),
 ];
 
 fn main() -> Result<()> {
@@ -100,6 +113,7 @@ fn table(rounds: usize, words: &[&str]) -> Result<()> {
         "", "allocated", "resident", "beyond", "of first", "s a step", "of first", "tokens/s"
     );
     let mut first = None;
+    let mut found = HashMap::new();
     for (name, results) in names.iter().zip(results) {
         let results: Result<Vec<Numbers>> = results.into_iter().collect();
         let results = match results {
@@ -118,6 +132,7 @@ fn table(rounds: usize, words: &[&str]) -> Result<()> {
             median(|it| it.imports as f64),
         ];
         let beyond = resident - imports;
+        found.insert(*name, (seconds, allocated));
         let (first_beyond, first_seconds) = *first.get_or_insert((beyond, seconds));
         let losses = &results[0].losses;
         println!(
@@ -131,6 +146,14 @@ fn table(rounds: usize, words: &[&str]) -> Result<()> {
             losses[0],
             losses[losses.len() - 1],
         );
+    }
+    for (name, peer) in PEERS {
+        if let (Some(ours), Some(theirs)) = (found.get(name), found.get(peer)) {
+            let (time, bytes) = (ours.0 / theirs.0, ours.1 / theirs.1);
+            println!(
+                "{name}: {time:.2} of the seconds and {bytes:.2} of the allocated bytes of {peer}"
+            );
+        }
     }
     Ok(())
 }
