@@ -29,6 +29,20 @@ pub enum CheckpointError {
         step: Option<u64>,
     },
 
+    /// A folder of Burn's checkpointers has files of a later epoch than the first, but no complete checkpoint.
+    #[error(
+        "no epoch in {folder} has all of its files, although epoch {last} was reached: a strategy that keeps one checkpoint deletes it \
+        before the next one is complete. To train from the start, move the folder away, and keep two checkpoints \
+        (`KeepLastNCheckpoints::new(2)`)",
+        folder = folder.display()
+    )]
+    Incomplete {
+        /// The folder.
+        folder: PathBuf,
+        /// The last epoch that has a file.
+        last: usize,
+    },
+
     /// A file of the checkpoint is missing, damaged, truncated, or of a later version of this crate, or can't be read.
     #[error(
         "{file} can't be read: {reason}. Restore the file, or load an earlier checkpoint with `Checkpoint::at_step`",

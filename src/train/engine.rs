@@ -27,10 +27,14 @@ impl<M: LearnerModel + 'static> Engine<M> {
         clone_item: Option<CloneItem<M>>,
     ) -> Result<Vec<Output<M>>, FusedError> {
         let runs_twice = learning_rate.is_some() && self.core().runs_twice();
-        let clone_item = clone_item.filter(|_| runs_twice);
+        let mut clone_item = clone_item.filter(|_| runs_twice);
         let mut next = move || {
-            let repeated = |item: &Option<_>| Some(clone_item?(item.as_ref()?));
-            let repeated = items.iter().map(repeated).collect();
+            // The first of two passes leaves a clone for the second.
+            let Some(clone_item) = clone_item.take() else {
+                return std::mem::take(&mut items);
+            };
+            let repeated = items.iter().map(|item| item.as_ref().map(clone_item));
+            let repeated = repeated.collect();
             std::mem::replace(&mut items, repeated)
         };
         match self {

@@ -209,7 +209,7 @@ impl<M: LearnerModel> FusedLearner<M> {
     /// # Panics
     ///
     /// With the message of the error of [`FusedOptimizer::load_record`](crate::FusedOptimizer::load_record) if the record can't be
-    /// loaded, as `Learner::load_optim` does.
+    /// loaded. (`Learner::load_optim` then starts parameters with a fresh state.)
     pub fn load_optim(&mut self, record: OptimizerRecord) {
         let optimizer = checkout::optimizer(&mut self.learner);
         let model = self.model();

@@ -47,14 +47,8 @@ pub(super) fn newest(training: &Path) -> Result<Option<usize>, CheckpointError> 
     if let (None, Some((last, _))) = (newest, files.last_key_value())
         && *last > 1
     {
-        return Err(CheckpointError::Unreadable {
-            file: folder.clone(),
-            reason: format!(
-                "no epoch has all of its {} files, although epoch {last} was reached: Burn deletes an only checkpoint before the next \
-                one is complete. Keep two (`KeepLastNCheckpoints::new(2)`), and to train again from the start move the folder away",
-                FILES.len()
-            ),
-        });
+        let last = *last;
+        return Err(CheckpointError::Incomplete { folder, last });
     }
     let later = newest.map_or(0, |epoch| epoch + 1);
     for (epoch, files) in files.range(later..) {

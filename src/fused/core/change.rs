@@ -124,7 +124,11 @@ impl<M: Module> Core<M> {
     /// Returns an error if the optimizer can't step a parameter with its loaded state.
     #[cfg(feature = "train")]
     pub(crate) fn check_loaded_states(&self) -> Result<(), FusedError> {
-        let others = self.ranks.attached().inventory.zeros_not_in_f32();
+        let inventory = &self.ranks.attached().inventory;
+        let mut others = inventory.zeros_not_in_f32().peekable();
+        if others.peek().is_none() {
+            return Ok(());
+        }
         check_steps(&self.optimizer_with_all_states(), others)
     }
 
