@@ -11,7 +11,6 @@ use crate::offload::OffloadEngine;
 use crate::parameters::{ValuesInOrder, map_params, running_statistics};
 use crate::placement::RankContext;
 use crate::quantized::is_shape_stub;
-use crate::tap::node;
 
 /// Returns the offloaded frozen parameters of `module`, with `true` for those that have an adapter: Burn allows one
 /// reparameterization per parameter. Running statistics are never offloaded.
@@ -51,16 +50,20 @@ pub(super) fn on_host<M: Module>(
     let Some(engine) = &context.engine else {
         return module;
     };
-    let copy =
-        |value: &AnyTensor| constant(value.clone(), |value| copy_to_device(value, &engine.host));
-    // A module may hold a parameter several times.
-    let mut copies = HashMap::new();
+    // A module may hold a parameter several times, or others with its id.
+    let mut copies = HashMap::<ParamId, Vec<AnyTensor>>::new();
     map_params(
         module,
         |param| frozen.contains_key(&param.id()),
-        |_, value| match node(&value) {
-            None => copy(&value),
-            Some(node) => copies.entry(node).or_insert_with(|| copy(&value)).clone(),
+        |id, value| {
+            let copy = constant(value, |value| copy_to_device(value, &engine.host));
+            let copies = copies.entry(id).or_default();
+            let mut equal = copies.iter().filter(|it| it.to_data() == copy.to_data());
+            if let Some(first) = equal.next() {
+                return first.clone();
+            }
+            copies.push(copy.clone());
+            copy
         },
     )
 }

@@ -6,7 +6,7 @@
 //! batch normalization reads without it. A pending update can only be merged, so a pass and an export merge all. For a layer that
 //! [`Ranks::changed`] freezes, [`Deferred`] holds the update apart until `valid`.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use backburn_base::caught::catch_message;
 use backburn_base::{AnyTensor, copy_to_device, values};
@@ -102,9 +102,12 @@ impl<M: Module> Ranks<M> {
     fn average(&self, before: &[StatisticsGuard<M>]) {
         // Each sum on the device of the first rank that has updated it, with the number of such ranks.
         let mut sums = HashMap::<ParamId, (AnyTensor, usize)>::new();
+        // Frozen ones never change, and several may have one id.
+        let frozen = frozen_statistics(&self.attached().skeleton);
+        let changing: HashSet<_> = self.statistics.difference(&frozen).copied().collect();
         for (attached, guard) in self.attached_modules.iter().zip(before) {
             merge_pending(&attached.skeleton);
-            for (id, value) in values(&attached.skeleton, &self.statistics) {
+            for (id, value) in values(&attached.skeleton, &changing) {
                 let before = guard.before.get(id);
                 if before.is_some_and(|before| is_same(before, &value)) {
                     continue;
