@@ -255,8 +255,8 @@ pub enum FusedError {
     /// A run must draw the same random numbers twice, but another one uses Burn's generators.
     #[error(
         "{place} draws random numbers twice, and another training or another thread of this one uses Burn's generators, which all \
-        threads share. Run the training, and each block, on a thread of its own (`std::thread::spawn`): a thread of a rayon pool does \
-        not wait for the generators, and another thread only while their holder makes progress, for ten seconds without. The closure \
+        threads share. Run the training, and each block, on a thread of its own (`std::thread::spawn`). Threads of a rayon pool never wait \
+        for the generators, and other threads end their wait if the holder makes no progress for ten seconds. The closure \
         of a step must not wait for another step on another thread, so call the other step before or after it. What takes long in a \
         closure (loading of data) belongs before the step"
     )]

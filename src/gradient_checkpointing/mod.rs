@@ -139,9 +139,9 @@ use crate::weights::{is_for_inference, is_in_stock_training, is_in_training, wit
 /// The gradients equal those of the block without checkpointing bit for bit. The exception is an input with three or more uses, inside
 /// or outside of the block: autodiff may sum their terms in another order.
 ///
-/// A tracked input that the block does not use, or that does not affect the loss, receives a gradient of zeros, unless the block only
-/// returns constants that it received. With it, an optimizer with momentum updates the parameter; the log reports this once. To get no gradient, detach the
-/// input before the block. A parameter of the block that is read but not used receives no gradient.
+/// A tracked input that the block does not use, or that does not affect the loss, receives a gradient of zeros (not if the block only
+/// returns constants that it received). With zeros, an optimizer with momentum updates the parameter; the log reports this once. To get
+/// no gradient, detach the input before the block. A parameter of the block that is read but not used receives no gradient.
 ///
 /// PyTorch's counterpart is [`torch.utils.checkpoint`](https://docs.pytorch.org/docs/stable/checkpoint.html). The method was
 /// proposed by [Chen et al., 2016](https://arxiv.org/abs/1604.06174).
@@ -151,7 +151,7 @@ use crate::weights::{is_for_inference, is_in_stock_training, is_in_training, wit
 /// - If `forward` returns a tensor that depends on a trainable tensor that is not an input and that the compiler can't detect: in a
 ///   [`Constant`], in a field of the block that is not a parameter, in a `static`. (If the block detaches the result of such a
 ///   tensor, this is not detected, and the recomputation deadlocks: pass the tensor as an input.)
-/// - In the backward pass, if `forward` runs a backward pass over parameters of the training itself.
+/// - If `forward` runs a backward pass over parameters of the training, at the latest in its second run.
 /// - If it is called on a thread without the [`StepContext`](crate::StepContext) of the closure.
 /// - In the backward pass, if the recomputation returns tensors of another shape or dtype.
 ///

@@ -54,7 +54,7 @@ impl LinearCrossEntropyLossConfig {
         if let Some(cap) = self.soft_cap {
             assert!(
                 cap as f32 > 0.0 && (cap as f32).is_finite(),
-                "`soft_cap` is {cap}: it must be a positive number of f32, in which the loss of most models is computed"
+                "`soft_cap` is {cap}: it must be a positive number of f32"
             );
         }
         LinearCrossEntropyLoss(self.clone())

@@ -173,8 +173,7 @@ impl LocalParam {
         if pass.blocks.is_running() {
             panic!(
                 "parameter `{}` was read on another thread while a block under gradient \
-                 checkpointing was running: enter the `StepContext` of the closure, or within the block that of the block, on that \
-                 thread",
+                 checkpointing was running: on that thread, enter the `StepContext` that is current where it is started",
                 self.master.path
             );
         }

@@ -33,11 +33,11 @@ pub(crate) fn is_in_stock_training<M: Module>(
     scope: &Scope,
 ) -> bool {
     let is_apart = is_in_pool() || matches!(scope.mode, ReadMode::Hook(_));
-    // Where a block of the step does not record, no input is tracked.
-    let is_tracked = has_tracked_input && !scope.records();
-    (is_apart || is_tracked)
+    // The inputs of a block are constants where the step records nothing.
+    let has_foreign_input = has_tracked_input && !scope.records();
+    is_apart
         && !is_in_training(module)
-        && (is_tracked || !tracked_and_not_attached(module).is_empty())
+        && (has_foreign_input || !tracked_and_not_attached(module).is_empty())
 }
 
 /// Returns the tracked values of the attached `module` that no master holds, each with its index among the float

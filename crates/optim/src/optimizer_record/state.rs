@@ -35,7 +35,7 @@ impl RecordedState {
         let name = format!("{}.{RANK}", self.id);
         match (self.scalars.get(&name), self.tensors.first()) {
             (Some(dims), _) => usize::try_from(*dims)
-                .map_err(|_| unreadable(format!("`{name}` is no number of dimensions"))),
+                .map_err(|_| unreadable(format!("`{name}` is not a valid number of dimensions"))),
             (None, Some(tensor)) => Ok(tensor.shape.num_dims()),
             (None, None) => Err(unreadable(format!("there is no `{name}`"))),
         }
