@@ -249,9 +249,41 @@ fn nested_block_for_inference_draws_same_numbers_twice() {
     }
 }
 
-/// The forward pass of the closure has ended, and with it the lock of the generators.
+/// The forward pass of the closure has ended, and with it the lock of the generators. Trainings on two threads take turns.
 fn block_after_own_backward_pass_draws_its_numbers_again(device: &Device) {
     let _alone = ALONE.lock();
+    std::thread::scope(|scope| {
+        (0..2).for_each(|_| drop(scope.spawn(|| train_with_probe(device))));
+    });
+}
+
+/// The lock is released at the first gradient and at the end of the step.
+fn numbers_after_each_release_of_lock_are_new(device: &Device) {
+    let _alone = ALONE.lock();
+    let (x, probe) = (Tensor::<1>::ones([64], device), dropping(device));
+    let draw = || Tensor::<1>::random([64], Distribution::Default, device).into_data();
+    let optimizer = SgdConfig::new().init();
+    let mut fused = FusedOptimizer::new(dropping(device), optimizer).unwrap();
+    let mut drawn = Vec::new();
+    for _ in 0..2 {
+        let step = fused.step_with_backward(0.0, |model| {
+            let quiet = |model: &Dropping, x| model.0.val() * x;
+            let loss = gradient_checkpointing(model, x.clone(), quiet).sum();
+            let gradients = GradientsParams::from_grads(loss.backward(), model);
+            drawn.push(draw());
+            let drops = |(weight, dropout): &Dropping, x| dropout.forward(weight.val() * x);
+            drop(gradient_checkpointing(&probe, x.clone(), drops));
+            ((), gradients)
+        });
+        step.unwrap();
+        drawn.push(draw());
+    }
+    for (index, numbers) in drawn.iter().enumerate() {
+        assert!(!drawn[..index].contains(numbers), "{index}");
+    }
+}
+
+fn train_with_probe(device: &Device) {
     let gradient = Last::default();
     let mut fused = FusedOptimizer::new(dropping(device), SgdConfig::new().init())
         .unwrap()
@@ -275,6 +307,7 @@ fn block_after_own_backward_pass_draws_its_numbers_again(device: &Device) {
 }
 
 on_every_backend!(
+    numbers_after_each_release_of_lock_are_new,
     block_after_own_backward_pass_draws_its_numbers_again,
     block_that_begins_to_draw_repeats_its_mask,
     dropout_draws_numbers_of_stock,

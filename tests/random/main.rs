@@ -11,11 +11,16 @@ mod side_by_side;
 
 use std::sync::{Arc, Mutex};
 
+use backburn::memory::RecordingAllocator;
 use burn::nn::transformer::{
     TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput,
 };
 
 use crate::common::*;
+
+/// Trainings that are planned need it.
+#[global_allocator]
+static ALLOCATOR: RecordingAllocator = RecordingAllocator::new();
 
 type Last = Arc<Mutex<Vec<f32>>>;
 

@@ -76,7 +76,7 @@ fn kinds() -> Vec<Kind> {
 }
 
 /// Trains a model, and returns its weights.
-fn train(kind: &Kind, device: &Device) -> Result<Weights, FusedError> {
+fn train(kind: &Kind, is_alone: bool, device: &Device) -> Result<Weights, FusedError> {
     let optimizer = AdamWConfig::new().init();
     let loss = |model: &Vec<Linear>, x| loss_of_layers(model, false, x);
     let in_blocks = |model: &Vec<Linear>, x| loss_of_layers(model, true, x);
@@ -157,19 +157,25 @@ fn train(kind: &Kind, device: &Device) -> Result<Weights, FusedError> {
             let planner = planner.with_order(Technique::SAME_PRECISION);
             let batch = |items: usize| x.clone().slice(0..items.min(WIDTH));
             let of_batch = |model: &Vec<Linear>, items| in_blocks(model, batch(items));
-            // One planner runs at a time, and other trainings count.
-            match planner.plan(of_batch, usize::MAX) {
-                Ok(plan) => drop(plan.fuse(|| init(device)).unwrap()),
-                Err(error) => println!("{error}"),
+            let mut fused = match planner.plan(of_batch, usize::MAX) {
+                Ok(plan) => plan.fuse(|| init(device)).unwrap(),
+                // One planner runs at a time.
+                Err(PlanError::Memory(_)) if !is_alone => {
+                    FusedOptimizer::new(model, optim::AdamWConfig::new().init())?
+                }
+                Err(error) => panic!("{error}"),
+            };
+            for _ in 0..STEPS {
+                fused.step(1e-3, |model| in_blocks(model, x.clone()))?;
             }
-            model
+            fused.model()
         }
         Kind::Draws(place, clips) => {
             match train_alone(device, *place, *clips) {
-                Ok(())
-                | Err(FusedError::RandomNumbers { .. } | FusedError::RandomNumbersLocked { .. }) => {
-                }
-                error => error?,
+                // Those on a pool draw without the lock.
+                Err(FusedError::RandomNumbers { .. } | FusedError::RandomNumbersLocked { .. })
+                    if !is_alone => {}
+                result => result?,
             }
             model
         }
@@ -194,12 +200,16 @@ fn mixture(
         places[random.random_range(0..6)].push(index);
     }
     let (sender, ended) = channel();
-    let run = |index: usize| sender.send((index, train(&kinds[index], device))).unwrap();
+    let run = |index: usize| {
+        sender
+            .send((index, train(&kinds[index], false, device)))
+            .unwrap()
+    };
     let [here, on_threads, installed, parallel, scoped, spawned] = &places;
     for index in spawned.iter().copied() {
         let (kind, sender, device) = (kinds[index].clone(), sender.clone(), device.clone());
         // On the pool that `flex` computes on.
-        rayon::spawn(move || sender.send((index, train(&kind, &device))).unwrap());
+        rayon::spawn(move || sender.send((index, train(&kind, false, &device))).unwrap());
     }
     thread::scope(|scope| {
         let (run, pool) = (&run, &pool);
@@ -230,7 +240,7 @@ fn mixed_trainings_equal_trainings_alone(device: &Device) {
     let kinds = kinds();
     let alone: Vec<_> = kinds
         .iter()
-        .map(|kind| train(kind, device).unwrap())
+        .map(|kind| train(kind, true, device).unwrap())
         .collect();
     let in_blocks = alone
         .iter()

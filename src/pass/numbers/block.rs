@@ -93,18 +93,28 @@ impl Scope {
     /// Locks the generators for a block on `devices`. If another run has them, waits for them if `waits`. Returns `None` without
     /// the lock.
     fn lock_block(&self, devices: &[Device], waits: bool) -> Option<(Arc<RngLock>, RngLock)> {
-        let numbers = &self.pass.numbers;
-        let lock = {
-            let mut lock = numbers.lock.lock();
-            // A model that drew nothing may begin to draw, and a closure may run a block after its backward pass, so a block takes the
-            // lock if it is free. In a step of two passes, only one of the passes might get it.
-            if lock.is_none() && !self.pass.is_over() && !numbers.repeats {
-                *lock = RngLock::take(&GENERATORS, devices, false).map(Arc::new);
-            }
-            lock.clone()?
-        };
+        let lock = self.lock_again(devices, false).or_else(|| {
+            // Not without the lock from the beginning: each block would wait.
+            let waits = waits && self.pass.numbers.began_locked;
+            waits.then(|| self.lock_again(devices, true)).flatten()
+        });
         let turn = RngLock::take(self.turns(), devices, waits)?;
-        Some((lock, turn))
+        Some((lock?, turn))
+    }
+
+    /// Returns the lock of the pass, or takes it: a model that drew nothing may begin to draw, and a closure may run a block after its
+    /// backward pass. In a step of two passes, only one of the passes might get it.
+    fn lock_again(&self, devices: &[Device], waits: bool) -> Option<Arc<RngLock>> {
+        let lock = &self.pass.numbers.lock;
+        let held = lock.lock().clone();
+        if held.is_some() || self.pass.numbers.repeats {
+            return held;
+        }
+        // It may wait, so not while the lock of the pass is locked.
+        let taken = Arc::new(RngLock::take(&GENERATORS, devices, waits)?);
+        let mut lock = lock.lock();
+        let is_over = self.pass.is_over();
+        (!is_over).then(|| lock.get_or_insert(taken).clone())
     }
 
     /// Returns the turns of blocks: among all ranks, or within the turn of this rank.

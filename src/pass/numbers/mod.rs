@@ -10,7 +10,7 @@
 mod block;
 
 use std::collections::HashSet;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use backburn_base::{caught::catch_message, is_cubecl};
@@ -155,8 +155,10 @@ pub(crate) struct PassNumbers {
     pub(crate) stream: Option<RandomStream>,
     /// `true` if the step has two passes, which draw the same numbers.
     pub(crate) repeats: bool,
-    /// `true` if a step of two passes has the lock, which it keeps at least until its second pass.
-    is_locked_between_passes: bool,
+    /// `true` if the step has begun with the lock.
+    began_locked: bool,
+    /// The number of times that the lock was released. Each ends with other numbers.
+    releases: AtomicU64,
     /// The numbers outside of blocks, in the forward pass.
     rest: SinceSeed,
     /// The turn of this rank, in its forward pass.
@@ -172,7 +174,7 @@ pub(crate) struct PassNumbers {
 impl PassNumbers {
     pub(super) fn new(numbers: StepNumbers) -> Self {
         Self {
-            is_locked_between_passes: numbers.repeats && numbers.lock.is_some(),
+            began_locked: numbers.lock.is_some(),
             lock: Mutex::new(numbers.lock),
             stream: numbers.stream,
             repeats: numbers.repeats,
@@ -181,9 +183,14 @@ impl PassNumbers {
         }
     }
 
+    /// Returns `true` if a step of two passes has the lock, which it keeps at least until its second pass.
+    fn is_locked_between_passes(&self) -> bool {
+        self.repeats && self.began_locked
+    }
+
     /// Records that the pass makes progress, if others may be waiting for it.
     pub(crate) fn report_progress(&self) {
-        if self.is_locked_between_passes || self.lock.lock().is_some() {
+        if self.is_locked_between_passes() || self.lock.lock().is_some() {
             PROGRESS.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -242,7 +249,7 @@ impl Pass {
         match self.membership {
             Some(_) => numbers.end_turn(),
             // The lock is that of the step. A step inside of the closure shares it.
-            None if numbers.is_locked_between_passes => {}
+            None if numbers.is_locked_between_passes() => {}
             None if numbers.found.lock()[BLOCKS] == Draws::Numbers => {}
             // These are only assumed to draw nothing.
             None if self.blocks.drawn_on.lock().iter().any(is_cubecl) => {}
@@ -281,7 +288,8 @@ impl Pass {
         if let Some(seeds) = self.blocks.block_seeds.get() {
             // Later numbers don't depend on which blocks were recomputed.
             let drawn_on = std::mem::take(&mut *self.blocks.drawn_on.lock());
-            seed(&drawn_on, mix(seeds.first, u64::MAX));
+            let releases = self.numbers.releases.fetch_add(1, Ordering::Relaxed);
+            seed(&drawn_on, mix(seeds.first, u64::MAX - releases));
         }
     }
 
