@@ -249,14 +249,6 @@ fn nested_block_for_inference_draws_same_numbers_twice() {
     }
 }
 
-/// The forward pass of the closure has ended, and with it the lock of the generators. Trainings on two threads take turns.
-fn block_after_own_backward_pass_draws_its_numbers_again(device: &Device) {
-    let _alone = ALONE.lock();
-    std::thread::scope(|scope| {
-        (0..2).for_each(|_| drop(scope.spawn(|| train_with_probe(device))));
-    });
-}
-
 /// The lock is released at the first gradient and at the end of the step.
 fn numbers_after_each_release_of_lock_are_new(device: &Device) {
     let _alone = ALONE.lock();
@@ -283,32 +275,8 @@ fn numbers_after_each_release_of_lock_are_new(device: &Device) {
     }
 }
 
-fn train_with_probe(device: &Device) {
-    let gradient = Last::default();
-    let mut fused = FusedOptimizer::new(dropping(device), SgdConfig::new().init())
-        .unwrap()
-        .with_hook(ParamGroup::all(), keep(&gradient));
-    let probe = dropping(device);
-    for _ in 0..3 {
-        let step = fused.step_with_backward(0.0, |model| {
-            let loss = model.0.val().sum();
-            let gradients = GradientsParams::from_grads(loss.backward(), model);
-            let run = |(weight, dropout): &Dropping, x| dropout.forward(weight.val() * x);
-            let x = Tensor::<1>::ones([64], device);
-            let dropped = gradient_checkpointing(&probe, x, run);
-            let of_probe = dropped.clone().sum().backward();
-            // The loss is linear in the weight.
-            let of_weight = probe.0.val().grad(&of_probe).unwrap();
-            assert_eq!(of_weight.into_data(), dropped.inner().into_data());
-            ((), gradients)
-        });
-        step.unwrap();
-    }
-}
-
 on_every_backend!(
     numbers_after_each_release_of_lock_are_new,
-    block_after_own_backward_pass_draws_its_numbers_again,
     block_that_begins_to_draw_repeats_its_mask,
     dropout_draws_numbers_of_stock,
     passes_of_exact_clipping_drop_same_elements,

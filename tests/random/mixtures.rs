@@ -172,7 +172,7 @@ fn train(kind: &Kind, is_alone: bool, device: &Device) -> Result<Weights, FusedE
         }
         Kind::Draws(place, clips) => {
             match train_alone(device, *place, *clips) {
-                // Those on a pool draw without the lock.
+                // In a mixture, those on a pool draw without the lock.
                 Err(FusedError::RandomNumbers { .. } | FusedError::RandomNumbersLocked { .. })
                     if !is_alone => {}
                 result => result?,

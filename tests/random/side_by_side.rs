@@ -102,4 +102,47 @@ fn replicas_and_other_trainings_draw_apart(device: &Device) {
     }
 }
 
-on_every_cpu_backend!(replicas_and_other_trainings_draw_apart);
+/// The forward pass of the closure has ended, and with it the lock of the generators. Trainings on two threads take turns.
+fn block_after_own_backward_pass_draws_its_numbers_again(device: &Device) {
+    let _alone = ALONE.lock();
+    thread::scope(|scope| {
+        (0..2).for_each(|_| drop(scope.spawn(|| train_with_probe(device))));
+    });
+}
+
+fn train_with_probe(device: &Device) {
+    let gradient = Last::default();
+    let mut fused = FusedOptimizer::new(dropping(device), SgdConfig::new().init())
+        .unwrap()
+        .with_hook(ParamGroup::all(), keep(&gradient));
+    let probes = [dropping(device), dropping(device)];
+    let check = |probe: &Dropping| {
+        let run = |(weight, dropout): &Dropping, x| dropout.forward(weight.val() * x);
+        let x = Tensor::<1>::ones([64], device);
+        let dropped = gradient_checkpointing(probe, x, run);
+        let gradients = dropped.clone().sum().backward();
+        // The loss is linear in the weight.
+        let of_weight = probe.0.val().grad(&gradients).unwrap();
+        assert_eq!(of_weight.into_data(), dropped.inner().into_data());
+    };
+    for _ in 0..3 {
+        let step = fused.step_with_backward(0.0, |model| {
+            let loss = model.0.val().sum();
+            let gradients = GradientsParams::from_grads(loss.backward(), model);
+            let context = StepContext::current().unwrap();
+            thread::scope(|scope| {
+                for probe in &probes {
+                    let (context, check) = (&context, &check);
+                    scope.spawn(move || context.enter(|| check(probe)));
+                }
+            });
+            ((), gradients)
+        });
+        step.unwrap();
+    }
+}
+
+on_every_cpu_backend!(
+    block_after_own_backward_pass_draws_its_numbers_again,
+    replicas_and_other_trainings_draw_apart,
+);

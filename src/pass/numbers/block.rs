@@ -1,6 +1,7 @@
 //! The random numbers of a block, in its first run and in its recomputation.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use backburn_base::is_cubecl;
 use burn::tensor::Device;
@@ -10,6 +11,7 @@ use super::{BLOCKS, Draws, REST, SinceSeed};
 use crate::error::FusedError;
 use crate::pass::Scope;
 use crate::random::{GENERATORS, RandomStream, RngLock, Run, system_seed};
+use crate::threads::lock::is_in_pool;
 
 /// The source of the random numbers of a block.
 #[derive(Clone, Debug)]
@@ -93,28 +95,33 @@ impl Scope {
     /// Locks the generators for a block on `devices`. If another run has them, waits for them if `waits`. Returns `None` without
     /// the lock.
     fn lock_block(&self, devices: &[Device], waits: bool) -> Option<(Arc<RngLock>, RngLock)> {
-        let lock = self.lock_again(devices, false).or_else(|| {
-            // Not without the lock from the beginning: each block would wait.
-            let waits = waits && self.pass.numbers.began_locked;
-            waits.then(|| self.lock_again(devices, true)).flatten()
-        });
+        let lock = self.lock_again(devices, waits)?;
         let turn = RngLock::take(self.turns(), devices, waits)?;
-        Some((lock?, turn))
+        Some((lock, turn))
     }
 
     /// Returns the lock of the pass, or takes it: a model that drew nothing may begin to draw, and a closure may run a block after its
     /// backward pass. In a step of two passes, only one of the passes might get it.
     fn lock_again(&self, devices: &[Device], waits: bool) -> Option<Arc<RngLock>> {
-        let lock = &self.pass.numbers.lock;
-        let held = lock.lock().clone();
-        if held.is_some() || self.pass.numbers.repeats {
+        let numbers = &self.pass.numbers;
+        let held = numbers.lock.lock().clone();
+        if held.is_some() || numbers.repeats {
             return held;
         }
-        // It may wait, so not while the lock of the pass is locked.
+        // A step that began without the lock does not wait: each of its blocks would.
+        let waits = waits && numbers.began_locked && !is_in_pool();
+        // One thread at a time, so that none waits for the lock of its own pass.
+        let _one = match waits {
+            true => numbers.taking.lock(),
+            false => numbers.taking.try_lock_for(Duration::from_millis(100))?,
+        };
+        let held = numbers.lock.lock().clone();
+        if held.is_some() {
+            return held;
+        }
         let taken = Arc::new(RngLock::take(&GENERATORS, devices, waits)?);
-        let mut lock = lock.lock();
-        let is_over = self.pass.is_over();
-        (!is_over).then(|| lock.get_or_insert(taken).clone())
+        let mut lock = numbers.lock.lock();
+        (!self.pass.is_over()).then(|| lock.insert(taken).clone())
     }
 
     /// Returns the turns of blocks: among all ranks, or within the turn of this rank.

@@ -157,6 +157,8 @@ pub(crate) struct PassNumbers {
     pub(crate) repeats: bool,
     /// `true` if the step has begun with the lock.
     began_locked: bool,
+    /// Locked by a thread that takes the lock again.
+    taking: Mutex<()>,
     /// The number of times that the lock was released. Each ends with other numbers.
     releases: AtomicU64,
     /// The numbers outside of blocks, in the forward pass.
