@@ -63,12 +63,15 @@ const PYTORCH: [(&str, &str); 9] = [
 /// Trainings in Burn, each with the one in PyTorch that does the same.
 const PEERS: [(&str, &str); 4] = [
     ("burn full, stock", "pytorch full"),
-    ("burn full, fused", "pytorch full, backward"),
+    ("burn full, fused", "pytorch full, backward, chunked"),
     (
         "burn full, fused, blocks",
-        "pytorch full, backward, checkpoint",
+        "pytorch full, backward, checkpoint, chunked",
     ),
-    ("burn lora, fused, blocks", "pytorch lora, checkpoint"),
+    (
+        "burn lora, fused, blocks",
+        "pytorch lora, checkpoint, chunked",
+    ),
 ];
 
 fn main() -> Result<()> {
