@@ -37,7 +37,8 @@ pub(crate) fn running_statistics<M: Module>(module: &M) -> HashSet<ParamId> {
 pub(crate) fn frozen_statistics<M: Module>(module: &M) -> HashSet<ParamId> {
     let mut frozen = FrozenStatistics::default();
     module.visit(&mut frozen);
-    frozen.found
+    // A frozen snapshot may have the ids of a trained normalization.
+    &frozen.found - &frozen.trained
 }
 
 #[derive(Default)]
@@ -47,6 +48,7 @@ struct FrozenStatistics {
     /// Burn visits the flag of a batch normalization before its statistics.
     is_frozen: bool,
     found: HashSet<ParamId>,
+    trained: HashSet<ParamId>,
 }
 
 impl ModuleVisitor for FrozenStatistics {
@@ -67,8 +69,11 @@ impl ModuleVisitor for FrozenStatistics {
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let field = self.fields.last().and_then(Option::as_deref);
-        if let (true, Some("running_mean" | "running_var")) = (self.is_frozen, field) {
-            self.found.insert(param.id);
+        if let Some("running_mean" | "running_var") = field {
+            match self.is_frozen {
+                true => self.found.insert(param.id),
+                false => self.trained.insert(param.id),
+            };
         }
     }
 }

@@ -102,7 +102,7 @@ impl<M: Module> Ranks<M> {
     fn average(&self, before: &[StatisticsGuard<M>]) {
         // Each sum on the device of the first rank that has updated it, with the number of such ranks.
         let mut sums = HashMap::<ParamId, (AnyTensor, usize)>::new();
-        // Frozen ones never change, and several may have one id.
+        // Those of frozen normalizations never change, and several may have one id.
         let frozen = frozen_statistics(&self.attached().skeleton);
         let changing: HashSet<_> = self.statistics.difference(&frozen).copied().collect();
         for (attached, guard) in self.attached_modules.iter().zip(before) {
