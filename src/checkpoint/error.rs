@@ -31,8 +31,8 @@ pub enum CheckpointError {
 
     /// A folder of Burn's checkpointers has files of a later epoch than the first, but no complete checkpoint.
     #[error(
-        "no epoch in {folder} has all of its files, although epoch {last} was reached: a strategy that keeps one checkpoint deletes it \
-        before the next one is complete. To train from the start, move the folder away, and keep two checkpoints \
+        "no epoch in {folder} has all of its files, although epoch {last} was reached: a strategy that keeps one checkpoint may have \
+        deleted it before the next one was complete. To train from the start, move the folder away, and keep two checkpoints \
         (`KeepLastNCheckpoints::new(2)`)",
         folder = folder.display()
     )]

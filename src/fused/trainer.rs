@@ -72,8 +72,8 @@ macro_rules! trainer {
             ///
             /// The optimizer keeps the state of every parameter, including frozen ones. The states of parameters that
             /// are removed or have another shape are dropped. Accumulated gradients are dropped, except those in the
-            /// optimizer state. A parameter that moves to another path keeps its parameter group, as in Burn, but loads the state of
-            /// the group of the new path from a later record: define groups by ids for parameters that move.
+            /// optimizer state. A parameter that moves to another path keeps its parameter group, as in Burn. A record that is
+            /// saved later puts its state into the group of the new path, so give both paths one group.
             ///
             /// A batch normalization that is frozen here computes without the last update of its running statistics, as in
             /// a stock loop. [`valid`](Self::valid) merges that update. In a [checkpointed

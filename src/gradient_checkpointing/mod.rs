@@ -151,7 +151,7 @@ use crate::weights::{is_for_inference, is_in_stock_training, is_in_training, wit
 /// - If `forward` returns a tensor that depends on a trainable tensor that is not an input and that the compiler can't detect: in a
 ///   [`Constant`], in a field of the block that is not a parameter, in a `static`. (If the block detaches the result of such a
 ///   tensor, this is not detected, and the recomputation deadlocks: pass the tensor as an input.)
-/// - If `forward` runs a backward pass over parameters of the training, at the latest in its second run.
+/// - If `forward` runs a backward pass over parameters of the training, in its first run or in the recomputation.
 /// - If it is called on a thread without the [`StepContext`](crate::StepContext) of the closure.
 /// - In the backward pass, if the recomputation returns tensors of another shape or dtype.
 ///

@@ -22,7 +22,7 @@ pub trait LaunchFused<M: LearnerModel> {
     ///
     /// The resumed training equals the uninterrupted one to the bit if its batches do and the model draws no random numbers: the
     /// data loader must not shuffle. Burn saves neither its position nor any generator, nor the state of early stopping, which counts
-    /// again from the resumed epoch, and loads states in f64 in f32. A load replaces the ids of the model: define parameter groups by
+    /// again from the resumed epoch. Burn loads states in f64 as f32. A load replaces the ids of the model: define parameter groups by
     /// path.
     ///
     /// ```no_run
@@ -42,8 +42,7 @@ pub trait LaunchFused<M: LearnerModel> {
     /// # Errors
     ///
     /// [`CheckpointError::Unreadable`] if the folder of the checkpoints can't be read, [`CheckpointError::Incomplete`] if it has files
-    /// of a later epoch than the first and no complete checkpoint, [`CheckpointError::Write`] if an incomplete file
-    /// can't be renamed.
+    /// of a later epoch than the first and no complete checkpoint, [`CheckpointError::Write`] if an incomplete file can't be renamed.
     fn resume_from_newest(self, folder: impl AsRef<Path>) -> Result<Self, CheckpointError>
     where
         Self: Sized;

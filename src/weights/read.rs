@@ -173,7 +173,8 @@ impl LocalParam {
         if pass.blocks.is_running() {
             panic!(
                 "parameter `{}` was read on another thread while a block under gradient \
-                 checkpointing was running: on that thread, enter the `StepContext` that is current where it is started",
+                 checkpointing was running: pass `StepContext::current()` of the code that starts the thread, and \
+                 enter it on the thread",
                 self.master.path
             );
         }

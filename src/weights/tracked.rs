@@ -33,7 +33,7 @@ pub(crate) fn is_in_stock_training<M: Module>(
     scope: &Scope,
 ) -> bool {
     let is_apart = is_in_pool() || matches!(scope.mode, ReadMode::Hook(_));
-    // The inputs of a block are constants where the step records nothing.
+    // In a block that records nothing, the inputs that the step passes are constants.
     let has_foreign_input = has_tracked_input && !scope.records();
     is_apart
         && !is_in_training(module)

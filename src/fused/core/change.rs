@@ -197,6 +197,24 @@ pub(super) fn record_keeps_states(inventory: &Inventory, local_params: &LocalPar
     inventory.floats_are_in(DType::F32) && local_params.accumulated_in_state().is_empty()
 }
 
+/// Returns an error if `optimizer` can't step one of `parameters`, each with its path, and zeros of its shape and type.
+fn check_steps<'a>(
+    optimizer: &ModuleOptimizer,
+    parameters: impl Iterator<Item = (ParamId, &'a str, AnyTensor)>,
+) -> Result<(), FusedError> {
+    match first_refused(optimizer, parameters) {
+        None => Ok(()),
+        Some((path, panic)) => Err(FusedError::UnsupportedParameter {
+            path: path.to_string(),
+            reason: format!(
+                "the optimizer can't step it with its loaded state ({}). Burn loads states in the default float type instead of that \
+                of the parameter: train parameters in f16, bf16 and f64 with an optimizer of `backburn::optim`",
+                panic.message()
+            ),
+        }),
+    }
+}
+
 #[cfg(all(test, feature = "flex"))]
 mod tests {
     use burn::nn::{Linear, LinearConfig};
@@ -226,23 +244,5 @@ mod tests {
             .lock()
             .removed_groups();
         assert!(groups <= 33, "{groups}");
-    }
-}
-
-/// Returns an error if `optimizer` can't step one of `parameters`, each with its path, and zeros of its shape and type.
-fn check_steps<'a>(
-    optimizer: &ModuleOptimizer,
-    parameters: impl Iterator<Item = (ParamId, &'a str, AnyTensor)>,
-) -> Result<(), FusedError> {
-    match first_refused(optimizer, parameters) {
-        None => Ok(()),
-        Some((path, panic)) => Err(FusedError::UnsupportedParameter {
-            path: path.to_string(),
-            reason: format!(
-                "the optimizer can't step it with its loaded state ({}). Burn loads states in the default float type instead of that \
-                of the parameter: train parameters in f16, bf16 and f64 with an optimizer of `backburn::optim`",
-                panic.message()
-            ),
-        }),
     }
 }

@@ -70,7 +70,7 @@ impl RankThreads {
         }
         drop(sender);
         idle.into_iter().for_each(RankPass::apply_accumulated);
-        // A thread of a rayon pool works for the pool meanwhile: a closure may need it.
+        // A thread of a rayon pool works for the pool after a second: a closure may need it.
         self.0.iter().for_each(Worker::wait_idle);
         let mut outputs: Vec<_> = (0..group.ranks()).map(|_| None).collect();
         for (rank, output) in computed {
