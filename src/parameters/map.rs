@@ -81,6 +81,9 @@ impl ValuesInOrder {
         module: M,
         put: impl FnMut(AnyTensor, AnyTensor) -> AnyTensor,
     ) -> M {
+        if self.0.is_empty() {
+            return module;
+        }
         let values = self.0;
         module.map(&mut PutValues { values, put })
     }
