@@ -210,6 +210,24 @@ fn weights_that_maker_holds_are_counted_twice() {
     }
 }
 
+/// Trains the plan of this model for three steps. Panics if they take more than the planned bytes.
+#[track_caller]
+fn assert_holds<M: Module>(
+    init: impl Fn() -> M,
+    batch: usize,
+    loss: impl Fn(&M, usize) -> Tensor<1>,
+) {
+    let planner = Planner::new(&init, AdamWConfig::new()).with_batch(batch);
+    let plan = planner.plan(&loss, ENOUGH).unwrap();
+    let bytes = peak(|| {
+        let mut fused = plan.fuse(&init).unwrap();
+        for _ in 0..3 {
+            fused.step(1e-3, |model| loss(model, plan.batch)).unwrap();
+        }
+    });
+    assert!(bytes.1 <= plan.device_bytes, "{} bytes\n{plan}", bytes.1);
+}
+
 /// The base of an adapter is an ordinary leaf, which the module holds between two steps.
 #[test]
 fn shared_trained_base_is_counted_twice() {
@@ -224,15 +242,7 @@ fn shared_trained_base_is_counted_twice() {
             .forward(Tensor::<2>::ones([items, 1024], &device()))
             .mean()
     };
-    let planner = Planner::new(init, AdamWConfig::new()).with_batch(2);
-    let plan = planner.plan(loss, ENOUGH).unwrap();
-    let bytes = peak(|| {
-        let mut fused = plan.fuse(init).unwrap();
-        for _ in 0..3 {
-            fused.step(1e-3, |model| loss(model, plan.batch)).unwrap();
-        }
-    });
-    assert!(bytes.1 <= plan.device_bytes, "{} bytes\n{plan}", bytes.1);
+    assert_holds(init, 2, loss);
 }
 
 #[test]
@@ -248,15 +258,7 @@ fn shared_weights_are_counted_twice_beside_new_tensors() {
             .forward(Tensor::<2>::ones([items, 512], &device()))
             .mean()
     };
-    let planner = Planner::new(init, AdamWConfig::new()).with_batch(4);
-    let plan = planner.plan(loss, ENOUGH).unwrap();
-    let bytes = peak(|| {
-        let mut fused = plan.fuse(init).unwrap();
-        for _ in 0..3 {
-            fused.step(1e-3, |model| loss(model, plan.batch)).unwrap();
-        }
-    });
-    assert!(bytes.1 <= plan.device_bytes, "{} bytes\n{plan}", bytes.1);
+    assert_holds(init, 4, loss);
 }
 
 /// The largest gradient is complete at the peak, and a copy of it in f32 is multiplied, or added to the sum.
