@@ -101,8 +101,8 @@ impl Worker {
 }
 
 impl Unfinished {
-    /// Waits for ends of jobs. A thread of a rayon pool works for the pool after [`WITHOUT_POOL`], because a job may need it. Before
-    /// that it does not: it might run other trainings, each of which waits again, until all trainings of the pool are in memory.
+    /// Waits for the ends of jobs. A thread of a rayon pool runs other jobs of the pool after [`WITHOUT_POOL`], because a job may need
+    /// it. Those may be trainings that wait again, so doing it at once would load all trainings of the pool into memory.
     fn wait_while(&self, load: &mut MutexGuard<'_, Load>, is_busy: impl Fn(&Load) -> bool) {
         let mut pause = WITHOUT_POOL;
         while is_busy(load) {
