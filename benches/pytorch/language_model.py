@@ -34,12 +34,11 @@ BALANCE = 0.01
 
 
 class Attention(nn.Module):
-    """Grouped heads with rotary positions and a soft cap on the scores."""
+    """Grouped heads with rotary positions."""
 
     def __init__(self, config):
         super().__init__()
         self.heads, self.key_value_heads = config["heads"], config["key_value_heads"]
-        self.soft_cap = config["soft_cap"]
         dim = config["dim"]
         few = dim // self.heads * self.key_value_heads
         self.query = nn.Linear(dim, dim, bias=False)
@@ -53,10 +52,8 @@ class Attention(nn.Module):
         value = split(self.value(x), self.key_value_heads)
         group = self.heads // self.key_value_heads
         key, value = (few.repeat_interleave(group, 1) for few in (key, value))
-        scores = query @ key.transpose(2, 3) * query.shape[-1] ** -0.5
-        scores = self.soft_cap * torch.tanh(scores / self.soft_cap)
-        scores = scores.masked_fill(masked, float("-inf")).softmax(-1)
-        return self.output((scores @ value).transpose(1, 2).flatten(2))
+        mixed = functional.scaled_dot_product_attention(query, key, value, ~masked)
+        return self.output(mixed.transpose(1, 2).flatten(2))
 
 
 def split(x, heads):

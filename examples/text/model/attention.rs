@@ -1,10 +1,7 @@
-use backburn::{Whole, gradient_checkpointing_tiled};
-use backburn_nn::linear;
+use backburn_nn::{AttentionOptions, attention, linear};
 use burn::nn::{Linear, LinearConfig, RotaryEncoding, RotaryEncodingConfig};
 use burn::prelude::*;
 use burn::tensor::FloatDType;
-use burn::tensor::module::attention;
-use burn::tensor::ops::AttentionModuleOptions;
 
 use super::LanguageModelConfig;
 
@@ -15,8 +12,7 @@ impl LanguageModelConfig {
     }
 }
 
-/// Attention with grouped heads ([Ainslie et al., 2023](https://arxiv.org/abs/2305.13245)), rotary positions and a soft cap
-/// on the scores.
+/// Causal attention in a window, with grouped heads ([Ainslie et al., 2023](https://arxiv.org/abs/2305.13245)) and rotary positions.
 #[derive(Module, Debug)]
 pub struct Attention {
     query: Linear,
@@ -29,7 +25,7 @@ pub struct Attention {
     #[module(skip)]
     key_value_heads: usize,
     #[module(skip)]
-    soft_cap: f64,
+    window: usize,
 }
 
 impl Attention {
@@ -44,73 +40,34 @@ impl Attention {
             rotary,
             heads: config.heads,
             key_value_heads: config.key_value_heads,
-            soft_cap: config.soft_cap,
+            window: config.window,
         }
     }
 
-    /// Runs the attention for up to `tile` tokens at a time.
+    /// Runs the attention.
     ///
     /// # Shapes
     ///
-    /// - x: `[batch, length, dim]`
-    /// - masked: `[length, length]`
-    /// - output: `[batch, length, dim]`
-    pub fn forward(&self, x: Tensor<3>, masked: Tensor<2, Bool>, tile: Option<usize>) -> Tensor<3> {
+    /// - x, output: `[batch, length, dim]`
+    pub fn forward(&self, x: Tensor<3>) -> Tensor<3> {
         let [batch, length, dim] = x.dims();
         let query = self.turned(split(linear(&self.query, x.clone()), self.heads));
         let key = self.turned(split(linear(&self.key, x.clone()), self.key_value_heads));
         let value = split(linear(&self.value, x), self.key_value_heads);
-        let seen = Whole((self.repeated(key), self.repeated(value)));
-        let input = (query, masked.unsqueeze::<4>(), seen);
-        let looked = |attention: &Self, (query, masked, Whole((key, value)))| {
-            attention.looked(query, masked, key, value)
-        };
-        let mixed = match tile {
-            Some(tile) => gradient_checkpointing_tiled(self, input, 2, tile, looked),
-            None => looked(self, input),
-        };
-        let mixed = mixed.swap_dims(1, 2).reshape([batch, length, dim]);
-        linear(&self.output, mixed)
-    }
-
-    /// Computes the attention of these queries.
-    ///
-    /// # Shapes
-    ///
-    /// - query: `[batch, heads, tokens, of_head]`
-    /// - masked: `[1, 1, tokens, length]`
-    /// - key, value: `[batch, heads, length, of_head]`
-    /// - output: `[batch, heads, tokens, of_head]`
-    fn looked(
-        &self,
-        query: Tensor<4>,
-        masked: Tensor<4, Bool>,
-        key: Tensor<4>,
-        value: Tensor<4>,
-    ) -> Tensor<4> {
-        let [batch, heads, tokens, _] = query.dims();
-        let [_, _, _, length] = masked.dims();
-        let masked = masked.expand([batch, heads, tokens, length]);
-        let options = AttentionModuleOptions {
-            softcap: Some(self.soft_cap),
+        let options = AttentionOptions {
+            is_causal: true,
+            window: Some(self.window),
             ..Default::default()
         };
-        attention(query, key, value, Some(masked), None, options)
+        let mixed = attention(query, key, value, None, options);
+        let mixed = mixed.swap_dims(1, 2).reshape([batch, length, dim]);
+        linear(&self.output, mixed)
     }
 
     /// Applies the rotary positions in f32, like the table of the rotations.
     fn turned(&self, heads: Tensor<4>) -> Tensor<4> {
         let dtype = heads.dtype();
         self.rotary.forward(heads.cast(FloatDType::F32)).cast(dtype)
-    }
-
-    /// Repeats each head of keys or values for the query heads of its group.
-    fn repeated(&self, few: Tensor<4>) -> Tensor<4> {
-        let [batch, few_heads, length, of_head] = few.dims();
-        let group = self.heads / few_heads;
-        let many = few.unsqueeze_dim::<5>(2);
-        let many = many.expand([batch, few_heads, group, length, of_head]);
-        many.reshape([batch, self.heads, length, of_head])
     }
 }
 

@@ -26,21 +26,16 @@ impl Layer {
         }
     }
 
-    /// Runs the layer for up to `tile` tokens at a time. Returns the residual stream and the load-balancing loss.
+    /// Runs the layer, with the experts for up to `tile` tokens at a time. Returns the residual stream and the load-balancing
+    /// loss.
     ///
     /// # Shapes
     ///
     /// - x: `[batch, length, dim]`
-    /// - masked: `[length, length]`
     /// - output: `[batch, length, dim]`, `[1]`
-    pub fn forward(
-        &self,
-        x: Tensor<3>,
-        masked: Tensor<2, Bool>,
-        tile: Option<usize>,
-    ) -> (Tensor<3>, Tensor<1>) {
+    pub fn forward(&self, x: Tensor<3>, tile: Option<usize>) -> (Tensor<3>, Tensor<1>) {
         let normed = rms_norm(&self.attention_norm, x.clone());
-        let x = x + self.attention.forward(normed, masked, tile);
+        let x = x + self.attention.forward(normed);
         let [batch, length, dim] = x.dims();
         let tokens = rms_norm(&self.experts_norm, x.clone());
         let tokens = tokens.reshape([batch * length, dim]);

@@ -48,9 +48,6 @@ pub struct LanguageModelConfig {
     /// Width of an expert.
     #[config(default = 256)]
     pub expert_dim: usize,
-    /// Bound of the attention scores.
-    #[config(default = 20.0)]
-    pub soft_cap: f64,
     /// Uses the embedding as the head.
     #[config(default = false)]
     pub tied: bool,
@@ -59,7 +56,7 @@ pub struct LanguageModelConfig {
     pub recompute_layers: bool,
     /// Number of tokens whose logits are in memory at a time; all if `None`.
     pub loss_chunk: Option<usize>,
-    /// Number of tokens that a layer computes at a time; all if `None`. Other tokens are needed only as keys and values.
+    /// Number of tokens that the experts of a layer compute at a time; all if `None`.
     pub tile: Option<usize>,
 }
 
@@ -85,7 +82,6 @@ impl LanguageModelConfig {
             layers: (0..self.depth).map(layer).collect(),
             norm: RmsNormConfig::new(self.dim).init(device),
             head: (!self.tied).then(|| head.init(device)),
-            window: self.window,
             recompute_layers: self.recompute_layers,
             loss_chunk: self.loss_chunk,
             tile: self.tile,
@@ -101,8 +97,6 @@ pub struct LanguageModel {
     norm: RmsNorm,
     /// `None` if the embedding is the head.
     head: Option<Linear>,
-    #[module(skip)]
-    window: usize,
     #[module(skip)]
     recompute_layers: bool,
     #[module(skip)]
@@ -158,32 +152,20 @@ impl LanguageModel {
     /// Returns the hidden states before the head, `[batch, length, dim]`, and the mean load-balancing loss of the layers,
     /// `[1]`.
     fn hidden(&self, text: Tensor<2, Int>) -> (Tensor<3>, Tensor<1>) {
-        let [_, length] = text.dims();
-        let masked = self.masked(length, &text.device());
         let tile = self.tile;
-        let run = move |layer: &Layer, (x, masked)| layer.forward(x, masked, tile);
+        let run = move |layer: &Layer, x| layer.forward(x, tile);
         let mut balance = Tensor::zeros([1], &text.device());
         let mut x = embedding(&self.embedding, text);
         for layer in &self.layers {
-            let input = (x, masked.clone());
             let (output, of_layer) = match self.recompute_layers {
-                true => gradient_checkpointing(layer, input, run),
-                false => run(layer, input),
+                true => gradient_checkpointing(layer, x, run),
+                false => run(layer, x),
             };
             x = output;
             balance = balance + of_layer;
         }
         let layers = self.layers.len() as f64;
         (rms_norm(&self.norm, x), balance.div_scalar(layers))
-    }
-
-    /// Returns the mask of the tokens (columns) that a token (row) does not attend to: later ones, and those before its window.
-    /// Shape: `[length, length]`.
-    fn masked(&self, length: usize, device: &Device) -> Tensor<2, Bool> {
-        let shape = [length, length];
-        let after = Tensor::<2, Bool>::tril_mask(shape, 0, device);
-        let before = Tensor::<2, Bool>::tril_mask(shape, -(self.window as i64), device).bool_not();
-        after.bool_or(before)
     }
 
     /// Returns the mean cross entropy of the tokens `next`, `[tokens]`, from the states `hidden`, `[tokens, dim]`.
