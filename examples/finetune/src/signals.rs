@@ -1,7 +1,7 @@
 //! Signals that end the training: Ctrl-C, and on Unix SIGTERM and SIGHUP.
 //!
-//! The first one ends the training after the current step, with a checkpoint; the second one ends the program at once.
-//! Outside of a training, the first one ends the program at once.
+//! The first one ends the training after the current step, with a checkpoint; one that arrives a second later or more ends the
+//! program at once. Outside of a training, the first one ends the program at once.
 
 use std::io::{Write, stderr};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -18,6 +18,10 @@ static AT_ONCE: LazyLock<Arc<AtomicBool>> = LazyLock::new(|| Arc::new(AtomicBool
 
 /// Interval in which a signal is looked for.
 const INTERVAL: Duration = Duration::from_millis(50);
+
+/// Time in which further signals count as the first one: a terminal that is closed sends SIGHUP twice, a session that ends also
+/// SIGTERM.
+const TOGETHER: Duration = Duration::from_secs(1);
 
 #[cfg(unix)]
 const SIGNALS: [i32; 3] = [consts::SIGINT, consts::SIGTERM, consts::SIGHUP];
@@ -42,7 +46,6 @@ impl Signals {
             let number = signal as usize;
             // Called in this order.
             flag::register_conditional_shutdown(signal, exit_code(number), AT_ONCE.clone())
-                .and_then(|_| flag::register(signal, AT_ONCE.clone()))
                 .and_then(|_| flag::register_usize(signal, signals.last.clone(), number))
                 .and_then(|_| flag::register(signal, signals.stop.clone()))
                 .with_context(|| format!("signal {signal} can't be handled"))?;
@@ -55,6 +58,8 @@ impl Signals {
             let text = "stopping after this step, with a checkpoint; a second signal ends at once, without one";
             // If nothing can be printed, the checkpoint still counts.
             let _ = writeln!(stderr(), "{text}");
+            thread::sleep(TOGETHER);
+            AT_ONCE.store(true, Ordering::Relaxed);
         });
         Ok(signals)
     }
