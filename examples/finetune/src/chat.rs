@@ -151,7 +151,8 @@ fn is_iterable(value: Value) -> bool {
     )
 }
 
-/// Returns `source` with comments for the tags of answers, which are not Jinja. Comments and raw texts stay.
+/// Returns `source` with scopes for the tags of answers, which are not Jinja: `transformers` runs their contents in a scope. Comments
+/// and raw texts stay.
 fn without_generation(source: &str) -> String {
     let mut left = source;
     let mut is_raw = false;
@@ -169,7 +170,7 @@ fn without_generation(source: &str) -> String {
         result += before;
         match name {
             "generation" | "endgeneration" if !is_comment && !is_raw => {
-                result.extend(["{#", inner, "#}"]);
+                result += &tag.replacen("generation", "with", 1);
             }
             _ => result += tag,
         }
@@ -239,6 +240,10 @@ mod tests {
                 "a",
             ),
             ("{% raw %}{% generation %}{% endraw %}", "{% generation %}"),
+            (
+                "{% set x = 'a' %}{% generation %}{% set x = 'b' %}{{ x }}{% endgeneration %}{{ x }}",
+                "ba",
+            ),
             (
                 "{% if tools is iterable and tools | length > 0 %}tools{% endif %}",
                 "",
