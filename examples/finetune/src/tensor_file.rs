@@ -81,7 +81,7 @@ pub fn check_finite(
     for tensor in decoder.collect(Some(filter), Some(adapter), false) {
         let (path, dtype) = (tensor.name.clone(), tensor.dtype);
         // Only for an error: the tables of the names take memory.
-        let name = || names::in_files(&path);
+        let name = || names::in_files(&path.replace(".gamma", ".weight"));
         let is_finite = is_finite(tensor).with_context(|| format!("`{}` can't be read", name()))?;
         ensure!(
             is_finite,
