@@ -83,7 +83,7 @@ pub struct Options {
     pub dtype: FileType,
 
     /// Replace the files of a model in `--output` that this program has not written, or that were changed since. Other files of a model
-    /// there are removed. Checkpoints of another training are not replaced: remove their folder.
+    /// there are removed. Checkpoints that this program has written for another training are not replaced: remove their folder.
     #[arg(long)]
     pub overwrite: bool,
 

@@ -158,6 +158,10 @@ impl WrittenRope {
         let high = self
             .high_freq_factor
             .with_context(missing("high_freq_factor"))?;
+        ensure!(
+            high >= low,
+            "`high_freq_factor` of rope is {high}: it must be at least `low_freq_factor`, {low}"
+        );
         let scaled = plain.into_iter().map(|plain| {
             let periods = original * plain / (2.0 * PI);
             let share = ((periods - low) / (high - low)).clamp(0.0, 1.0);

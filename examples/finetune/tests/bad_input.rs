@@ -92,11 +92,14 @@ fn bad_data_is_refused_with_file_and_line() {
 fn bad_model_is_refused_by_field_or_file() {
     let longrope = json!({"rope_type": "longrope", "short_factor": [1.0]});
     let yarn = json!({"rope_type": "yarn", "factor": 2.0, "beta_fast": 0.0});
+    let llama3 = json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 1.0,
+        "original_max_position_embeddings": 64});
     let of_layers = json!({"full_attention": {"rope_type": "default", "rope_theta": 1e6}});
     for (field, value, words) in [
         ("model_type", json!("gemma2"), "`model_type` is gemma2"),
         ("rope_scaling", longrope, "`rope_type` is longrope"),
         ("rope_scaling", yarn, "`beta_fast` of rope is 0"),
+        ("rope_scaling", llama3, "`high_freq_factor` of rope is 1"),
         ("rope_parameters", of_layers, "field `full_attention`"),
         ("hidden_act", json!("gelu"), "`hidden_act` is gelu"),
         ("vocab_size", json!(300), "use the tokenizer of the model"),
