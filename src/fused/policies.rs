@@ -150,10 +150,17 @@ impl Policies {
             return;
         }
         if clip.is_some() || pipeline.scale.is_some() {
-            let factor = clip.unwrap_or(1.0) / pipeline.scale.unwrap_or(1.0);
-            // A finite gradient may be too large for f16 without a scale below 1.
-            let fails_on_overflow = factor > 1.0 && self.overflow() == Some(Overflow::SkipStep);
-            pipeline.multiply_by(factor, fails_on_overflow);
+            let (clip, scale) = (clip.unwrap_or(1.0), pipeline.scale.unwrap_or(1.0));
+            let factors = match clip / scale {
+                // The quotient is too small for f32, in which gradients are multiplied.
+                factor if factor < f64::from(f32::MIN_POSITIVE) => vec![1.0 / scale, clip],
+                factor => vec![factor],
+            };
+            for factor in factors {
+                // A finite gradient may be too large for f16 without a scale below 1.
+                let fails_on_overflow = factor > 1.0 && self.overflow() == Some(Overflow::SkipStep);
+                pipeline.multiply_by(factor, fails_on_overflow);
+            }
         }
         if self.overflow() == Some(Overflow::SkipParameter) {
             pipeline.skip_not_finite();

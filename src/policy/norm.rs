@@ -37,7 +37,7 @@ impl Squares {
             let sums = squares::scaled_sum(elements.clone());
             return Self::OnDevice(Box::new(sums));
         }
-        let elements = widened(elements);
+        let elements = elements.clone();
         Self::Known(read_with_timeout(&elements.device(), || {
             sum_of_squares(elements)
         }))
@@ -67,6 +67,7 @@ fn sum_of_squares<const D: usize>(elements: Tensor<D>) -> f64 {
 
 /// Reads the sum of the squares of a part from the device.
 fn sum_of_part(elements: Tensor<1>) -> f64 {
+    let elements = widened(&elements);
     // Most gradients need neither a second pass nor a copy.
     let count = elements.shape().num_elements() as f64;
     let sum = elements.clone().square().sum().into_scalar::<f64>();

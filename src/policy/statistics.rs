@@ -105,6 +105,6 @@ fn numbers<const D: usize>(gradient: &Tensor<D>) -> Tensor<1> {
     if wide.shape().num_elements() == 0 {
         return Tensor::zeros([3], (&wide.device(), wide.dtype()));
     }
-    let zeros = wide.clone().equal_scalar(0.0).float().mean().cast(dtype);
+    let zeros = wide.clone().equal_scalar(0.0).float().cast(dtype).mean();
     Tensor::cat(vec![wide.clone().mean(), wide.abs().max(), zeros], 0)
 }

@@ -41,7 +41,9 @@ impl MasterParam {
                 gradients.fold(first, AnyTensor::added)
             }
             None if self.completes_in_state(pass) => {
-                return self.step(pass, self.value().zeros_like().into());
+                // The handle of the value is dropped before the step, which then works in place.
+                let zeros = self.value().zeros_like();
+                return self.step(pass, zeros.into());
             }
             None => match self.take_sum(pass) {
                 Some(sum) => sum,

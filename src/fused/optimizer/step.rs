@@ -98,7 +98,8 @@ impl<M: Module> FusedOptimizer<M> {
     ///
     /// Returns the errors of [`step`](Self::step). If the backward pass of a micro-batch ends after it has changed a
     /// sum, for example by a panic in a recomputed block, the error is [`FusedError::AccumulatedLost`] and all
-    /// accumulated gradients are dropped. After any other error they are unchanged.
+    /// accumulated gradients are dropped. After any other error they are unchanged, except that gradients in the optimizer state
+    /// can't be removed.
     ///
     /// # Panics
     ///

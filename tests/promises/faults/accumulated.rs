@@ -23,6 +23,32 @@ fn panic_in_closure_leaves_accumulated_gradients(device: &Device) {
     assert_equal_weights(&train(false), &train(true));
 }
 
+/// The sum in f32 is finite, and infinite in f16, in which a step applies it.
+#[test]
+fn sum_beyond_range_of_f16_stops_one_step() {
+    let device = flex();
+    let weight = Tensor::<1>::zeros([1], &device).cast(FloatDType::F16);
+    let clipping = GlobalNormClippingConfig::Exact(1.0);
+    let config = FusedConfig::new()
+        .with_clipping(Some(clipping))
+        .with_full_precision_accumulation(true);
+    let weight = Param::from_tensor(weight.detach());
+    let mut fused = FusedOptimizer::new(weight, SgdConfig::new().init())
+        .unwrap()
+        .with_config(config)
+        .unwrap();
+    let loss =
+        |weight: &Param<Tensor<1>>, slope: f64| (weight.val().cast(FloatDType::F32) * slope).sum();
+    for _ in 0..2 {
+        fused.accumulate(|weight| loss(weight, 40_000.0)).unwrap();
+    }
+    let error = fused.step_repeatable(0.1, |weight| loss(weight, 1.0));
+    assert_matches!(error, Err(FusedError::NormNotFinite { .. }));
+    fused
+        .step_repeatable(0.1, |weight| loss(weight, 1.0))
+        .unwrap();
+}
+
 /// Runs a micro-batch whose block panics in its second run, after its output has its gradient.
 fn fail_in_second_run(
     fused: &mut FusedOptimizer<Mlp>,

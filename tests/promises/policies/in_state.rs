@@ -187,6 +187,8 @@ fn in_state_no_gradient_in_last_micro_batch_is_stepped(device: &Device) {
     fused.accumulate(|model| loss(model, &0)).unwrap();
     fused.accumulate(|model| loss(model, &1)).unwrap();
     fused.step_accumulated(LEARNING_RATE).unwrap();
+    // Updated in place, where the backend tells.
+    assert!(fused.last_step().copied.is_none_or(|copied| copied == 0));
     assert_equal_weights(&stock, &fused.model());
     assert_nothing_accumulated(&mut fused);
 

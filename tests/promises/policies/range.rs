@@ -77,6 +77,31 @@ on_every_backend!(
     norm_of_any_shape_and_type_counts_all_elements,
 );
 
+/// The quotient of clipping coefficient and loss scale is too small for f32.
+#[test]
+fn clipping_under_largest_loss_scale_is_exact() {
+    let device = flex();
+    let train = |scaling: Option<LossScalingConfig>| {
+        let weight = Param::from_tensor(Tensor::<1>::ones([4], &device));
+        let clipping = GlobalNormClippingConfig::ExactInBuffer(1e-8);
+        let config = FusedConfig::new().with_clipping(Some(clipping));
+        let mut fused = FusedOptimizer::new(weight, SgdConfig::new().init())
+            .unwrap()
+            .with_config(config.with_loss_scaling(scaling))
+            .unwrap();
+        let gradient = Tensor::<1>::full([4], 0.5, &device);
+        let loss = |weight: &Param<Tensor<1>>| (weight.val() * gradient.clone()).sum();
+        fused.step(1e6, loss).unwrap();
+        elements(&fused.model())
+    };
+    let scaling = LossScalingConfig::new()
+        .with_initial_scale(2f64.powi(126))
+        .with_growth_interval(None);
+    assert_eq!(train(Some(scaling)), train(None));
+    let moved = 1.0 - train(None)[0];
+    assert!((moved - 0.005).abs() < 1e-6, "{moved}");
+}
+
 /// The reciprocal of the scale is not representable in f16.
 #[test]
 fn half_parameters_move_under_large_loss_scale() {
