@@ -138,7 +138,16 @@ impl Reparameterizer for HandleAttacher<'_> {
         let (_, _, saved) = param.clone().consume();
         let path = local_param.master.path.clone();
         let param = param
-            .save_mapper(move |_placeholder| {
+            .save_mapper(move |placeholder| {
+                let is_in_pass = || local_param.session.pass.lock().is_some();
+                if !placeholder.device().is_autodiff() && !is_in_pass() {
+                    panic!(
+                        "parameter `{}` was saved from a model that was converted (`valid()`) in the closure of a step, after that \
+                         step, and has no values of its own: save it in the closure, or save the result of \
+                         `FusedOptimizer::valid()` between steps",
+                        local_param.master.path
+                    );
+                }
                 let value = local_param.exported(Value::Current, ExportLocation::Ordinary);
                 saved.on_save(value.of_dims())
             })

@@ -14,7 +14,7 @@ use crate::tap::{next_operation, node};
 
 /// A reparameterization that redirects every read of a parameter to its local parameter. It has no parameters of its
 /// own, and does not move with the module.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Handle {
     local_param: Arc<LocalParam>,
     placeholder: Identity,
@@ -22,6 +22,8 @@ pub(crate) struct Handle {
     node: Option<NodeId>,
     /// The number of operations when `valid` first converted the module, which removes autodiff from the placeholder.
     valid_since: Option<u64>,
+    /// The number of operations when the module was cloned in a closure. The clone has no values of its own.
+    cloned_at: Option<u64>,
     change: Change,
 }
 
@@ -45,7 +47,33 @@ impl Handle {
             placeholder: Identity::of(placeholder),
             node: node(placeholder),
             valid_since: None,
+            cloned_at: None,
             change: Change::Nothing,
+        }
+    }
+
+    /// Returns `true` on a thread of the closure of this training. In a step inside of another, the scope is that of the outer training.
+    fn is_in_own_pass(&self) -> bool {
+        let own = self.local_param.session.pass.lock().clone();
+        let is_own = |scope: Scope| own.is_some_and(|own| Arc::ptr_eq(&own, &scope.pass));
+        Scope::current().is_some_and(is_own)
+    }
+
+    /// Panics if the module was cloned in an earlier step, and the value has been updated since then.
+    fn check_clone(&self) {
+        let Some(cloned_at) = self.cloned_at else {
+            return;
+        };
+        let LocalParam {
+            master, session, ..
+        } = &*self.local_param;
+        let begun = session.pass.lock().as_ref().map(|pass| pass.begun);
+        if begun.is_some_and(|begun| cloned_at < begun) && cloned_at < master.version() {
+            panic!(
+                "parameter `{}` was read from a clone of the model of an earlier step, before the parameter was updated. Such a \
+                 clone has no values of its own: keep the result of `FusedOptimizer::model()` from between the steps",
+                master.path
+            );
         }
     }
 
@@ -68,7 +96,22 @@ impl Handle {
                 master.path
             );
         }
+        self.check_clone();
         self.local_param.read_untrained()
+    }
+}
+
+impl Clone for Handle {
+    fn clone(&self) -> Self {
+        let now = || self.is_in_own_pass().then(next_operation);
+        Self {
+            local_param: self.local_param.clone(),
+            placeholder: self.placeholder.clone(),
+            node: self.node,
+            valid_since: self.valid_since,
+            cloned_at: self.cloned_at.or_else(now),
+            change: self.change,
+        }
     }
 }
 
@@ -115,13 +158,7 @@ impl Module for Handle {
     }
 
     fn map<P: ModuleMapper>(self, _mapper: &mut P) -> Self {
-        // In a step inside of another, the scope is that of the outer training.
-        let own = self.local_param.session.pass.lock().clone();
-        let is_own = |scope: &Scope| {
-            own.as_ref()
-                .is_some_and(|own| Arc::ptr_eq(own, &scope.pass))
-        };
-        let change = match Scope::current().is_some_and(|scope| is_own(&scope)) {
+        let change = match self.is_in_own_pass() {
             true => Change::Mapped,
             false => self.change,
         };
@@ -163,6 +200,7 @@ impl Reparameterization for Handle {
         let local_param = &self.local_param;
         // The unchanged placeholder: any operation, also one that returns its input, makes another node.
         if self.node.is_some() && node(&base) == self.node {
+            self.check_clone();
             return local_param.read().of_dims();
         }
         if Identity::of(&base) != self.placeholder {
@@ -180,7 +218,10 @@ impl Reparameterization for Handle {
             Some(made) if !base.is_tracked() && self.change != Change::Moved => {
                 local_param.constant_of(self.read_untrained(made.value))
             }
-            Some(_) => local_param.read(),
+            Some(_) => {
+                self.check_clone();
+                local_param.read()
+            }
         };
         value.of_dims()
     }

@@ -17,8 +17,8 @@ fn bypass_message(path: &str) -> String {
         "parameter `{path}` was read around `Param::val()` in a fused step: through `Deref`, `base()`, \
          `into_value()` or `Param::map`, or by a visitor or mapper, to which Burn passes the parameter without its \
          handle. That gives a placeholder: read it with `val()` on the model itself \
-         (`weight.val().transpose()` instead of `weight.map(|it| it.transpose())`), or read \
-         `model.valid()`, whose values have no gradient"
+         (`weight.val().transpose()` instead of `weight.map(|it| it.transpose())`), or with `val()` on `model.valid()`, whose \
+         values have no gradient. A visitor can read `FusedOptimizer::model()` between steps"
     )
 }
 

@@ -72,6 +72,57 @@ fn model_cloned_out_of_step_is_not_read(device: &Device) {
 }
 
 /// It would show the values of later steps. In its own step it is read.
+fn model_cloned_in_earlier_step_is_not_read(device: &Device) {
+    for convert in [Mlp::clone as fn(&Mlp) -> Mlp, Mlp::valid] {
+        let (mut fused, mut old) = (fused(device), None);
+        let mut step = || {
+            fused.step(1e-2, |model| {
+                convert(old.get_or_insert_with(|| model.clone()))
+                    .input
+                    .weight
+                    .val();
+                model.loss(x(device))
+            })
+        };
+        step().unwrap();
+        let message = panic_of(|| step().unwrap());
+        assert_says(
+            &message,
+            "`input.weight` was read from a clone of the model",
+        );
+        let old = fused.model();
+        for _ in 0..2 {
+            let loss = |model: &Mlp| {
+                old.input.weight.val();
+                model.loss(x(device))
+            };
+            fused.step(1e-2, loss).unwrap();
+        }
+    }
+}
+
+/// The file would have the values of later steps.
+fn model_converted_in_closure_is_not_saved_after_step(device: &Device) {
+    let (mut fused, mut kept) = (fused(device), None);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("best");
+    fused
+        .step(1e-2, |model| {
+            let valid = model.valid();
+            valid.clone().into_record().save(&path).unwrap();
+            kept = Some(valid);
+            model.loss(x(device))
+        })
+        .unwrap();
+    let message = panic_of(|| kept.unwrap().into_record().save(&path).unwrap());
+    assert_says(
+        &message,
+        "`input.weight` was saved from a model that was converted",
+    );
+    fused.valid().into_record().save(&path).unwrap();
+}
+
+/// It would show the values of later steps. In its own step it is read.
 fn model_converted_in_earlier_step_is_not_read(device: &Device) {
     type Convert = fn(&Mlp) -> Mlp;
     let no_grad: Convert = |model| model.clone().no_grad();
@@ -321,6 +372,8 @@ on_every_backend!(
     model_without_autodiff_is_an_error,
     parameter_at_two_places_is_an_error,
     model_cloned_out_of_step_is_not_read,
+    model_cloned_in_earlier_step_is_not_read,
+    model_converted_in_closure_is_not_saved_after_step,
     model_converted_in_earlier_step_is_not_read,
     clone_converted_after_step_keeps_its_values_or_panics,
     clone_of_changed_model_is_not_read,
