@@ -1,6 +1,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use backburn_base::{AnyTensor, Parameter, list};
 use burn::module::{Module, ParamId};
 
 use super::attach::{HandleAttacher, ValueExtractor};
@@ -18,6 +19,7 @@ use crate::offload::check_offload_fits;
 use crate::parameters::{map_params, take_values, with_own_statistics};
 use crate::pass::{BlockOrder, BlockPrefetch, Session};
 use crate::placement::RankContext;
+use crate::quantized::is_shape_stub;
 
 /// A module whose trainable values are held by masters.
 pub(crate) struct AttachedModule<M> {
@@ -35,6 +37,13 @@ pub(crate) struct AttachedModule<M> {
     frozen: HashMap<ParamId, bool>,
     /// Block order of the last pass with blocks.
     block_order: Option<BlockOrder>,
+}
+
+/// Returns the quantized parameters of `module`.
+fn quantized<M: Module>(module: &M) -> impl Iterator<Item = ParamId> {
+    let quantized = |it: &Parameter| is_shape_stub(it.param.value().dtype());
+    let parameters = list(module).into_iter().filter(quantized);
+    parameters.map(|it| it.param.id())
 }
 
 /// Returns `module` without the values of its retained parameters.
@@ -139,7 +148,8 @@ impl<M: Module> AttachedModule<M> {
     /// Returns a module for inference with these values, in the compute type.
     pub(crate) fn valid(&self, value: Value) -> M {
         let frozen = self.frozen.keys().copied();
-        let parameters: HashSet<ParamId> = self.local_params.on_demand().chain(frozen).collect();
+        let mut parameters: HashSet<ParamId> =
+            self.local_params.on_demand().chain(frozen).collect();
         let filled = || {
             let filled = self.filled(self.skeleton.clone(), value, ExportLocation::Computing);
             filled.valid().map(&mut SavedInFull {
@@ -160,6 +170,8 @@ impl<M: Module> AttachedModule<M> {
                     |id, value| value.in_type(self.local_params.get(id).dtype),
                 );
                 let merged = computed.materialize();
+                // Dense in place of quantized.
+                parameters.extend(quantized(&self.skeleton));
                 let device = engine.device.clone().inner();
                 move_except(merged, |id| parameters.contains(&id), &device)
             }
@@ -179,6 +191,13 @@ impl<M: Module> AttachedModule<M> {
             |param| self.local_params.has(param.id()),
             |id, _placeholder| self.local_params.get(id).exported(value, location),
         )
+    }
+
+    /// Returns the values of the frozen parameters.
+    pub(crate) fn frozen_values(&self) -> impl Iterator<Item = AnyTensor> {
+        let is_frozen = |it: &Parameter| !self.local_params.has(it.param.id());
+        let frozen = list(&self.skeleton).into_iter().filter(is_frozen);
+        frozen.map(|it| it.param.value())
     }
 
     /// Drops the values of the retained parameters: the masters then own them alone and step them in place.

@@ -68,7 +68,16 @@ impl Reparameterization for FetchHandle {
 
 /// A module without parameters.
 impl Module for FetchHandle {
-    fn collect_devices(&self, devices: Vec<Device>) -> Vec<Device> {
+    /// Adds the device that computes in front of that on which the parameter is stored: programs compute on the first device.
+    fn collect_devices(&self, mut devices: Vec<Device>) -> Vec<Device> {
+        let device = self.device.as_ref().or(self.context.device());
+        if let Some(device) = device.filter(|device| !devices.contains(device)) {
+            let device = match devices.iter().any(Device::is_autodiff) {
+                true => device.clone().autodiff(),
+                false => device.clone().inner(),
+            };
+            devices.insert(0, device);
+        }
         devices
     }
 

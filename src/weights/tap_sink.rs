@@ -170,7 +170,12 @@ impl LocalParam {
             D => gradients.remove::<D>(id).map(AnyTensor::from)
         );
         match gradient {
-            Some(gradient) => self.report_untapped(pass, gradient),
+            Some(gradient) => {
+                if let Some(observers) = &pass.observers {
+                    observers.emit(StepEvent::Tensor(Category::Gradient, &gradient));
+                }
+                self.report_untapped(pass, gradient);
+            }
             None => self.report_gradient(pass, None),
         }
     }

@@ -116,7 +116,15 @@ impl MasterParam {
             _ => first,
         };
         let sum = Box::new(others.into_iter().fold(sum, AnyTensor::added));
+        let reported = pass
+            .observers
+            .as_ref()
+            .map(|observers| (observers, (*sum).clone()));
         state.outcome = Some(Outcome::Added(sum));
+        drop(state);
+        if let Some((observers, sum)) = reported {
+            observers.emit(StepEvent::Tensor(Category::Gradient, &sum));
+        }
     }
 
     /// Steps the parameter, or adds the gradient to the optimizer state before the last micro-batch.

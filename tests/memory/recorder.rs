@@ -192,6 +192,46 @@ fn recording_with_panic_in_step_is_complete() {
 }
 
 #[test]
+fn base_of_adapters_counts_as_parameters() {
+    alone!();
+    let device = device();
+    let adapted = || -> Linear {
+        let linear = LinearConfig::new(1024, 1024).with_bias(false);
+        linear.init(&device).apply_lora(Lora::new(2, 4.0))
+    };
+    let base = 4 * 1024 * 1024;
+    for (model, trains_base) in [(adapted(), false), (adapted().unfreeze(), true)] {
+        let mut fused = FusedOptimizer::new(model, SgdConfig::new().init()).unwrap();
+        let recorder = MemoryRecorder::start().unwrap();
+        let x = Tensor::<2>::ones([4, 1024], &device);
+        fused.step(1e-3, |model| model.forward(x).mean()).unwrap();
+        let timeline = recorder.finish().unwrap();
+        let last = timeline.samples.last().unwrap().bytes;
+        assert_near(last.parameters, base, 0.02);
+        let gradients = timeline.samples.iter().map(|it| it.bytes.gradients);
+        assert_eq!(gradients.max().unwrap() >= base, trains_base);
+    }
+}
+
+/// The sums are in f32, the gradients in bf16.
+#[test]
+fn sums_in_f32_count_as_gradients() {
+    alone!();
+    let device = device();
+    let model = cast(init(&device), FloatDType::BF16).unwrap();
+    let sums = 2 * bytes(&model) / 2;
+    let mut fused = FusedOptimizer::new(model, SgdConfig::new().init())
+        .unwrap()
+        .with_config(FusedConfig::new().with_full_precision_accumulation(true))
+        .unwrap();
+    let x = x(&device).cast(FloatDType::BF16);
+    let recorder = MemoryRecorder::start().unwrap();
+    fused.accumulate(|model| loss(model, x.clone())).unwrap();
+    let last = recorder.finish().unwrap().samples.last().unwrap().bytes;
+    assert_near(last.gradients, sums, 0.05);
+}
+
+#[test]
 fn recording_holds_passes_of_long_recurrent_network() {
     use burn::nn::{Lstm, LstmConfig};
 

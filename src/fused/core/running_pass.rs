@@ -50,8 +50,12 @@ impl<'a, M: Module> RunningPass<'a, M> {
             });
         }
         if let Some(observers) = &running_pass.rank_passes[0].pass.observers {
-            let masters = running_pass.attached_modules[0].local_params.masters();
-            for value in masters.filter_map(MasterParam::find) {
+            let attached = &running_pass.attached_modules[0];
+            let trained = attached
+                .local_params
+                .masters()
+                .filter_map(MasterParam::find);
+            for value in trained.chain(attached.frozen_values()) {
                 observers.emit(StepEvent::Tensor(Category::Parameter, &value));
             }
             observers.emit(StepEvent::Forward);

@@ -24,12 +24,14 @@ fn frozen_weights_rest_on_host_and_are_read_on_device(device: &Device) {
                     let waits = matches!(mode, Offload::Weights(_));
                     assert_eq!(rests != inner, waits, "{mode:?}");
                     assert_eq!(weight.val().device().inner(), inner);
+                    assert_eq!(model.blocks[1].expand.devices()[0].clone().inner(), inner);
                     model.loss(tokens.clone())
                 })
                 .unwrap();
         }
         assert_equal_weights(&plain.model(), &fused.model());
         assert_equal_weights(&plain.valid(), &fused.model().valid());
+        assert_eq!(fused.valid().devices()[0], inner);
         assert_eq!(fused.model().devices(), [host(device)], "{mode:?}");
     }
 }
@@ -121,6 +123,31 @@ on_every_backend!(
     adapter_outside_of_blocks_is_refused_by_name,
     frozen_weights_rest_on_host_and_are_read_on_device,
 );
+
+/// The quantized weights are merged, too. Dense, they stay on the host.
+#[test]
+fn valid_of_float_and_quantized_adapters_stays_on_host() {
+    let [host, device] = cpus();
+    let of = |part| adapters().set_param_group(ParamGroup::from_predicate(part));
+    let quantized = QuantizedLora::new(of("blocks.1"), BaseFormat::Bits4);
+    let model = Network::init(&host)
+        .apply_lora(of("blocks.0"))
+        .apply_reparameterization(quantized)
+        .unfreeze_group(ParamGroup::from_any_predicates(vec!["lora.a", "lora.b"]));
+    let tokens = Tensor::<2, Int>::from_data([[0, 3, 1], [7, 2, 9]], &device);
+    let mode = Offload::Weights(OffloadedBlocks::All);
+    let mut fused = adam(model, &device, mode);
+    fused
+        .step(RATE, |model| model.loss(tokens.clone()))
+        .unwrap();
+    let valid = fused.valid();
+    for block in &valid.blocks[..2] {
+        let weight = &block.expand.weight;
+        assert_eq!(weight.base().device(), host.clone().inner());
+        assert_eq!(weight.val().device(), device.clone().inner());
+    }
+    valid.loss(tokens.inner());
+}
 
 #[test]
 fn valid_of_adapters_in_bf16_computes_as_training() {
