@@ -22,7 +22,7 @@ pub enum FusedError {
     /// The backend of the model is not enabled in this build of backburn.
     #[error(
         "parameter `{path}` is on {device}, and this build of backburn does not support its backend: \
-        enable the backburn feature of that backend (`flex`, `ndarray`, `wgpu`, `cuda`, ..)"
+        enable the backburn feature of that backend (`flex`, `ndarray`, `wgpu`, `cuda`, ..; LibTorch has none)"
     )]
     BackendNotCovered {
         /// Path of the first parameter found.
@@ -151,10 +151,11 @@ pub enum FusedError {
         path: String,
     },
 
-    /// The model is attached to a training: it was cloned inside of a training step.
+    /// The model is attached to a training: it was cloned inside of a training step, or is the result of `valid()` with offload or a
+    /// `compute_dtype`.
     #[error(
-        "parameter `{path}` belongs to a model that was cloned inside a fused step: call \
-         `FusedOptimizer::model()` for an ordinary model"
+        "parameter `{path}` belongs to a model that was cloned inside a fused step, or to the result of `valid()` with offload or \
+         a `compute_dtype`: call `FusedOptimizer::model()` for an ordinary model"
     )]
     AlreadyFused {
         /// Path of the first parameter found.

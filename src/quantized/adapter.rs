@@ -24,12 +24,15 @@ pub struct QuantizedAdapter {
 
 /// Returns `true` if the parameter at `path` is a factor of an adapter, on a quantized weight or on an ordinary one.
 pub(crate) fn is_factor(path: &str) -> bool {
-    path.ends_with(".lora.a") || path.ends_with(".lora.b")
+    let is = |name| path == name || path.ends_with(&format!(".{name}"));
+    is("lora.a") || is("lora.b")
 }
 
-/// Returns the path of the quantized weight whose values are the parameter at `path`, or `None` if it is another parameter.
+/// Returns the path of the quantized weight whose values are the parameter at `path`, or `None` if it is another parameter. The path
+/// is empty if the weight is the whole model.
 pub(crate) fn weight_of_values(path: &str) -> Option<&str> {
-    path.strip_suffix(".lora.values")
+    let path = path.strip_suffix("lora.values")?;
+    path.strip_suffix('.').or(path.is_empty().then_some(path))
 }
 
 impl QuantizedAdapter {

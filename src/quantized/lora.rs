@@ -153,7 +153,7 @@ impl Reparameterizer for QuantizedLora {
     ) -> (Param<Tensor<D>>, Option<QuantizedAdapter>) {
         if let Some(last) = &self.last
             && let Some(below) = path.strip_prefix(last.as_str())
-            && below.starts_with('.')
+            && (last.is_empty() || below.starts_with('.'))
         {
             panic!(
                 "parameter `{last}` already has an adapter, and a parameter can have only one: first merge the adapter \

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use burn::module::{QLora, Quantizer};
 use burn::store::{ModuleSnapshot, SafetensorsStore};
+use burn::tensor::Tolerance;
 use burn::tensor::quantization::{Calibration, QuantValue};
 
 use crate::common::*;
@@ -189,6 +190,48 @@ fn assert_equal_on(
     assert_equal_weights(&expected, &fused.model());
     let is_trained = |path: &str| trained.iter().any(|end| path.ends_with(end));
     assert_changed(&initial, &fused.model(), is_trained);
+}
+
+/// The rows of a classifier's head end within a word of packed values.
+fn quantized_head_trains_and_loads_on_any_device(device: &Device) {
+    for (shape, format) in product([[16, 10], [32, 16], [7, 1]], FORMATS) {
+        assert_equal_on(device, shape, format, |layer| layer, &[".a", ".b"]);
+        let init = |device: &Device| {
+            let layer = LinearConfig::new(shape[0], shape[1]).init(device);
+            with_quantized_base::<Linear>(layer, format)
+        };
+        let fuse = |model| FusedOptimizer::new(model, AdamConfig::new().init()).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let checkpoint = Checkpoint::at(folder.path().join("checkpoint"));
+        let saved = fuse(init(device));
+        checkpoint.save(&saved, &Progress::new(0)).unwrap();
+        // Quantized values have another layout on each kind of device.
+        let mut loaded = fuse(init(&flex()));
+        checkpoint.load::<()>(&mut loaded).unwrap();
+        let models = [saved.model(), loaded.model()];
+        let [before, after] = models
+            .each_ref()
+            .map(|model| model.weight.val().into_data());
+        before.assert_approx_eq::<f32>(&after, Tolerance::default());
+        let [before, after] = models.each_ref().map(factors_of);
+        assert_eq!(before, after);
+    }
+}
+
+on_every_backend!(quantized_head_trains_and_loads_on_any_device);
+
+/// A model that is one parameter.
+#[test]
+fn quantized_parameter_alone_trains() {
+    let weight = Param::from_tensor(Tensor::<2>::random([4, 6], Distribution::Default, &flex()));
+    let weight = with_quantized_base(weight, BaseFormat::Bits4);
+    let message = panic_of(|| with_quantized_base(weight.clone(), BaseFormat::Bits4));
+    assert_says(&message, "already quantized");
+    let mut fused = FusedOptimizer::new(weight, AdamConfig::new().init()).unwrap();
+    fused
+        .step(RATE, |weight| weight.val().square().sum())
+        .unwrap();
+    assert_eq!(fused.last_step().updated, 2);
 }
 
 /// Less than a group, one group and a part, several groups and a part, and a group without one weight.
