@@ -23,13 +23,13 @@ use crate::weights::{AttachedModule, Inventory, fork_quantized, initialize};
 
 impl<M: Module> Core<M> {
     /// Creates a training of `model` on `device`, by default where it is. `optimizer` is registered for the extra
-    /// state of the policies. `begins_offload` is `false` if the same is offloaded already.
+    /// state of the policies. `held` are the bytes on the host that an earlier training of the same states holds.
     pub(in crate::fused) fn on_one_device(
         mut model: M,
         optimizer: ModuleOptimizer,
         policies: Policies,
         device: Option<&Device>,
-        begins_offload: bool,
+        held: usize,
     ) -> Result<Self, FusedError> {
         let config = &policies.config;
         let devices = model.devices();
@@ -61,10 +61,10 @@ impl<M: Module> Core<M> {
             // Moving a statistic loses its pending update.
             merge_pending(&model);
         }
-        if is_offloaded && begins_offload {
+        if is_offloaded {
             let offloaded_bytes = Inventory::of(&model, &context)?.offloaded_bytes;
             let made = host_allocation(&model, &session.optimizer.lock().fresh(), config);
-            check_offload_fits(offloaded_bytes.saturating_add(made))?;
+            check_offload_fits(offloaded_bytes.saturating_add(made.saturating_sub(held)))?;
         }
         if moves {
             // Refuses a model before it is moved.
@@ -79,13 +79,13 @@ impl<M: Module> Core<M> {
     }
 
     /// Creates a training of replicas of `model`, one on each device. `optimizer` is registered for the extra state of
-    /// the policies. `begins_offload` is `false` if the same is offloaded already.
+    /// the policies. `held` are the bytes on the host that an earlier training of the same states holds.
     pub(in crate::fused) fn on_devices(
         model: M,
         optimizer: ModuleOptimizer,
         policies: Policies,
         devices: &[Device],
-        begins_offload: bool,
+        held: usize,
     ) -> Result<Self, FusedError> {
         let config = &policies.config;
         // Merging reads the parameters.
@@ -95,7 +95,7 @@ impl<M: Module> Core<M> {
             optimizer,
             config.offloaded_state_elements(),
         ));
-        let ranks = Ranks::on_devices(model, devices, &session, config, begins_offload)?;
+        let ranks = Ranks::on_devices(model, devices, &session, config, held)?;
         Ok(Self::of(ranks, policies))
     }
 
@@ -121,14 +121,17 @@ impl<M: Module> Core<M> {
             config.check_on_one_device()?;
         }
         let device = device.or(ranks.attached().context.device()).cloned();
-        let before = &self.policies.config;
-        let begins_offload =
-            (&before.offload, &before.averaging) != (&config.offload, &config.averaging);
         let given_devices = ranks.given_devices.clone();
         // Values move from owner to owner, so that no device has to hold all weights.
         let model = ranks.export(AttachedModule::export_in_place);
         let optimizer = self.optimizer();
         let (fresh, removed) = self.ranks.session().optimizer.lock().fresh_and_removed();
+        let before = &self.policies.config;
+        let held = match before.averaging == config.averaging {
+            true => host_allocation(&model, &fresh, before),
+            // These averages are dropped.
+            false => host_allocation(&model, &fresh, &before.clone().with_averaging(None)),
+        };
         let (policies, optimizer) = self.policies.with_config(config, optimizer)?;
         let accumulated_in_state = self.ranks.local_params().accumulated_in_state();
         let removed = (policies.join(fresh), removed);
@@ -137,9 +140,9 @@ impl<M: Module> Core<M> {
         let core = match given_devices {
             None => {
                 let device = device.as_ref();
-                Self::on_one_device(model, optimizer, policies, device, begins_offload)
+                Self::on_one_device(model, optimizer, policies, device, held)
             }
-            Some(devices) => Self::on_devices(model, optimizer, policies, &devices, begins_offload),
+            Some(devices) => Self::on_devices(model, optimizer, policies, &devices, held),
         }?;
         let mut optimizer = core.ranks.session().optimizer.lock();
         optimizer.restore_removed(removed);

@@ -59,14 +59,14 @@ impl<M: Module> Ranks<M> {
         Ok(Self::of(vec![attached], None))
     }
 
-    /// Creates replicas of `model` on `devices`, which share it as `config` says. The optimizer is that of `session`. `begins_offload`
-    /// is `false` if the same is offloaded already.
+    /// Creates replicas of `model` on `devices`, which share it as `config` says. The optimizer is that of `session`. `held` are
+    /// the bytes on the host that an earlier training of the same states holds.
     pub(in crate::fused) fn on_devices(
         model: M,
         devices: &[Device],
         session: &Session,
         config: &FusedConfig,
-        begins_offload: bool,
+        held: usize,
     ) -> Result<Self, FusedError> {
         // Burn refuses to compute with tensors of two gradient checkpointing strategies.
         let of_model = model.devices().into_iter().next();
@@ -81,9 +81,13 @@ impl<M: Module> Ranks<M> {
             Some(_) => RankContext::new(policy.clone(), &devices[0], None)?,
         };
         let inventory = Inventory::of(&model, &first)?;
-        if policy.offload.is_some() && begins_offload {
+        if policy.offload.is_some() {
             let made = host_allocation(&model, &session.optimizer.lock().fresh(), config);
-            check_offload_fits(inventory.offloaded_bytes.saturating_add(made))?;
+            check_offload_fits(
+                inventory
+                    .offloaded_bytes
+                    .saturating_add(made.saturating_sub(held)),
+            )?;
         }
         // Retained parameters are on all ranks. Their owner only determines the order of their sums.
         let released = inventory.sizes(Role::Released);
@@ -153,7 +157,7 @@ impl<M: Module> Ranks<M> {
         let session = Arc::new(self.session().of_other_model());
         match &self.given_devices {
             None => Self::on_one_device(model, &session, self.attached().context.clone()),
-            Some(devices) => Self::on_devices(model, devices, &session, config, false),
+            Some(devices) => Self::on_devices(model, devices, &session, config, usize::MAX),
         }
     }
 

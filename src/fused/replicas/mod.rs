@@ -70,8 +70,8 @@ use threads::RankThreads;
 ///
 /// If a rank fails, the step fails on all ranks with an error that names it. Parameters whose gradients had already
 /// arrived from all ranks are updated, the others are unchanged. Weights and optimizer states stay readable, unless
-/// their device is lost. A lost device loses the states that it owns and, with
-/// [`Sharding::Full`](crate::Sharding::Full) or in the first step, also its weights. Offloaded values are not lost.
+/// their device is lost. A lost device loses the states that it owns, and also its weights with
+/// [`Sharding::Full`](crate::Sharding::Full), with `compute_dtype`, in the first step, or if it is the first device. Offloaded values are not lost.
 pub struct FusedReplicas<M: Module> {
     core: Core<M>,
     threads: RankThreads,
@@ -141,7 +141,7 @@ impl<M: Module + 'static> FusedReplicas<M> {
             let reason = "the list of devices is empty: pass one device for each rank".to_string();
             return Err(FusedError::Replicas { reason });
         }
-        let core = Core::on_devices(model, optimizer, policies, &devices, true)?;
+        let core = Core::on_devices(model, optimizer, policies, &devices, 0)?;
         let threads = RankThreads::new(devices.len())?;
         let fused = Self { core, threads };
         log::info!("{fused}");
