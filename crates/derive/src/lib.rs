@@ -73,12 +73,20 @@ fn generic_types(item: &DeriveInput) -> Vec<Type> {
     types.filter(is_generic).collect()
 }
 
-/// Returns `true` if one of `names` is among the tokens.
+/// Returns `true` if one of `names` is among the tokens, except as an item of a path (`inner::Name`).
 fn mentions(tokens: TokenStream, names: &[&Ident]) -> bool {
-    tokens.into_iter().any(|token| match token {
-        TokenTree::Ident(ident) => names.contains(&&ident),
-        TokenTree::Group(group) => mentions(group.stream(), names),
-        _ => false,
+    let mut after_colon = false;
+    tokens.into_iter().any(|token| {
+        let is_item = std::mem::take(&mut after_colon);
+        match token {
+            TokenTree::Ident(ident) => !is_item && names.contains(&&ident),
+            TokenTree::Group(group) => mentions(group.stream(), names),
+            TokenTree::Punct(punct) => {
+                after_colon = punct.as_char() == ':';
+                false
+            }
+            TokenTree::Literal(_) => false,
+        }
     })
 }
 

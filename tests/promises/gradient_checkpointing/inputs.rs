@@ -169,6 +169,35 @@ fn block_with_tensor_without_autodiff_is_recomputed() {
     });
 }
 
+trait Cell {
+    type State;
+}
+
+impl Cell for Linear {
+    type State = Tensor<2>;
+}
+
+/// An associated type with the name of the struct.
+#[derive(Activations, Clone)]
+struct State<C: Cell> {
+    x: Tensor<2>,
+    state: C::State,
+}
+
+#[test]
+fn struct_with_associated_type_of_its_name_is_an_input() {
+    let device = Device::flex().autodiff();
+    let layer: Linear = LinearConfig::new(3, 3).init(&device);
+    let run = |layer: &Linear, input: State<Linear>| layer.forward(input.x) + input.state;
+    let x = Tensor::<2>::ones([2, 3], &device);
+    let mut fused = FusedOptimizer::new(layer, SgdConfig::new().init()).unwrap();
+    let step = fused.step(0.1, |layer| {
+        let (x, state) = (x.clone(), x.clone());
+        gradient_checkpointing(layer, State { x, state }, run).mean()
+    });
+    step.unwrap();
+}
+
 /// A type that contains itself.
 #[derive(Activations, Clone)]
 struct Tree<S> {
