@@ -167,6 +167,13 @@ where
         let alone = MEASURING.try_lock();
         let _alone = alone.ok_or(MemoryError::AlreadyRecording)?;
         let initial = (self.init)();
+        let devices = initial.devices().len();
+        if self.device.is_none() && devices > 1 {
+            return Err(PlanError::invalid(format!(
+                "the model is on {devices} devices, and a plan is for one: create it on one device, or pass the device that trains \
+                 with `with_device`"
+            )));
+        }
         let device = self.device.clone();
         let device = device.or_else(|| initial.devices().into_iter().next());
         let device = device.unwrap_or_default();

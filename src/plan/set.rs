@@ -3,7 +3,7 @@
 use backburn_optim::{StateFormat, WeightFormat};
 
 use crate::config::FusedConfig;
-use crate::offload::{Offload, OffloadConfig};
+use crate::offload::{Offload, OffloadConfig, OffloadHost};
 
 use super::optimizer::PlannedOptimizer;
 use super::storage::WeightStorage;
@@ -37,7 +37,7 @@ impl TechniqueSet {
         let formats = (Some(StateFormat::Bits8), Some(WeightFormat::Split24));
         let has_formats = optimizer.formatted(formats.0, formats.1).is_some();
         let can = |it: &Technique| match it {
-            it if it.offload().is_some() => has_own_memory,
+            it if it.offload().is_some() => has_own_memory && OffloadHost::Flex.device().is_ok(),
             it if it.states().is_some() || it.weights().is_some() => has_formats,
             _ => true,
         };
