@@ -2,7 +2,8 @@
 //!
 //! Stock training computes all gradients, keeps them, and then updates all parameters. backburn applies
 //! Burn's own optimizer to each parameter as soon as its gradient is complete, inside the backward pass,
-//! and releases the gradient. On CPU backends the training result equals stock Burn bit for bit.
+//! and releases the gradient. On CPU backends the training result equals stock Burn bit for bit, with the exceptions that
+//! the page `limits` of the book lists.
 //!
 //! ```
 //! use backburn::{FusedOptimizer, optim::AdamWConfig};
@@ -43,7 +44,7 @@
 //!
 //! - Backend features have Burn's names: `flex` (the default), `ndarray`, `wgpu`, `vulkan`, `metal`, `webgpu`,
 //!   `cuda`, `rocm`, `cpu`. Build with the feature of the backend that trains: releasing a gradient is an operation of that backend.
-//! - `fusion`, `autotune`, `train` and `tui` are as in Burn.
+//! - `fusion`, `autotune`, `train` and `tui` are as in Burn. The backends of CubeCL (all but `flex` and `ndarray`) switch on `fusion`.
 //! - `plot` draws recorded memory.
 //! - `store` loads weights from safetensors and PyTorch files.
 //! - `remote` trains on devices of Burn's servers.

@@ -111,7 +111,8 @@ pub fn load_from_store<M: Module, S: ModuleStore>(
 ///
 /// # Errors
 ///
-/// Returns the errors of [`load_from_store`], and one if a weight to quantize has a value that is not finite, already has an adapter, or if `lora` adapts no matrix of the model.
+/// Returns the errors of [`load_from_store`], one if a weight to quantize has a value that is not finite or an adapter already, and one
+/// if `lora` adapts no matrix of the model.
 pub fn load_quantized_from_store<M: Module, S: ModuleStore>(
     model: M,
     path: impl AsRef<Path>,

@@ -166,7 +166,7 @@ macro_rules! trainer {
                 self.core.to_record()
             }
 
-            /// Loads the optimizer state.
+            /// Loads the optimizer state. Accumulated gradients are dropped.
             ///
             /// # Errors
             ///

@@ -17,7 +17,7 @@ use crate::offload::{Offload, OffloadedBlocks};
 pub enum Technique {
     /// Recomputes the fewest blocks under [`gradient_checkpointing`](crate::gradient_checkpointing()) that suffice. The
     /// chunks of [`LinearCrossEntropyLoss`](crate::LinearCrossEntropyLoss) are such blocks. The result is equal bit for
-    /// bit.
+    /// bit, with [two exceptions](crate::GradientCheckpointingConfig).
     Blocks,
     /// Splits the batch into parts, whose gradients are [accumulated](crate::FusedOptimizer::accumulate) in a buffer. The result is equal
     /// up to rounding; batch normalization and dropout act on each part.

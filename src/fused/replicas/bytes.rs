@@ -14,8 +14,9 @@ pub struct RankBytes {
     pub owned: usize,
     /// Bytes of the weights that the rank holds between steps.
     pub between_steps: usize,
-    /// The most bytes held in the last pass: `between_steps`, gathered weights, and gradients. A gradient counts for the
-    /// rank that computes it, then for the owner until it is applied.
+    /// The most bytes held in the last pass: `between_steps`, gathered weights, and gradients in the type in which they are computed. A
+    /// gradient counts for the rank that computes it, then for the owner until it is applied or added to a buffer, which does not
+    /// count. A single rank counts no gradients.
     pub peak: usize,
 }
 

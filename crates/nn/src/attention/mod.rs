@@ -18,7 +18,7 @@ pub struct AttentionOptions {
     /// A token attends to itself and to earlier ones only.
     pub is_causal: bool,
     /// A token attends to itself and to the `window - 1` tokens before it ([Beltagy et al., 2020](https://arxiv.org/abs/2004.05150)), and to
-    /// later ones unless `is_causal`.
+    /// all later ones unless `is_causal`.
     pub window: Option<usize>,
     /// Factor of the scores, `1 / sqrt(head_dim)` by default.
     pub scale: Option<f64>,
