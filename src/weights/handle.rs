@@ -60,10 +60,7 @@ impl Handle {
     }
 
     /// Panics if the module was cloned in an earlier step, and the value has been updated since then.
-    fn check_clone(&self) {
-        let Some(cloned_at) = self.cloned_at else {
-            return;
-        };
+    fn check_clone(&self, cloned_at: u64) {
         let LocalParam {
             master, session, ..
         } = &*self.local_param;
@@ -96,7 +93,9 @@ impl Handle {
                 master.path
             );
         }
-        self.check_clone();
+        if let Some(cloned_at) = self.cloned_at {
+            self.check_clone(cloned_at);
+        }
         self.local_param.read_untrained()
     }
 }
@@ -200,7 +199,9 @@ impl Reparameterization for Handle {
         let local_param = &self.local_param;
         // The unchanged placeholder: any operation, also one that returns its input, makes another node.
         if self.node.is_some() && node(&base) == self.node {
-            self.check_clone();
+            if let Some(cloned_at) = self.cloned_at {
+                self.check_clone(cloned_at);
+            }
             return local_param.read().of_dims();
         }
         if Identity::of(&base) != self.placeholder {
@@ -219,7 +220,9 @@ impl Reparameterization for Handle {
                 local_param.constant_of(self.read_untrained(made.value))
             }
             Some(_) => {
-                self.check_clone();
+                if let Some(cloned_at) = self.cloned_at {
+                    self.check_clone(cloned_at);
+                }
                 local_param.read()
             }
         };
