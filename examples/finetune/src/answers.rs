@@ -60,30 +60,18 @@ impl Template {
                      with `prompt` and `completion` as texts, or change the template"
                 );
                 let content = messages[index]["content"].as_str().unwrap_or_default();
-                let begin = match content.trim() {
-                    // Its place shows with a mark.
-                    "" => self.place_of_content(asked, &messages[index], tools, mark(index)),
-                    content => with.rfind(content),
-                };
-                start = start.min(begin.unwrap_or(start).max(plain.len()));
+                let begin = with.rfind(content.trim()).unwrap_or(start);
+                start = start.min(begin.max(plain.len()));
+                // Not within a tag with the beginning of the tag that the prompt opens.
+                let header = &with[plain.len()..start];
+                let tag = header.rfind(['<', '[']);
+                if let Some(tag) = tag.filter(|tag| !header[*tag..].contains(['>', ']'])) {
+                    start = plain.len() + tag;
+                }
             }
             answers.push(start..with.len());
         }
         Ok((whole, answers))
-    }
-
-    /// Returns the place where the template writes the content of `answer`, if it writes this content.
-    fn place_of_content(
-        &self,
-        asked: &[Json],
-        answer: &Json,
-        tools: &Json,
-        content: char,
-    ) -> Option<usize> {
-        let mut messages = asked.to_vec();
-        messages.push(answer.clone());
-        messages.last_mut()?["content"] = Json::from(content.to_string());
-        self.render(&messages, tools, false).ok()?.find(content)
     }
 
     /// Returns an error for a part of `chat` that the template leaves out of the text `whole`.
@@ -221,15 +209,38 @@ mod tests {
     }
 
     #[test]
-    fn answer_without_content_begins_after_its_header() {
-        let source = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.name \
-            }}</tool_call>{% endfor %};{% endfor %}{% if add_generation_prompt %}<assistant><think>\n{% endif %}";
+    fn answer_that_begins_with_a_tag_is_whole() {
         let call = json!({"type": "function", "function": {"name": "now", "arguments": {}}});
-        let answer = json!({"role": "assistant", "content": "", "tool_calls": [call]});
-        let messages = [message("user"), answer];
-        let chat = Chat::new(&messages, &Json::Null).unwrap();
-        let (text, answers) = template(source).answers(&chat).unwrap();
-        assert_eq!(&text[answers[0].clone()], "<tool_call>now</tool_call>;");
+        let calls = json!({"role": "assistant", "content": "", "tool_calls": [call]});
+        let calling = "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.name }}</tool_call>{% endfor %}";
+        for (of_message, answer, expected) in [
+            (
+                format!("{{{{ m.content }}}}{calling}"),
+                &calls,
+                "<tool_call>now</tool_call>;",
+            ),
+            (
+                format!(
+                    "{{% if m.tool_calls %}}{calling}{{% else %}}{{{{ m.content }}}}{{% endif %}}"
+                ),
+                &calls,
+                "<tool_call>now</tool_call>;",
+            ),
+            (
+                "{% if m.role == 'assistant' %}</think>{% endif %}{{ m.content }}".to_string(),
+                &message("assistant"),
+                "</think>assistant;",
+            ),
+        ] {
+            let source = format!(
+                "{{% for m in messages %}}<{{{{ m.role }}}}>{of_message};{{% endfor %}}{{% if add_generation_prompt %}}<assistant><think>\n\
+                {{% endif %}}"
+            );
+            let messages = [message("user"), answer.clone()];
+            let chat = Chat::new(&messages, &Json::Null).unwrap();
+            let (text, answers) = template(&source).answers(&chat).unwrap();
+            assert_eq!(&text[answers[0].clone()], expected, "{source}");
+        }
     }
 
     #[test]

@@ -75,7 +75,9 @@ impl Template {
         for (name, source) in sources {
             // As Jinja reads a template.
             let source = source.replace("\r\n", "\n").replace('\r', "\n");
-            if let Err(error) = environment.add_template_owned(name, without_generation(&source)) {
+            if let Err(error) =
+                environment.add_template_owned(name, with_scopes_of_generation(&source))
+            {
                 unreadable.insert(name, format!("{error:#}"));
             }
         }
@@ -151,9 +153,9 @@ fn is_iterable(value: Value) -> bool {
     )
 }
 
-/// Returns `source` with scopes for the tags of answers, which are not Jinja: `transformers` runs their contents in a scope. Comments
-/// and raw texts stay.
-fn without_generation(source: &str) -> String {
+/// Returns `source` with the tag `with` in place of `generation`, which is not Jinja. In `transformers` its body has a scope, too.
+/// Comments and raw texts stay.
+fn with_scopes_of_generation(source: &str) -> String {
     let mut left = source;
     let mut is_raw = false;
     let mut result = String::with_capacity(source.len());

@@ -160,7 +160,7 @@ impl WrittenRope {
             .with_context(missing("high_freq_factor"))?;
         ensure!(
             high >= low,
-            "`high_freq_factor` of rope is {high}: it must be at least `low_freq_factor`, {low}"
+            "`high_freq_factor` of rope is {high}, below `low_freq_factor` ({low}): correct them in config.json"
         );
         let scaled = plain.into_iter().map(|plain| {
             let periods = original * plain / (2.0 * PI);

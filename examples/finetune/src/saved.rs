@@ -302,7 +302,7 @@ impl Checkpoints {
             true => adapters::factors(),
             false => PathFilter::all(),
         };
-        // As they are: to transpose a weight takes its size twice.
+        // Without transposition, which needs two copies of a weight.
         check_finite(&fused.model(), Box::new(IdentityAdapter), trained)
             .with_context(|| format!("step {step} is not saved"))?;
         let progress = Progress::new(step as u64).with_user_data(saved.clone());

@@ -1,7 +1,7 @@
 //! Signals that end the training: Ctrl-C, and on Unix SIGTERM and SIGHUP.
 //!
-//! The first one ends the training after the current step, with a checkpoint; one that arrives a second later or more ends the
-//! program at once. Outside of a training, the first one ends the program at once.
+//! The first signal ends the training after the current step, with a checkpoint. A signal at least one second later ends the program
+//! at once. Outside of a training, the first signal ends the program at once.
 
 use std::io::{Write, stderr};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -19,9 +19,8 @@ static AT_ONCE: LazyLock<Arc<AtomicBool>> = LazyLock::new(|| Arc::new(AtomicBool
 /// Interval in which a signal is looked for.
 const INTERVAL: Duration = Duration::from_millis(50);
 
-/// Time in which further signals count as the first one: a terminal that is closed sends SIGHUP twice, a session that ends also
-/// SIGTERM.
-const TOGETHER: Duration = Duration::from_secs(1);
+/// Time in which more signals are ignored. A closed terminal sends SIGHUP twice, and a session that ends sends SIGTERM and SIGHUP.
+const GRACE_PERIOD: Duration = Duration::from_secs(1);
 
 #[cfg(unix)]
 const SIGNALS: [i32; 3] = [consts::SIGINT, consts::SIGTERM, consts::SIGHUP];
@@ -55,10 +54,10 @@ impl Signals {
             while !stop.load(Ordering::Relaxed) {
                 thread::sleep(INTERVAL);
             }
-            let text = "stopping after this step, with a checkpoint; a second signal ends at once, without one";
-            // If nothing can be printed, the checkpoint still counts.
-            let _ = writeln!(stderr(), "{text}");
-            thread::sleep(TOGETHER);
+            let text = "stopping after this step, with a checkpoint; a signal more than a second from now ends at once, without one";
+            // If nothing can be printed, the checkpoint still counts. A full pipe blocks.
+            thread::spawn(move || drop(writeln!(stderr(), "{text}")));
+            thread::sleep(GRACE_PERIOD);
             AT_ONCE.store(true, Ordering::Relaxed);
         });
         Ok(signals)

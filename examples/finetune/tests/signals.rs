@@ -36,15 +36,16 @@ fn program(data: &Path, out: &Path, more: &[&str]) -> Command {
     command
 }
 
-fn kill(child: &Child, signal: &str) {
-    let arguments = [signal.to_owned(), child.id().to_string()];
-    assert!(
-        Command::new("kill")
-            .args(arguments)
-            .status()
-            .unwrap()
-            .success()
-    );
+/// Sends signals in one process, so that they arrive together.
+fn kill(child: &Child, signals: &[&str]) {
+    let id = child.id();
+    let commands: Vec<_> = signals
+        .iter()
+        .map(|signal| format!("kill {signal} {id}"))
+        .collect();
+    let mut shell = Command::new("sh");
+    let status = shell.args(["-c", &commands.join("; ")]).status();
+    assert!(status.unwrap().success());
 }
 
 /// Waits for the end of the program; returns its exit code.
@@ -101,7 +102,7 @@ fn signal_ends_training_with_checkpoint() {
         let stdout = child.stdout.take().unwrap();
         let reader = std::thread::spawn(move || BufReader::new(stdout).lines().count());
         wait_for_steps(&out);
-        signals.iter().for_each(|signal| kill(&child, signal));
+        kill(&child, signals);
         assert_eq!(wait(&mut child), Some(code), "{signals:?}");
         reader.join().unwrap();
         let expected = [format!("step-{}", steps(&out))];
@@ -129,7 +130,7 @@ fn signal_before_first_step_ends_at_once() {
     let stdout = BufReader::new(child.stdout.take().unwrap());
     let mut lines = stdout.lines().map(|line| line.unwrap());
     assert!(lines.any(|line| line.starts_with("planning for")));
-    kill(&child, "-INT");
+    kill(&child, &["-INT"]);
     assert_eq!(wait(&mut child), Some(130));
     assert_eq!(steps(&out), 0);
     assert!(checkpoints(&out).is_empty());
