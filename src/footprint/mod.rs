@@ -19,13 +19,30 @@ pub(crate) fn host_allocation<M: Module>(
     optimizer: &ModuleOptimizer,
     config: &FusedConfig,
 ) -> usize {
+    let resident = host_resident(model, optimizer, config);
+    resident.host_states + 2 * resident.host_gradient
+}
+
+/// Returns the bytes of states and averages on the host.
+pub(crate) fn host_states<M: Module>(
+    model: &M,
+    optimizer: &ModuleOptimizer,
+    config: &FusedConfig,
+) -> usize {
+    host_resident(model, optimizer, config).host_states
+}
+
+fn host_resident<M: Module>(
+    model: &M,
+    optimizer: &ModuleOptimizer,
+    config: &FusedConfig,
+) -> Resident {
     if config.offload.is_none() {
-        return 0;
+        return Resident::default();
     }
     let parameters = parameters(model);
     let states = catch(|| measure(optimizer, &parameters, false)).ok();
     let states = states.and_then(Result::ok).map(|states| states.bytes);
     let states = states.unwrap_or_else(|| vec![0; parameters.len()]);
-    let resident = Resident::of(&parameters, &states, config, false);
-    resident.host_states + 2 * resident.host_gradient
+    Resident::of(&parameters, &states, config, false)
 }

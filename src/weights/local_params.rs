@@ -123,6 +123,11 @@ impl LocalParams {
         }
     }
 
+    /// Returns `true` if a parameter was updated since the training was created.
+    pub(crate) fn were_updated(&self) -> bool {
+        self.masters().any(|master| master.version() > 0)
+    }
+
     /// Returns `true` if gradients were accumulated before the next step.
     pub(crate) fn have_accumulated(&self) -> bool {
         let mut masters = self.masters();

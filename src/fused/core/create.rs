@@ -11,7 +11,7 @@ use super::Core;
 use super::ranks::Ranks;
 use crate::config::FusedConfig;
 use crate::error::FusedError;
-use crate::footprint::host_allocation;
+use crate::footprint::{host_allocation, host_states};
 use crate::fused::policies::Policies;
 use crate::fused::report::Reports;
 use crate::offload::check_offload_fits;
@@ -23,13 +23,13 @@ use crate::weights::{AttachedModule, Inventory, fork_quantized, initialize};
 
 impl<M: Module> Core<M> {
     /// Creates a training of `model` on `device`, by default where it is. `optimizer` is registered for the extra
-    /// state of the policies. `held` are the bytes on the host that an earlier training of the same states holds.
+    /// state of the policies. `held` are the bytes on the host that the training before has allocated for the same states.
     pub(in crate::fused) fn on_one_device(
         mut model: M,
         optimizer: ModuleOptimizer,
         policies: Policies,
         device: Option<&Device>,
-        held: usize,
+        held: Option<usize>,
     ) -> Result<Self, FusedError> {
         let config = &policies.config;
         let devices = model.devices();
@@ -61,7 +61,7 @@ impl<M: Module> Core<M> {
             // Moving a statistic loses its pending update.
             merge_pending(&model);
         }
-        if is_offloaded {
+        if let (true, Some(held)) = (is_offloaded, held) {
             let offloaded_bytes = Inventory::of(&model, &context)?.offloaded_bytes;
             let made = host_allocation(&model, &session.optimizer.lock().fresh(), config);
             check_offload_fits(offloaded_bytes.saturating_add(made.saturating_sub(held)))?;
@@ -79,13 +79,13 @@ impl<M: Module> Core<M> {
     }
 
     /// Creates a training of replicas of `model`, one on each device. `optimizer` is registered for the extra state of
-    /// the policies. `held` are the bytes on the host that an earlier training of the same states holds.
+    /// the policies. `held` are the bytes on the host that the training before has allocated for the same states.
     pub(in crate::fused) fn on_devices(
         model: M,
         optimizer: ModuleOptimizer,
         policies: Policies,
         devices: &[Device],
-        held: usize,
+        held: Option<usize>,
     ) -> Result<Self, FusedError> {
         let config = &policies.config;
         // Merging reads the parameters.
@@ -127,11 +127,11 @@ impl<M: Module> Core<M> {
         let optimizer = self.optimizer();
         let (fresh, removed) = self.ranks.session().optimizer.lock().fresh_and_removed();
         let before = &self.policies.config;
-        let held = match before.averaging == config.averaging {
-            true => host_allocation(&model, &fresh, before),
-            // These averages are dropped.
-            false => host_allocation(&model, &fresh, &before.clone().with_averaging(None)),
-        };
+        let is_same = (&before.offload, &before.averaging) == (&config.offload, &config.averaging);
+        // The first update makes the states.
+        let has_states = self.ranks.local_params().were_updated();
+        let states = || host_states(&model, &fresh, &before.clone().with_averaging(None));
+        let held = (!is_same).then(|| if has_states { states() } else { 0 });
         let (policies, optimizer) = self.policies.with_config(config, optimizer)?;
         let accumulated_in_state = self.ranks.local_params().accumulated_in_state();
         let removed = (policies.join(fresh), removed);

@@ -60,13 +60,13 @@ impl<M: Module> Ranks<M> {
     }
 
     /// Creates replicas of `model` on `devices`, which share it as `config` says. The optimizer is that of `session`. `held` are
-    /// the bytes on the host that an earlier training of the same states holds.
+    /// the bytes on the host that the training before has allocated for the same states.
     pub(in crate::fused) fn on_devices(
         model: M,
         devices: &[Device],
         session: &Session,
         config: &FusedConfig,
-        held: usize,
+        held: Option<usize>,
     ) -> Result<Self, FusedError> {
         // Burn refuses to compute with tensors of two gradient checkpointing strategies.
         let of_model = model.devices().into_iter().next();
@@ -81,7 +81,7 @@ impl<M: Module> Ranks<M> {
             Some(_) => RankContext::new(policy.clone(), &devices[0], None)?,
         };
         let inventory = Inventory::of(&model, &first)?;
-        if policy.offload.is_some() {
+        if let (Some(_), Some(held)) = (&policy.offload, held) {
             let made = host_allocation(&model, &session.optimizer.lock().fresh(), config);
             check_offload_fits(
                 inventory
@@ -157,7 +157,7 @@ impl<M: Module> Ranks<M> {
         let session = Arc::new(self.session().of_other_model());
         match &self.given_devices {
             None => Self::on_one_device(model, &session, self.attached().context.clone()),
-            Some(devices) => Self::on_devices(model, devices, &session, config, usize::MAX),
+            Some(devices) => Self::on_devices(model, devices, &session, config, None),
         }
     }
 

@@ -24,7 +24,7 @@ use backburn_memory as memory;
 /// soon as its gradient is complete. Then the gradient is released.
 ///
 /// On CPU backends the training result equals that of Burn's [`ModuleOptimizer::step`] after a whole
-/// backward pass, bit for bit, with the exceptions that the page `limits` of the book lists.
+/// backward pass, bit for bit, except for the cases in `docs/limits.md`.
 ///
 /// ```
 /// use backburn::FusedOptimizer;
@@ -164,7 +164,7 @@ impl<M: Module> FusedOptimizer<M> {
         policies: Policies,
         device: Option<&Device>,
     ) -> Result<Self, FusedError> {
-        let core = Core::on_one_device(model, optimizer, policies, device, 0)?;
+        let core = Core::on_one_device(model, optimizer, policies, device, Some(0))?;
         let fused = Self { core };
         log::info!("{fused}");
         #[cfg(feature = "cubecl")]

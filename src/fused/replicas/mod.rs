@@ -141,7 +141,7 @@ impl<M: Module + 'static> FusedReplicas<M> {
             let reason = "the list of devices is empty: pass one device for each rank".to_string();
             return Err(FusedError::Replicas { reason });
         }
-        let core = Core::on_devices(model, optimizer, policies, &devices, 0)?;
+        let core = Core::on_devices(model, optimizer, policies, &devices, Some(0))?;
         let threads = RankThreads::new(devices.len())?;
         let fused = Self { core, threads };
         log::info!("{fused}");
