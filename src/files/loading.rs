@@ -63,11 +63,11 @@ pub(crate) fn load_same<M: Module>(
     Ok(loaded.module)
 }
 
-/// Returns `true` if a tensor of one type loads as one of the other without a change of its values: quantized values are stored in
-/// another layout on each kind of device, and shape stubs have none.
-fn are_same(a: DType, b: DType) -> bool {
+/// Returns `true` if loading a tensor of type `a` as type `b` keeps its values. The layout of quantized values depends on the device. A
+/// shape stub has no values.
+fn keeps_values(a: DType, b: DType) -> bool {
     match (a, b) {
-        (DType::QFloat(a), DType::QFloat(other)) if a.with_store(other.store) == other => true,
+        (DType::QFloat(a), DType::QFloat(b)) if a.with_store(b.store) == b => true,
         _ => a == b || is_shape_stub(a) && is_shape_stub(b),
     }
 }
@@ -94,7 +94,7 @@ fn check_same<M: Module>(
                 shape.to_vec()
             )),
             Some(tensor) => {
-                if let Some(dtype) = dtype.filter(|dtype| !are_same(*dtype, tensor.dtype)) {
+                if let Some(dtype) = dtype.filter(|dtype| !keeps_values(tensor.dtype, *dtype)) {
                     let found = tensor.dtype;
                     different.push(format!("`{path}` ({found:?} in place of {dtype:?})"));
                 }

@@ -4,8 +4,8 @@
 //!
 //! Layers, parameter counts and records read the shape of a weight, but its quantized values have another shape. So the
 //! parameter is a tensor of the weight's shape, and the adapter holds the quantized values. On `flex` the tensor is one
-//! byte. Elsewhere each element has the fewest bits that Burn moves and records: 2, or 8 if the last dimension doesn't fill words
-//! of 2 bits. Its type distinguishes it from every other tensor.
+//! byte. Elsewhere each element has the fewest bits that Burn moves and records: 2, or 8 if the last dimension is no multiple of
+//! 16. Its type distinguishes it from every other tensor.
 
 use backburn_base::{copy_to_device, is_cubecl, is_remote, lift, of_data};
 use burn::backend::Dispatch;
@@ -17,15 +17,15 @@ use burn::tensor::quantization::{QuantScheme, QuantStore, QuantValue, ScaleDtype
 use burn::tensor::{DType, Device, Shape, Tensor, TensorData};
 
 /// Returns the scheme of whole bytes. Burn's `ndarray` loads no other values.
-fn of_bytes() -> QuantScheme {
+fn byte_scheme() -> QuantScheme {
     QuantScheme::default()
         .with_value(QuantValue::Q8F)
         .with_store(QuantStore::Native)
         .per_tensor(ScaleDtype::UE8M0)
 }
 
-/// Returns the scheme of words of 2 bits.
-fn of_words() -> QuantScheme {
+/// Returns the scheme of 2-bit elements in 32-bit words.
+fn packed_scheme() -> QuantScheme {
     QuantScheme::default()
         .with_value(QuantValue::Q2F)
         .with_store(QuantStore::PackedU32(0))
@@ -38,7 +38,7 @@ pub(crate) fn is_shape_stub(dtype: DType) -> bool {
         return false;
     };
     let is = |scheme: QuantScheme| found.with_store(scheme.store) == scheme;
-    is(of_bytes()) || is(of_words())
+    is(byte_scheme()) || is(packed_scheme())
 }
 
 /// Returns `true` if `base` is a weight. Burn's `fork` dequantizes a shape stub, which reads as NaN.
@@ -84,7 +84,7 @@ fn shape_stub<const D: usize>(shape: Shape, device: &Device) -> Tensor<D> {
         let is_empty = shape.num_elements() == 0;
         let one = Shape::from(vec![usize::from(!is_empty); shape.num_dims()]);
         let values = vec![0_i8; one.num_elements()];
-        let data = TensorData::quantized(values, one, of_bytes(), &[f32::NAN], None);
+        let data = TensorData::quantized(values, one, byte_scheme(), &[f32::NAN], None);
         let one = of_data::<D>(data, device);
         return match is_empty {
             true => Tensor::from_dispatch(Dispatch::q_reshape(one.into_dispatch(), shape)),
@@ -93,9 +93,9 @@ fn shape_stub<const D: usize>(shape: Shape, device: &Device) -> Tensor<D> {
     }
     // CubeCL refuses rows that end within a word.
     let row = shape.iter().last().copied().unwrap_or_default();
-    let (scheme, nan) = match row % of_words().num_quants() {
-        0 => (of_words(), 0x7e00_u16.to_ne_bytes().to_vec()), // in f16
-        _ => (of_bytes(), vec![0xff]),                        // in UE8M0
+    let (scheme, nan) = match row % packed_scheme().num_quants() {
+        0 => (packed_scheme(), 0x7e00_u16.to_ne_bytes().to_vec()), // in f16
+        _ => (byte_scheme(), vec![0xff]),                          // in UE8M0
     };
     let mut bytes = vec![0; quantized_data_len(&scheme, &shape)];
     let scale = bytes.len() - nan.len();

@@ -3,6 +3,8 @@ use burn::module::{Content, Module, ModuleDisplay, ModuleDisplayDefault, ModuleM
 use burn::module::{ModuleVisitor, Param, ParamId};
 use burn::tensor::{Device, Tensor};
 
+use super::weight::as_device_stores;
+
 /// Applies `change` to `rows` without autodiff.
 fn with_inner(rows: Tensor<2>, change: impl FnOnce(Tensor<2>) -> Tensor<2>) -> Tensor<2> {
     match rows.gradient_checkpointing_strategy() {
@@ -11,12 +13,13 @@ fn with_inner(rows: Tensor<2>, change: impl FnOnce(Tensor<2>) -> Tensor<2>) -> T
     }
 }
 
-/// Returns `rows` in memory of their length. Burn loads quantized values in a buffer of twice their length.
-fn in_own_memory(rows: Tensor<2>) -> Tensor<2> {
+/// Returns loaded `rows` as a training stores them. On a processor, Burn loads them in a buffer of twice their length.
+fn loaded(rows: Tensor<2>) -> Tensor<2> {
     let device = rows.device();
-    match is_cubecl(&device) || is_remote(&device) {
-        true => rows,
-        false => of_data(read(rows), &device),
+    match device {
+        device if is_cubecl(&device) => as_device_stores(rows),
+        device if is_remote(&device) => rows,
+        device => of_data(read(rows), &device),
     }
 }
 
@@ -27,7 +30,7 @@ pub(super) struct QuantizedValues(Param<Tensor<2>>);
 impl QuantizedValues {
     pub(super) fn new(rows: Tensor<2>) -> Self {
         let rows = Param::initialized(ParamId::new(), rows);
-        Self(rows.load_mapper(|rows| with_inner(rows, in_own_memory)))
+        Self(rows.load_mapper(|rows| with_inner(rows, loaded)))
     }
 
     /// Returns the rows, without autodiff, from where they are stored.

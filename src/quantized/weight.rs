@@ -92,6 +92,18 @@ fn tensor(rows: Vec<u8>, format: BaseFormat, device: &Device) -> Tensor<2> {
     Tensor::from_data(data, device)
 }
 
+/// Returns `rows` as their device stores quantized values: rows of a file may come from another kind of device.
+pub(super) fn as_device_stores(rows: Tensor<2>) -> Tensor<2> {
+    let device = rows.device();
+    let store = device.settings().quantization.scheme.store;
+    match (rows.dtype(), BaseFormat::of_row(rows.dims()[1])) {
+        (DType::QFloat(scheme), Some(format)) if scheme.store != store => {
+            tensor(rows_of(rows), format, &device)
+        }
+        _ => rows,
+    }
+}
+
 /// Returns the bytes of a tensor of rows. Burn's `fork` dequantizes them.
 fn rows_of(rows: Tensor<2>) -> Vec<u8> {
     let data = rows.into_data();

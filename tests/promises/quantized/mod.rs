@@ -202,20 +202,24 @@ fn quantized_head_trains_and_loads_on_any_device(device: &Device) {
             with_quantized_base::<Linear>(layer, format)
         };
         let fuse = |model| FusedOptimizer::new(model, AdamConfig::new().init()).unwrap();
-        let folder = tempfile::tempdir().unwrap();
-        let checkpoint = Checkpoint::at(folder.path().join("checkpoint"));
-        let saved = fuse(init(device));
-        checkpoint.save(&saved, &Progress::new(0)).unwrap();
         // Quantized values have another layout on each kind of device.
-        let mut loaded = fuse(init(&flex()));
-        checkpoint.load::<()>(&mut loaded).unwrap();
-        let models = [saved.model(), loaded.model()];
-        let [before, after] = models
-            .each_ref()
-            .map(|model| model.weight.val().into_data());
-        before.assert_approx_eq::<f32>(&after, Tolerance::default());
-        let [before, after] = models.each_ref().map(factors_of);
-        assert_eq!(before, after);
+        for [from, to] in [[device, &flex()], [&flex(), device]] {
+            let folder = tempfile::tempdir().unwrap();
+            let checkpoint = Checkpoint::at(folder.path().join("checkpoint"));
+            let saved = fuse(init(from));
+            checkpoint.save(&saved, &Progress::new(0)).unwrap();
+            let mut loaded = fuse(init(to));
+            checkpoint.load::<()>(&mut loaded).unwrap();
+            let models = [saved.model(), loaded.model()];
+            let [before, after] = models
+                .each_ref()
+                .map(|model| model.weight.val().into_data());
+            before.assert_approx_eq::<f32>(&after, Tolerance::default());
+            let [before, after] = models.each_ref().map(factors_of);
+            assert_eq!(before, after);
+            let x = Tensor::<2>::ones([2, shape[0]], to);
+            loaded.step(RATE, |layer| layer.forward(x).mean()).unwrap();
+        }
     }
 }
 
