@@ -73,19 +73,28 @@ fn generic_types(item: &DeriveInput) -> Vec<Type> {
     types.filter(is_generic).collect()
 }
 
-/// Returns `true` if one of `names` is among the tokens, except as an item of a path (`inner::Name`).
+/// Returns `true` if one of `names` is among the tokens. The items of paths don't count (`C::Name`, `module::Name`), except of paths
+/// from this module or crate (`self::Name`).
 fn mentions(tokens: TokenStream, names: &[&Ident]) -> bool {
-    let mut after_colon = false;
-    tokens.into_iter().any(|token| {
-        let is_item = std::mem::take(&mut after_colon);
-        match token {
-            TokenTree::Ident(ident) => !is_item && names.contains(&&ident),
-            TokenTree::Group(group) => mentions(group.stream(), names),
-            TokenTree::Punct(punct) => {
-                after_colon = punct.as_char() == ':';
-                false
-            }
-            TokenTree::Literal(_) => false,
+    let (mut colons, mut is_own) = (0, false);
+    tokens.into_iter().any(|token| match token {
+        TokenTree::Ident(ident) => {
+            let is_item = std::mem::take(&mut colons) == 2;
+            is_own =
+                ["self", "super", "crate"].iter().any(|root| ident == root) || is_item && is_own;
+            (!is_item || is_own) && names.contains(&&ident)
+        }
+        TokenTree::Punct(punct) if punct.as_char() == ':' => {
+            colons += 1;
+            false
+        }
+        TokenTree::Group(group) => {
+            colons = 0;
+            mentions(group.stream(), names)
+        }
+        _ => {
+            colons = 0;
+            false
         }
     })
 }

@@ -198,11 +198,37 @@ fn struct_with_associated_type_of_its_name_is_an_input() {
     step.unwrap();
 }
 
+mod inner {
+    use super::*;
+
+    #[derive(Activations, Clone)]
+    pub struct Outer<T> {
+        pub x: T,
+    }
+}
+
+/// A type of another module with the name of the struct.
+#[derive(Activations, Clone)]
+struct Outer<T> {
+    inner: inner::Outer<T>,
+}
+
+#[test]
+fn struct_with_type_of_its_name_elsewhere_is_an_input() {
+    let device = Device::flex().autodiff();
+    let layer: Linear = LinearConfig::new(3, 3).init(&device);
+    let run = |layer: &Linear, input: Outer<Tensor<2>>| layer.forward(input.inner.x);
+    let x = Tensor::<2>::ones([2, 3], &device);
+    let inner = inner::Outer { x };
+    gradient_checkpointing(&layer, Outer { inner }, run);
+}
+
 /// A type that contains itself.
 #[derive(Activations, Clone)]
 struct Tree<S> {
     x: S,
     branches: Vec<Tree<S>>,
+    others: Vec<self::Tree<S>>,
 }
 
 #[test]
@@ -218,6 +244,7 @@ fn recursive_struct_is_an_input() {
     let leaf = || Tree {
         x: Tensor::ones([4, 3], &device),
         branches: Vec::new(),
+        others: Vec::new(),
     };
     let input = Tree {
         branches: vec![leaf(), leaf()],
