@@ -22,7 +22,7 @@ pub enum FusedError {
     /// The backend of the model is not enabled in this build of backburn.
     #[error(
         "parameter `{path}` is on {device}, and this build of backburn does not support its backend: \
-        enable the backburn feature of that backend (`flex`, `ndarray`, `wgpu`, `cuda`, ..; LibTorch has none)"
+        enable the backburn feature of that backend (`flex`, `ndarray`, `wgpu`, `cuda`, ..). LibTorch is not supported"
     )]
     BackendNotCovered {
         /// Path of the first parameter found.

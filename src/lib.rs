@@ -2,8 +2,8 @@
 //!
 //! Stock training computes all gradients, keeps them, and then updates all parameters. backburn applies
 //! Burn's own optimizer to each parameter as soon as its gradient is complete, inside the backward pass,
-//! and releases the gradient. On CPU backends the training result equals stock Burn bit for bit, with the exceptions that
-//! the page `limits` of the book lists.
+//! and releases the gradient. On CPU backends the training result equals stock Burn bit for bit, except for
+//! the cases in `docs/limits.md`.
 //!
 //! ```
 //! use backburn::{FusedOptimizer, optim::AdamWConfig};

@@ -15,7 +15,7 @@ pub struct Variant {
     pub blocks: bool,
     /// `true` for a loss in chunks of tokens.
     pub chunked: bool,
-    /// `true` for tiles of the layers and small chunks of the loss.
+    /// `true` for tiles of the experts and small chunks of the loss.
     pub tiled: bool,
     pub weights: Option<WeightFormat>,
     pub states: StateFormat,

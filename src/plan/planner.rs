@@ -170,8 +170,8 @@ where
         let devices = initial.devices().len();
         if self.device.is_none() && devices > 1 {
             return Err(PlanError::invalid(format!(
-                "the model is on {devices} devices, and a plan is for one: create it on one device, or pass the device that trains \
-                 with `with_device`"
+                "the model is on {devices} devices, and a plan covers one: create it on one device, or pass the device that trains \
+                 with `with_device`, and train with `Plan::fuse_on`"
             )));
         }
         let device = self.device.clone();

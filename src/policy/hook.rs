@@ -15,7 +15,7 @@ use crate::error::FusedError;
 /// devices, divided by the loss scale, and clipped by the global norm. Burn's own clipping of single
 /// parameters is applied after the hook. With
 /// [accumulation in the optimizer state](crate::FusedOptimizer::accumulating_in_state) every
-/// micro-batch is an update. An update that only ends a group has no gradient, and calls no hook.
+/// micro-batch is an update. An update that only ends a group of micro-batches calls no hook.
 ///
 /// ```
 /// use backburn::{FusedOptimizer, GradientFlow, GradientHook, HookedParameter};

@@ -143,7 +143,7 @@ impl Reparameterizer for HandleAttacher<'_> {
                 if !placeholder.device().is_autodiff() && !is_in_pass() {
                     panic!(
                         "parameter `{}` was saved from a model that was converted (`valid()`) in the closure of a step, after that \
-                         step, and has no values of its own: save it in the closure, or save the result of \
+                         step. Such a model has no values of its own: save it in that closure, or save the result of \
                          `FusedOptimizer::valid()` between steps",
                         local_param.master.path
                     );

@@ -170,7 +170,7 @@ impl<M: Module> AttachedModule<M> {
                     |id, value| value.in_type(self.local_params.get(id).dtype),
                 );
                 let merged = computed.materialize();
-                // Dense in place of quantized.
+                // Their merged weights are dense, and stay on the host.
                 parameters.extend(quantized(&self.skeleton));
                 let device = engine.device.clone().inner();
                 move_except(merged, |id| parameters.contains(&id), &device)

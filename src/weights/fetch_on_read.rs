@@ -68,7 +68,7 @@ impl Reparameterization for FetchHandle {
 
 /// A module without parameters.
 impl Module for FetchHandle {
-    /// Adds the device that computes in front of that on which the parameter is stored: programs compute on the first device.
+    /// Inserts the compute device before the device of the stored value, because programs use the first device of a module.
     fn collect_devices(&self, mut devices: Vec<Device>) -> Vec<Device> {
         let device = self.device.as_ref().or(self.context.device());
         if let Some(device) = device.filter(|device| !devices.contains(device)) {

@@ -52,7 +52,8 @@ impl Handle {
         }
     }
 
-    /// Returns `true` on a thread of the closure of this training. In a step inside of another, the scope is that of the outer training.
+    /// Returns `true` if this thread runs code of a pass of this training. In a closure of another training, the scope belongs to that
+    /// training.
     fn is_in_own_pass(&self) -> bool {
         let own = self.local_param.session.pass.lock().clone();
         let is_own = |scope: Scope| own.is_some_and(|own| Arc::ptr_eq(&own, &scope.pass));
@@ -67,8 +68,8 @@ impl Handle {
         let begun = session.pass.lock().as_ref().map(|pass| pass.begun);
         if begun.is_some_and(|begun| cloned_at < begun) && cloned_at < master.version() {
             panic!(
-                "parameter `{}` was read from a clone of the model of an earlier step, before the parameter was updated. Such a \
-                 clone has no values of its own: keep the result of `FusedOptimizer::model()` from between the steps",
+                "parameter `{}` was read from a clone of the model that was made in an earlier step, and was updated since then. \
+                 Such a clone has no values of its own: keep the result of `FusedOptimizer::model()` from between the steps",
                 master.path
             );
         }

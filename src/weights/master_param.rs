@@ -246,8 +246,8 @@ impl MasterParam {
         self.state.lock().accumulated = accumulated;
     }
 
-    /// Returns `true` if all elements of the accumulated sum are finite in the type of the parameter, in which a step applies them, or
-    /// if there is no sum. Waits for the device.
+    /// Returns `true` if there is no sum, or if all its elements are finite in the type of the parameter, in which a step applies it.
+    /// Waits for the device.
     pub(crate) fn sum_is_finite(&self) -> bool {
         match self.accumulated() {
             Accumulated::Sum(sum) => policy::is_finite(&*(*sum).in_type(self.dtype)),

@@ -41,7 +41,7 @@ impl MasterParam {
                 gradients.fold(first, AnyTensor::added)
             }
             None if self.completes_in_state(pass) => {
-                // The handle of the value is dropped before the step, which then works in place.
+                // Drops this handle of the value before the step, which then works in place.
                 let zeros = self.value().zeros_like();
                 return self.step(pass, zeros.into());
             }

@@ -219,7 +219,7 @@ fn sums_in_f32_count_as_gradients() {
     alone!();
     let device = device();
     let model = cast(init(&device), FloatDType::BF16).unwrap();
-    let sums = 2 * bytes(&model) / 2;
+    let sums = bytes(&model);
     let mut fused = FusedOptimizer::new(model, SgdConfig::new().init())
         .unwrap()
         .with_config(FusedConfig::new().with_full_precision_accumulation(true))

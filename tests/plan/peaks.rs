@@ -176,7 +176,7 @@ fn plan_with_policies_holds() {
     }
 }
 
-/// An average is updated with a copy of the weight in f32.
+/// The update of an average takes no copy of the weight.
 #[test]
 fn plan_with_average_of_half_types_holds() {
     alone!();

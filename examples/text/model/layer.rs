@@ -26,7 +26,7 @@ impl Layer {
         }
     }
 
-    /// Runs the layer, with the experts for up to `tile` tokens at a time. Returns the residual stream and the load-balancing
+    /// Runs the layer. The experts compute up to `tile` tokens at a time. Returns the residual stream and the load-balancing
     /// loss.
     ///
     /// # Shapes
