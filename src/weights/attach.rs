@@ -140,7 +140,8 @@ impl Reparameterizer for HandleAttacher<'_> {
         let param = param
             .save_mapper(move |placeholder| {
                 let is_in_pass = || local_param.session.pass.lock().is_some();
-                if !placeholder.device().is_autodiff() && !is_in_pass() {
+                let was_updated = local_param.master.version() > 0;
+                if was_updated && !placeholder.device().is_autodiff() && !is_in_pass() {
                     panic!(
                         "parameter `{}` was saved from a model that was converted (`valid()`) in the closure of a step, after that \
                          step. Such a model has no values of its own: save it in that closure, or save the result of \

@@ -66,7 +66,8 @@ impl Handle {
             master, session, ..
         } = &*self.local_param;
         let begun = session.pass.lock().as_ref().map(|pass| pass.begun);
-        if begun.is_some_and(|begun| cloned_at < begun) && cloned_at < master.version() {
+        // An update in this pass is reported by the read.
+        if begun.is_some_and(|begun| (cloned_at + 1..begun).contains(&master.version())) {
             panic!(
                 "parameter `{}` was read from a clone of the model that was made in an earlier step, and was updated since then. \
                  Such a clone has no values of its own: keep the result of `FusedOptimizer::model()` from between the steps",
