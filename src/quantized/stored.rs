@@ -1,9 +1,10 @@
 use backburn_base::{copy_to_device, is_cubecl, is_remote, lift, of_data, read};
 use burn::module::{Content, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper};
 use burn::module::{ModuleVisitor, Param, ParamId};
-use burn::tensor::{Device, Tensor};
+use burn::tensor::quantization::QuantStore;
+use burn::tensor::{DType, Device, Tensor};
 
-use super::weight::as_device_stores;
+use super::weight::in_layout;
 
 /// Applies `change` to `rows` without autodiff.
 fn with_inner(rows: Tensor<2>, change: impl FnOnce(Tensor<2>) -> Tensor<2>) -> Tensor<2> {
@@ -13,13 +14,14 @@ fn with_inner(rows: Tensor<2>, change: impl FnOnce(Tensor<2>) -> Tensor<2>) -> T
     }
 }
 
-/// Returns loaded `rows` as a training stores them. On a processor, Burn loads them in a buffer of twice their length.
-fn loaded(rows: Tensor<2>) -> Tensor<2> {
+/// Returns loaded `rows` in the layout `store`. On CPU backends, copies them, because Burn loads them into a buffer of twice their
+/// length.
+fn loaded(rows: Tensor<2>, store: Option<QuantStore>) -> Tensor<2> {
+    let rows = in_layout(rows, store);
     let device = rows.device();
-    match device {
-        device if is_cubecl(&device) => as_device_stores(rows),
-        device if is_remote(&device) => rows,
-        device => of_data(read(rows), &device),
+    match is_cubecl(&device) || is_remote(&device) {
+        true => rows,
+        false => of_data(read(rows), &device),
     }
 }
 
@@ -29,8 +31,12 @@ pub(super) struct QuantizedValues(Param<Tensor<2>>);
 
 impl QuantizedValues {
     pub(super) fn new(rows: Tensor<2>) -> Self {
+        let store = match rows.dtype() {
+            DType::QFloat(scheme) => Some(scheme.store),
+            _ => None,
+        };
         let rows = Param::initialized(ParamId::new(), rows);
-        Self(rows.load_mapper(|rows| with_inner(rows, loaded)))
+        Self(rows.load_mapper(move |rows| with_inner(rows, |rows| loaded(rows, store))))
     }
 
     /// Returns the rows, without autodiff, from where they are stored.

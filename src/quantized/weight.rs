@@ -1,5 +1,5 @@
 use backburn_base::{copy_to_device, is_cubecl, is_remote};
-use burn::tensor::quantization::{QuantScheme, QuantValue, ScaleDtype};
+use burn::tensor::quantization::{QuantScheme, QuantStore, QuantValue, ScaleDtype};
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 use burn_std::{QuantizedBytes, Shape};
 
@@ -82,6 +82,10 @@ pub(super) fn is_finite<const D: usize>(value: &Tensor<D>) -> bool {
 /// Returns `rows` as a tensor of bytes: a quantized tensor with a scale of one.
 fn tensor(rows: Vec<u8>, format: BaseFormat, device: &Device) -> Tensor<2> {
     let store = device.settings().quantization.scheme.store;
+    stored(rows, format, store, device)
+}
+
+fn stored(rows: Vec<u8>, format: BaseFormat, store: QuantStore, device: &Device) -> Tensor<2> {
     let scheme = QuantScheme::default()
         .with_value(QuantValue::Q8S)
         .with_store(store)
@@ -92,13 +96,12 @@ fn tensor(rows: Vec<u8>, format: BaseFormat, device: &Device) -> Tensor<2> {
     Tensor::from_data(data, device)
 }
 
-/// Returns `rows` as their device stores quantized values: rows of a file may come from another kind of device.
-pub(super) fn as_device_stores(rows: Tensor<2>) -> Tensor<2> {
-    let device = rows.device();
-    let store = device.settings().quantization.scheme.store;
-    match (rows.dtype(), BaseFormat::of_row(rows.dims()[1])) {
-        (DType::QFloat(scheme), Some(format)) if scheme.store != store => {
-            tensor(rows_of(rows), format, &device)
+/// Returns `rows` in the layout `store`: rows of a file may come from another kind of device.
+pub(super) fn in_layout(rows: Tensor<2>, store: Option<QuantStore>) -> Tensor<2> {
+    match (rows.dtype(), store, BaseFormat::of_row(rows.dims()[1])) {
+        (DType::QFloat(scheme), Some(store), Some(format)) if scheme.store != store => {
+            let device = rows.device();
+            stored(rows_of(rows), format, store, &device)
         }
         _ => rows,
     }
