@@ -73,15 +73,15 @@ fn generic_types(item: &DeriveInput) -> Vec<Type> {
     types.filter(is_generic).collect()
 }
 
-/// Returns `true` if one of `names` is among the tokens. The items of paths don't count (`C::Name`, `module::Name`), except of paths
-/// from this module or crate (`self::Name`).
+/// Returns `true` if one of `names` is among the tokens. A later segment of a path doesn't count (`C::Name`, `module::Name`), unless
+/// the path begins with `self` or `crate`.
 fn mentions(tokens: TokenStream, names: &[&Ident]) -> bool {
     let (mut colons, mut is_own) = (0, false);
     tokens.into_iter().any(|token| match token {
         TokenTree::Ident(ident) => {
             let is_item = std::mem::take(&mut colons) == 2;
             is_own =
-                ["self", "super", "crate"].iter().any(|root| ident == root) || is_item && is_own;
+                ["self", "crate", "$crate"].iter().any(|root| ident == root) || is_item && is_own;
             (!is_item || is_own) && names.contains(&&ident)
         }
         TokenTree::Punct(punct) if punct.as_char() == ':' => {
@@ -89,11 +89,11 @@ fn mentions(tokens: TokenStream, names: &[&Ident]) -> bool {
             false
         }
         TokenTree::Group(group) => {
-            colons = 0;
+            (colons, is_own) = (0, false);
             mentions(group.stream(), names)
         }
         _ => {
-            colons = 0;
+            (colons, is_own) = (0, false);
             false
         }
     })
