@@ -23,7 +23,7 @@ pub(crate) fn host_allocation<M: Module>(
     resident.host_states + 2 * resident.host_gradient
 }
 
-/// Returns the bytes of states and averages on the host.
+/// Returns the bytes of states, averages and buffered gradients on the host.
 pub(crate) fn host_states<M: Module>(
     model: &M,
     optimizer: &ModuleOptimizer,

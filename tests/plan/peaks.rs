@@ -176,7 +176,7 @@ fn plan_with_policies_holds() {
     }
 }
 
-/// The update of an average takes no copy of the weight.
+/// On a processor, the update of an average takes no copy of the weight.
 #[test]
 fn plan_with_average_of_half_types_holds() {
     alone!();

@@ -62,7 +62,7 @@ impl Template {
                 let content = messages[index]["content"].as_str().unwrap_or_default();
                 let begin = with.rfind(content.trim()).unwrap_or(start);
                 start = start.min(begin.max(plain.len()));
-                // Not within a tag with the beginning of the tag that the prompt opens.
+                // If the common beginning ends within a tag, the answer begins with that tag: `<t` of `<think>` and `<tool_call>`.
                 let header = &with[plain.len()..start];
                 let tag = header.rfind(['<', '[']);
                 if let Some(tag) = tag.filter(|tag| !header[*tag..].contains(['>', ']'])) {

@@ -154,7 +154,7 @@ fn is_iterable(value: Value) -> bool {
 }
 
 /// Returns `source` with the tag `with` in place of `generation`, which is not Jinja. In `transformers` its body has a scope, too.
-/// Comments and raw texts stay.
+/// Comments and raw blocks are unchanged.
 fn with_scopes_of_generation(source: &str) -> String {
     let mut left = source;
     let mut is_raw = false;

@@ -54,8 +54,8 @@ impl Signals {
             while !stop.load(Ordering::Relaxed) {
                 thread::sleep(INTERVAL);
             }
-            let text = "stopping after this step, with a checkpoint; a signal more than a second from now ends at once, without one";
-            // If nothing can be printed, the checkpoint still counts. A full pipe blocks.
+            let text = "stopping after this step, with a checkpoint; after one second, another signal ends at once, without one";
+            // If nothing can be printed, the checkpoint still counts. Printing to a full pipe blocks.
             thread::spawn(move || drop(writeln!(stderr(), "{text}")));
             thread::sleep(GRACE_PERIOD);
             AT_ONCE.store(true, Ordering::Relaxed);

@@ -23,7 +23,8 @@ use crate::weights::{AttachedModule, Inventory, fork_quantized, initialize};
 
 impl<M: Module> Core<M> {
     /// Creates a training of `model` on `device`, by default where it is. `optimizer` is registered for the extra
-    /// state of the policies. `held` are the bytes on the host that the training before has allocated for the same states.
+    /// state of the policies. `held`: host bytes that the previous training has allocated for the same states; `None` skips the
+    /// check of the host's memory.
     pub(in crate::fused) fn on_one_device(
         mut model: M,
         optimizer: ModuleOptimizer,
@@ -79,7 +80,8 @@ impl<M: Module> Core<M> {
     }
 
     /// Creates a training of replicas of `model`, one on each device. `optimizer` is registered for the extra state of
-    /// the policies. `held` are the bytes on the host that the training before has allocated for the same states.
+    /// the policies. `held`: host bytes that the previous training has allocated for the same states; `None` skips the check of the
+    /// host's memory.
     pub(in crate::fused) fn on_devices(
         model: M,
         optimizer: ModuleOptimizer,
@@ -130,7 +132,8 @@ impl<M: Module> Core<M> {
         let is_same = (&before.offload, &before.averaging) == (&config.offload, &config.averaging);
         // The first update makes the states.
         let has_states = self.ranks.local_params().were_updated();
-        let states = || host_states(&model, &fresh, &before.clone().with_averaging(None));
+        let states_alone = before.clone().with_averaging(None).with_clipping(None);
+        let states = || host_states(&model, &fresh, &states_alone);
         let held = (!is_same).then(|| if has_states { states() } else { 0 });
         let (policies, optimizer) = self.policies.with_config(config, optimizer)?;
         let accumulated_in_state = self.ranks.local_params().accumulated_in_state();

@@ -59,8 +59,8 @@ impl<M: Module> Ranks<M> {
         Ok(Self::of(vec![attached], None))
     }
 
-    /// Creates replicas of `model` on `devices`, which share it as `config` says. The optimizer is that of `session`. `held` are
-    /// the bytes on the host that the training before has allocated for the same states.
+    /// Creates replicas of `model` on `devices`, which share it as `config` says. The optimizer is that of `session`. `held`: host
+    /// bytes that the previous training has allocated for the same states; `None` skips the check of the host's memory.
     pub(in crate::fused) fn on_devices(
         model: M,
         devices: &[Device],
