@@ -70,8 +70,9 @@ use threads::RankThreads;
 ///
 /// If a rank fails, the step fails on all ranks with an error that names it. Parameters whose gradients had already
 /// arrived from all ranks are updated, the others are unchanged. Weights and optimizer states stay readable, unless
-/// their device is lost. A lost device loses the states that it owns, and also its weights with
-/// [`Sharding::Full`](crate::Sharding::Full), with `compute_dtype`, in the first step, or if it is the first device. Offloaded values are not lost.
+/// their device is lost. A lost device loses the states that it owns. It also loses its weights with
+/// [`Sharding::Full`](crate::Sharding::Full), with `compute_dtype`, in the first step, or if it is the first device. Offloaded
+/// values are not lost.
 pub struct FusedReplicas<M: Module> {
     core: Core<M>,
     threads: RankThreads,
