@@ -91,3 +91,27 @@ fn full_precision_model_is_made_one_parameter_at_a_time() {
         assert!(needed < in_f32 + beside, "{index}: {needed} for {in_f32}");
     }
 }
+
+/// The average is in f32.
+#[test]
+fn average_of_bf16_is_updated_without_copy_of_weight() {
+    alone!();
+    let device = device();
+    let elements = 1 << 20;
+    let weight = Tensor::<1>::ones([elements], &device).cast(FloatDType::BF16);
+    let averaging = WeightAveragingConfig::new().with_decay(Some(0.9));
+    let mut fused = FusedOptimizer::new(
+        Param::from_tensor(weight.detach()),
+        optim::SgdConfig::new().init(),
+    )
+    .unwrap()
+    .with_config(FusedConfig::averaging(averaging))
+    .unwrap();
+    let mut step = || drop(fused.step(0.1, |weight| weight.val().sum()).unwrap());
+    step();
+    let before = BYTES.current_usage();
+    BYTES.reset_peak_usage();
+    step();
+    let peak = (BYTES.peak_usage() - before) as f64 / elements as f64;
+    assert!(peak < 3.0, "{peak} bytes per element");
+}

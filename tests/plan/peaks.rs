@@ -176,26 +176,6 @@ fn plan_with_policies_holds() {
     }
 }
 
-/// On a processor, the update of an average takes no copy of the weight.
-#[test]
-fn plan_with_average_of_half_types_holds() {
-    alone!();
-    let averaging = WeightAveragingConfig::new().with_decay(Some(0.9));
-    let init = || cast(init::<Bag>(), FloatDType::BF16).unwrap();
-    let planner = Planner::new(init, AdamWConfig::new()).with_batch(Bag::BATCH);
-    let config = FusedConfig::averaging(averaging);
-    let plan = planner.with_config(config).plan(Bag::loss, ENOUGH).unwrap();
-    let train = || {
-        let mut fused = plan.fuse(init).unwrap();
-        for _ in 0..3 {
-            fused.step(1e-3, |model| model.loss(plan.batch)).unwrap();
-        }
-    };
-    let bytes = peak(train).1;
-    let ratio = plan.device_bytes as f64 / bytes as f64;
-    assert!((1.0..=1.1).contains(&ratio), "{plan}: {ratio:.3}");
-}
-
 /// The first update copies the weights that `init` holds.
 #[test]
 fn weights_that_maker_holds_are_counted_twice() {
