@@ -1,4 +1,4 @@
-//! Methods that both front ends share.
+//! Methods that both front ends share. A macro writes them: methods of a trait would need an import in every program.
 
 /// Implements the methods of a front end that call no closure. They delegate to the core.
 macro_rules! trainer {
