@@ -35,34 +35,14 @@ impl RankPass {
         &self,
         work: impl FnOnce() -> Result<(R, GradientsParams), FusedError>,
     ) -> Result<R, FusedError> {
-        self.run_with(false, work)
-    }
-
-    /// Runs `work` as [`run`](Self::run) does. `work` must return the stand-ins of all applied gradients, as a
-    /// `TrainStep` of Burn does.
-    #[cfg(feature = "train")]
-    pub(in crate::fused) fn run_complete<R>(
-        &self,
-        work: impl FnOnce() -> Result<(R, GradientsParams), FusedError>,
-    ) -> Result<R, FusedError> {
-        self.run_with(true, work)
-    }
-
-    fn run_with<R>(
-        &self,
-        is_complete: bool,
-        work: impl FnOnce() -> Result<(R, GradientsParams), FusedError>,
-    ) -> Result<R, FusedError> {
         let wait = self.context.transfers.as_ref().map(|all| TransferWait(all));
         if let Some(stream) = &self.pass.numbers.stream {
             self.pass.begin_forward_numbers(stream.clone())?;
         }
         let _scope = Scope::enter_pass(&self.pass, ReadMode::Recorded(self.pass.graph.clone()));
         let (output, gradients) = work()?;
-        if is_complete || !gradients.is_empty() {
-            self.check_unedited(&gradients, is_complete)?;
-        }
         if !gradients.is_empty() {
+            self.check_unedited(&gradients, false)?;
             // Checks the loss scale before sums are applied, if no other gradient has arrived.
             self.pass.check_scaled();
         }
@@ -78,7 +58,7 @@ impl RankPass {
     }
 
     /// Returns an error if `gradients` were edited after the backward pass, or if they must be complete and one is missing.
-    fn check_unedited(
+    pub(in crate::fused) fn check_unedited(
         &self,
         gradients: &GradientsParams,
         is_complete: bool,

@@ -177,8 +177,13 @@ impl<M: Module> FusedOptimizer<M> {
     ) -> Result<R, FusedError> {
         self.core
             .step(learning_rate, ClosureKind::Backward, &mut |running| {
-                running.rank_passes[0]
-                    .run_complete(|| Ok(train(&running.attached_modules[0].module)))
+                let (rank, model) = (&running.rank_passes[0], &running.attached_modules[0].module);
+                rank.run(|| {
+                    let (output, gradients) = train(model);
+                    // A `TrainStep` returns the gradients of all parameters.
+                    rank.check_unedited(&gradients, true)?;
+                    Ok((output, gradients))
+                })
             })
     }
 

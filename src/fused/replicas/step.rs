@@ -113,8 +113,13 @@ impl<M: Module + 'static> FusedReplicas<M> {
         mut batches: impl FnMut() -> Vec<Option<B>>,
         train: impl Fn(&M, B) -> (R, GradientsParams) + Send + Sync + 'static,
     ) -> Result<Vec<R>, FusedError> {
-        let work: Work<M, B, R> =
-            Arc::new(move |model, rank, batch| rank.run_complete(|| Ok(train(model, batch))));
+        let work: Work<M, B, R> = Arc::new(move |model, rank, batch| {
+            rank.run(|| {
+                let (output, gradients) = train(model, batch);
+                rank.check_unedited(&gradients, true)?;
+                Ok((output, gradients))
+            })
+        });
         let Self { core, threads } = self;
         core.step(learning_rate, ClosureKind::Backward, &mut |running| {
             threads.run(running, batches(), &work)
