@@ -40,8 +40,7 @@ pub(crate) use observer::{MemoryObserver, Observers};
 pub use observer::{StepEvent, StepObserver};
 pub(crate) use reads::{BlockReads, Graph, PendingCount, Reads};
 pub(crate) use scope::{ReadMode, Scope};
-use stage::Failed;
-pub(crate) use stage::{ClosureKind, FailedIn, Failure, Stage};
+pub(crate) use stage::{ClosureKind, Failed, FailedIn, Failure, Stage};
 
 /// The state of one rank in a pass, from the closure that computes the loss to the last gradient. Its threads share it.
 #[derive(Debug)]

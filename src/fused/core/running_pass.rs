@@ -4,22 +4,23 @@ use std::sync::Arc;
 
 use backburn_base::caught::{Caught, catch};
 use backburn_memory::Category;
-use burn::module::{Module, ParamId};
+use burn::module::Module;
 
 use super::rank_pass::RankPass;
 use super::ranks::Ranks;
 use crate::error::FusedError;
 use crate::fused::Loss;
-use crate::pass::{FailedIn, Observers, PassSettings, Stage, StepEvent};
+use crate::fused::report::Reports;
+use crate::pass::{Failed, FailedIn, Failure, Observers, PassSettings, Stage, StepEvent};
 use crate::policy::GradientUse;
 use crate::replica::Group;
-use crate::weights::{AttachedModule, MasterParam, ParameterReport};
+use crate::weights::{AttachedModule, MasterParam};
 
-/// A pass in flight. [`end`](Self::end) ends accumulated sums together on all ranks: a commit keeps them, a drop rolls them back. An
+/// A pass in flight. [`end`](Self::end) ends accumulated sums together on all ranks: it commits them, or rolls them back. An
 /// applied gradient stays applied, and an overwritten sum is lost. [`Core::pass`](super::Core::pass) ends the running statistics.
 pub(in crate::fused) struct RunningPass<'a, M: Module> {
     pub(in crate::fused) attached_modules: &'a mut [AttachedModule<M>],
-    /// The part of each rank; empty after the end.
+    /// The part of each rank.
     pub(in crate::fused) rank_passes: Vec<RankPass>,
     /// The group of replicas, also of one.
     pub(in crate::fused) group: Option<&'a Group>,
@@ -30,7 +31,7 @@ pub(super) type PassClosure<'a, M, R> =
     dyn FnMut(&RunningPass<'_, M>) -> Result<R, FusedError> + 'a;
 
 impl<'a, M: Module> RunningPass<'a, M> {
-    /// Begins a pass. The random numbers of `settings` hold the lock of the generators.
+    /// Begins a pass, which must [end](Self::end). The random numbers of `settings` hold the lock of the generators.
     pub(super) fn begin(ranks: &'a mut Ranks<M>, settings: PassSettings) -> Self {
         let mut running_pass = Self {
             rank_passes: Vec::new(),
@@ -49,18 +50,20 @@ impl<'a, M: Module> RunningPass<'a, M> {
                 is_asynchronous: ranks.is_asynchronous,
             });
         }
-        if let Some(observers) = &running_pass.rank_passes[0].pass.observers {
-            let attached = &running_pass.attached_modules[0];
-            let trained = attached
-                .local_params
-                .masters()
-                .filter_map(MasterParam::find);
-            for value in trained.chain(attached.frozen_values()) {
-                observers.emit(StepEvent::Tensor(Category::Parameter, &value));
-            }
-            observers.emit(StepEvent::Forward);
-        }
         running_pass
+    }
+
+    /// Reports the parameters, and the begin of the forward pass.
+    pub(super) fn emit_begin(&self, observers: &Observers) {
+        let attached = &self.attached_modules[0];
+        let trained = attached
+            .local_params
+            .masters()
+            .filter_map(MasterParam::find);
+        for value in trained.chain(attached.frozen_values()) {
+            observers.emit(StepEvent::Tensor(Category::Parameter, &value));
+        }
+        observers.emit(StepEvent::Forward);
     }
 
     /// Runs the forward and backward pass of the first rank.
@@ -85,29 +88,11 @@ impl<'a, M: Module> RunningPass<'a, M> {
         checks.reduce(Result::or).unwrap_or(Ok(()))
     }
 
-    /// Takes the failure out of the pass and returns it as an error; of several ranks, that of the first to fail.
-    pub(super) fn take_failure(&self) -> Result<(), FusedError> {
-        let failures = self.rank_passes.iter().enumerate();
-        let failures =
-            failures.filter_map(
-                |(rank, RankPass { pass, .. })| match &mut *pass.stage.lock() {
-                    Stage::Failed(failed) => Some((rank, pass.numbers.repeats, failed.by.take()?)),
-                    _ => None,
-                },
-            );
-        let first = self.group.and_then(|group| group.flow.failed());
-        let first = failures.min_by_key(|(rank, ..)| (Some(*rank) != first, *rank));
-        match (first, self.group) {
-            (None, _) => Ok(()),
-            (Some((.., failure)), None) => failure.into_result(),
-            (Some((rank, repeated, failure)), Some(group)) => {
-                Err(failure.on_rank(rank, group.device(rank), repeated))
-            }
+    /// Applies the gradients of the retained parameters of every rank, in the pass of the rank, unless a pass has failed.
+    pub(super) fn apply_retained(&mut self, gradient_use: GradientUse) {
+        if self.rank_passes.iter().any(|rank| rank.pass.has_failed()) {
+            return;
         }
-    }
-
-    /// Applies the gradients of the retained parameters of every rank, in the pass of the rank.
-    pub(super) fn apply_retained(&mut self, gradient_use: GradientUse) -> Result<(), FusedError> {
         if gradient_use.steps() {
             let attached_modules = self.attached_modules.iter_mut();
             attached_modules.for_each(AttachedModule::drop_retained_values);
@@ -127,35 +112,37 @@ impl<'a, M: Module> RunningPass<'a, M> {
                 transfers.wait();
             }
         }
-        self.take_failure()
     }
 
-    /// Commits the pass on all ranks, or rolls it back; does nothing after the end. Returns a report per parameter over all ranks, in
-    /// module order, and the panic of an observer that received the end.
-    pub(super) fn end(
-        &mut self,
-        commits: bool,
-    ) -> (Vec<(ParamId, ParameterReport)>, Option<Caught>) {
-        let rank_passes = std::mem::take(&mut self.rank_passes);
-        for RankPass { pass, .. } in &rank_passes {
-            // A clone of the model or another thread may still hold the pass, and must see that it is over: then they read no
-            // parameter and don't take the lock of the generators.
-            *pass.stage.lock() = Stage::Over;
-        }
-        let observers = rank_passes
-            .first()
-            .and_then(|rank| rank.pass.observers.clone());
-        let mut parameters = rank_passes
-            .iter()
-            .map(|rank| rank.local_params.end(commits));
-        let mut reports = parameters.next().unwrap_or_default();
-        for rank in parameters {
+    /// Ends the pass on all ranks: commits it if the closures have `succeeded` and no rank has failed, or rolls it back. Reports
+    /// a committed pass, with the greatest report of each parameter over all ranks. The panic of an observer is kept in `end_panic`.
+    pub(super) fn end<R>(
+        self,
+        succeeded: Result<Result<R, FusedError>, Caught>,
+        reports: &mut Reports,
+        end_panic: &mut Option<Caught>,
+    ) -> Result<R, Failure> {
+        let ended = match (succeeded, self.end_stage()) {
+            (Ok(Err(error)), _) => Err(error.into()),
+            // The closure may panic because of an earlier failure in it. A block fails its pass, then panics.
+            (_, Some(failure)) => Err(failure),
+            (Err(panic), None) => Err(Failure::Panic(panic)),
+            (Ok(Ok(output)), None) => Ok(output),
+        };
+        let commits = ended.is_ok();
+        let Self {
+            attached_modules,
+            rank_passes,
+            ..
+        } = self;
+        let observers = rank_passes[0].pass.observers.clone();
+        let mut parameters = rank_passes[0].local_params.end(commits);
+        for rank in &rank_passes[1..] {
             // Every rank has the same parameters in the same order.
-            let both = reports.iter_mut().zip(rank);
+            let both = parameters.iter_mut().zip(rank.local_params.end(commits));
             both.for_each(|((_, greatest), (_, report))| *greatest = report.max(*greatest));
         }
-        for (attached, RankPass { pass, .. }) in self.attached_modules.iter_mut().zip(&rank_passes)
-        {
+        for (attached, RankPass { pass, .. }) in attached_modules.iter_mut().zip(&rank_passes) {
             if !attached.local_params.retained.is_empty() {
                 attached.restore_retained_values();
             }
@@ -166,17 +153,40 @@ impl<'a, M: Module> RunningPass<'a, M> {
         }
         drop(rank_passes);
         let emit = |observers: Arc<Observers>| catch(|| observers.emit(StepEvent::End)).err();
-        (reports, observers.and_then(emit))
-    }
-}
-
-impl<M: Module> Drop for RunningPass<'_, M> {
-    fn drop(&mut self) {
-        if let (_, Some(panic)) = self.end(false) {
-            log::warn!(
-                "an observer panicked at the end of a failed step: {}",
-                panic.message()
-            );
+        if let Some(panic) = observers.and_then(emit) {
+            match commits {
+                true => _ = end_panic.get_or_insert(panic),
+                false => log::warn!(
+                    "an observer panicked at the end of a failed step: {}",
+                    panic.message()
+                ),
+            }
         }
+        if commits {
+            reports.report(&attached_modules[0], parameters);
+        }
+        ended
+    }
+
+    /// Ends the stage of the pass on all ranks. Returns the failure; of several ranks, that of the first to fail.
+    fn end_stage(&self) -> Option<Failure> {
+        let first = self.group.and_then(|group| group.flow.failed());
+        let mut failures = Vec::new();
+        for (rank, RankPass { pass, .. }) in self.rank_passes.iter().enumerate() {
+            // A clone of the model or another thread may still hold the pass, and must see that it is over: then they read no
+            // parameter and don't take the lock of the generators.
+            if let Stage::Failed(Failed { by: Some(by), .. }) =
+                std::mem::replace(&mut *pass.stage.lock(), Stage::Over)
+            {
+                failures.push((rank, pass.numbers.repeats, by));
+            }
+        }
+        let failures = failures.into_iter();
+        let (rank, repeated, failure) =
+            failures.min_by_key(|(rank, ..)| (Some(*rank) != first, *rank))?;
+        Some(match self.group {
+            None => failure,
+            Some(group) => failure.on_rank(rank, group.device(rank), repeated).into(),
+        })
     }
 }

@@ -211,20 +211,19 @@ impl<M: Module> Core<M> {
             false => self.ranks.guard_statistics(),
         };
         let mut running_pass = RunningPass::begin(&mut self.ranks, settings);
-        let output = catch(|| run(&running_pass)).unwrap_or_else(|panic| {
-            // The closure may panic because of an earlier failure in it. A block fails its pass, then panics.
-            running_pass.take_failure()?;
-            panic.resume()
-        })?;
-        running_pass.take_failure()?;
-        if !running_pass.rank_passes[0].local_params.retained.is_empty() {
-            running_pass.apply_retained(gradient_use)?;
-        }
-        let (reports, panic) = running_pass.end(true);
-        drop(running_pass);
+        let succeeded = catch(|| {
+            if let Some(observers) = &running_pass.rank_passes[0].pass.observers {
+                running_pass.emit_begin(observers);
+            }
+            let output = run(&running_pass)?;
+            if !running_pass.rank_passes[0].local_params.retained.is_empty() {
+                running_pass.apply_retained(gradient_use);
+            }
+            Ok(output)
+        });
         let end_panic = self.end_panic.get_mut();
-        *end_panic = end_panic.take().or(panic);
-        self.reports.report(self.ranks.attached(), reports);
+        let output = running_pass.end(succeeded, &mut self.reports, end_panic);
+        let output = output.or_else(Failure::into_result)?;
 
         // Other ranks may have sent gradients to a rank after its part, and remote devices report failures late.
         if self.ranks.remote {
