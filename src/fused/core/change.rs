@@ -38,7 +38,7 @@ impl<M: Module> Core<M> {
         self.with_graph_collected(());
         let inventory = &ranks.attached().inventory;
         self.check_offloaded_states(inventory)?;
-        let optimizer = self.ranks.session().optimizer.lock();
+        let optimizer = self.ranks.optimizer.lock();
         let is_here = |id| inventory.get(id).is_some();
         let removed = self.ranks.attached().inventory.removed_in(inventory);
         let resized = removed.iter().copied().find(|id| is_here(*id));
@@ -69,7 +69,7 @@ impl<M: Module> Core<M> {
             let (before, after) = (before.get(*id)?, inventory.get(*id)?);
             (before.shape == after.shape).then_some((before, after))
         };
-        let optimizer = self.ranks.session().optimizer.lock();
+        let optimizer = self.ranks.optimizer.lock();
         let (fresh, offloaded) = (optimizer.fresh(), optimizer.offloaded_ids());
         drop(optimizer);
         let moved = offloaded.iter().filter_map(kept);
@@ -104,7 +104,7 @@ impl<M: Module> Core<M> {
         let trained = trained_only.then(|| self.trained_in(&model));
         let before: Vec<_> = list(&model).iter().map(|it| it.param.id()).collect();
         let model = load_same(model, file, trained.as_ref()).map_err(ResumeError::Model)?;
-        let fresh = self.ranks.session().optimizer.lock().fresh();
+        let fresh = self.ranks.optimizer.lock().fresh();
         self.check_groups(&fresh, before, &model)
             .map_err(ResumeError::Fused)?;
         let optimizer = record::load_file(optimizer, orthogonalized, &fresh, &model);
@@ -236,13 +236,7 @@ mod tests {
             let replaced = |model: Vec<Linear>| vec![model[0].clone(), layer()];
             fused.change_model(replaced).unwrap();
         }
-        let groups = fused
-            .core()
-            .ranks
-            .session()
-            .optimizer
-            .lock()
-            .removed_groups();
+        let groups = fused.core().ranks.optimizer.lock().removed_groups();
         assert!(groups <= 33, "{groups}");
     }
 }

@@ -127,7 +127,7 @@ impl<M: Module> Core<M> {
         // Values move from owner to owner, so that no device has to hold all weights.
         let model = ranks.export(AttachedModule::export_in_place);
         let optimizer = self.optimizer();
-        let (fresh, removed) = self.ranks.session().optimizer.lock().fresh_and_removed();
+        let (fresh, removed) = self.ranks.optimizer.lock().fresh_and_removed();
         let before = &self.policies.config;
         let is_same = (&before.offload, &before.averaging) == (&config.offload, &config.averaging);
         // The first update makes the states.
@@ -147,7 +147,7 @@ impl<M: Module> Core<M> {
             }
             Some(devices) => Self::on_devices(model, optimizer, policies, &devices, held),
         }?;
-        let mut optimizer = core.ranks.session().optimizer.lock();
+        let mut optimizer = core.ranks.optimizer.lock();
         optimizer.restore_removed(removed);
         drop(optimizer);
         let local_params = core.ranks.local_params();

@@ -124,7 +124,7 @@ impl<M: Module> Core<M> {
 
     /// Returns the optimizer without averages, which belong to this training.
     fn optimizer(&self) -> ModuleOptimizer {
-        let mut optimizer = self.ranks.session().optimizer.lock().with_all_states();
+        let mut optimizer = self.ranks.optimizer.lock().with_all_states();
         self.drop_averages(&mut optimizer);
         optimizer
     }
@@ -165,7 +165,7 @@ impl<M: Module> Core<M> {
     /// Returns the optimizer with all states. They share the tensors of this training.
     #[cfg(feature = "train")]
     pub(crate) fn optimizer_with_all_states(&self) -> ModuleOptimizer {
-        self.ranks.session().optimizer.lock().with_all_states()
+        self.ranks.optimizer.lock().with_all_states()
     }
 
     /// Replaces the optimizer and its state.
@@ -223,7 +223,7 @@ impl<M: Module> Core<M> {
         &mut self,
         change: impl FnOnce(&mut SharedOptimizer) -> R,
     ) -> R {
-        let changed = catch(|| change(&mut self.ranks.session().optimizer.lock()));
+        let changed = catch(|| change(&mut self.ranks.optimizer.lock()));
         self.restore_extra_state();
         changed.unwrap_or_else(|panic| panic.resume())
     }
@@ -232,7 +232,7 @@ impl<M: Module> Core<M> {
     /// the optimizer's records contain both.
     fn restore_extra_state(&mut self) {
         let device = self.ranks.device().inner();
-        let mut optimizer = self.ranks.session().optimizer.lock();
+        let mut optimizer = self.ranks.optimizer.lock();
         let optimizer = optimizer.optimizer_mut();
         if let Some(state) = self.policies.recorded_state() {
             state.take_over(optimizer, EXTRA_STATE_ID.into(), 1, &device);
@@ -251,7 +251,7 @@ impl<M: Module> Core<M> {
     /// Returns the parameters of the model, with what the optimizer keeps for each if `with_states`.
     pub(super) fn parameter_list(&self, with_states: bool) -> ParameterList {
         let attached = self.ranks.attached();
-        let optimizer = self.ranks.session().optimizer.lock();
+        let optimizer = self.ranks.optimizer.lock();
         let optimizer = with_states.then_some(&*optimizer);
         let trained = |id| {
             let entry = attached.inventory.get(id)?;

@@ -17,6 +17,7 @@ use crate::parameters::{Statistics, running_statistics, with_own_statistics};
 use crate::pass::Session;
 use crate::placement::RankContext;
 use crate::replica::{Group, Membership};
+use crate::shared_optimizer::SharedOptimizer;
 use crate::weights::{AttachedModule, Inventory, LocalParams, Role};
 
 /// The updates of running statistics that a stock loop would not have merged yet.
@@ -43,6 +44,8 @@ pub(in crate::fused) struct Ranks<M> {
     pub(in crate::fused) remote: bool,
     /// The group of replicas, also of one.
     pub(in crate::fused) group: Option<Arc<Group>>,
+    /// The optimizer of all ranks.
+    pub(in crate::fused) optimizer: Arc<Mutex<SharedOptimizer>>,
     /// The running statistics. Every rank has its own.
     pub(in crate::fused) statistics: HashSet<ParamId>,
     pub(super) deferred: Mutex<Deferred>,
@@ -139,6 +142,7 @@ impl<M: Module> Ranks<M> {
         Self {
             statistics: running_statistics(&attached_modules[0].skeleton),
             deferred: Mutex::default(),
+            optimizer: attached_modules[0].session.optimizer.clone(),
             attached_modules,
             given_devices,
             is_asynchronous: devices.iter().any(is_cubecl),
@@ -154,7 +158,7 @@ impl<M: Module> Ranks<M> {
         model: M,
         config: &FusedConfig,
     ) -> Result<Self, FusedError> {
-        let session = Arc::new(self.session().of_other_model());
+        let session = Arc::new(self.attached().session.of_other_model());
         match &self.given_devices {
             None => Self::on_one_device(model, &session, self.attached().context.clone()),
             Some(devices) => Self::on_devices(model, devices, &session, config, None),
@@ -164,11 +168,6 @@ impl<M: Module> Ranks<M> {
     /// Returns the attached module of the first rank.
     pub(in crate::fused) fn attached(&self) -> &AttachedModule<M> {
         &self.attached_modules[0]
-    }
-
-    /// Returns the session of the first rank. Its optimizer is that of all ranks.
-    pub(in crate::fused) fn session(&self) -> &Arc<Session> {
-        &self.attached_modules[0].session
     }
 
     /// Returns the parameters of the first rank.

@@ -33,7 +33,7 @@ impl<M: Module> Core<M> {
 
     /// Returns the optimizer state, which is also read lazily.
     pub(crate) fn optimizer_record(&self) -> OptimizerRecord {
-        self.ranks.session().optimizer.lock().to_record()
+        self.ranks.optimizer.lock().to_record()
     }
 
     /// Writes the states of the parameters of the model, or only of its trained ones, to `file`, one tensor after the other.
@@ -42,7 +42,7 @@ impl<M: Module> Core<M> {
         file: &Path,
         trained_only: bool,
     ) -> Result<(), RecordError> {
-        let optimizer = &self.ranks.session().optimizer;
+        let optimizer = &self.ranks.optimizer;
         let inventory = &self.ranks.attached().inventory;
         let is_saved = |id: ParamId| match trained_only {
             true => inventory.get(id).is_some_and(Entry::is_trained),
@@ -62,7 +62,7 @@ impl<M: Module> Core<M> {
         &self,
         file: &Path,
     ) -> Result<Option<BTreeSet<String>>, FusedError> {
-        let fresh = self.ranks.session().optimizer.lock().fresh();
+        let fresh = self.ranks.optimizer.lock().fresh();
         record::orthogonalized(file, &fresh)
     }
 
@@ -81,13 +81,7 @@ impl<M: Module> Core<M> {
         record: OptimizerRecord,
     ) -> Result<(), FusedError> {
         // States that are offloaded need not be read only to be replaced.
-        let optimizer = self
-            .ranks
-            .session()
-            .optimizer
-            .lock()
-            .optimizer_mut()
-            .clone();
+        let optimizer = self.ranks.optimizer.lock().optimizer_mut().clone();
         let loaded = record::load(record, None, &optimizer, &self.ranks.attached().module)?;
         drop(optimizer);
         self.load_state(|optimizer| optimizer.replace(loaded));

@@ -35,7 +35,7 @@ impl<M: Module> Core<M> {
             }
             return self.resume_end_panic(ended);
         }
-        self.ranks.session().optimizer.lock().learning_rate = learning_rate;
+        self.ranks.optimizer.lock().learning_rate = learning_rate;
         let ended = catch(|| match schedule {
             StepSchedule::OnePass => {
                 let pipeline = self.policies.pipeline(GradientUse::Update, None);
@@ -191,7 +191,7 @@ impl<M: Module> Core<M> {
     ) -> Result<R, FusedError> {
         self.reports.last = StepReport::default();
         let (gradient_use, ranks) = (pipeline.gradient_use, &self.ranks);
-        let session = ranks.session();
+        let session = &ranks.attached_modules[0].session;
         let numbers = match (numbers, kind) {
             (Some(numbers), _) => numbers,
             (None, ClosureKind::Nothing) => StepNumbers::default(),

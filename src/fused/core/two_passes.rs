@@ -20,7 +20,10 @@ impl<M: Module> Core<M> {
         let ranks = &self.ranks;
         let reads = !ranks.is_asynchronous;
         let losses = reads.then(Arc::<Losses>::default);
-        let numbers = ranks.session().begin_numbers(&ranks.devices, true)?;
+        let numbers = ranks
+            .attached()
+            .session
+            .begin_numbers(&ranks.devices, true)?;
         let mut pipeline = self.policies.pipeline(GradientUse::Measure, None);
         pipeline.losses.clone_from(&losses);
         let output = self.pass(pipeline.clone(), Some(numbers.clone()), kind, &mut *run)?;
@@ -39,7 +42,7 @@ impl<M: Module> Core<M> {
         let output = output.and_then(|output| pipeline.finish_comparison().map(|()| output));
         if let Err(FusedError::RandomNumbers { .. }) = output {
             // A model that has drawn without the lock waits for the lock in later steps.
-            self.ranks.session().observations.record_draws();
+            self.ranks.attached().session.observations.record_draws();
         }
         let output = output?;
         self.adapt(&pipeline, coefficient, measured, false);

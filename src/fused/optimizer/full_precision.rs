@@ -14,13 +14,13 @@ impl<M: Module> FusedOptimizer<M> {
     ///
     /// In addition to the returned model, it holds one parameter and its state at a time.
     pub fn full_precision_model(&self) -> M {
-        let session = self.core.ranks.session();
+        let optimizer = &self.core.ranks.optimizer;
         let joined = map_params(
             self.model(),
             // Only bf16 weights have low bits; the weight may have been cast.
             |param| param.is_initialized() && param.value().dtype() == DType::BF16,
             |id, high| {
-                let record = session.optimizer.lock().record_of(id);
+                let record = optimizer.lock().record_of(id);
                 let states = to_bytes(record).and_then(read);
                 let states = states.expect("Burn reads its own record");
                 let device = host(&high.device().inner());
