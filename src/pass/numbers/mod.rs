@@ -185,14 +185,9 @@ impl PassNumbers {
         }
     }
 
-    /// Returns `true` if a step of two passes has the lock, which it keeps at least until its second pass.
-    fn is_locked_between_passes(&self) -> bool {
-        self.repeats && self.began_locked
-    }
-
     /// Records that the pass makes progress, if others may be waiting for it.
     pub(crate) fn report_progress(&self) {
-        if self.is_locked_between_passes() || self.lock.lock().is_some() {
+        if self.lock.lock().is_some() {
             PROGRESS.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -251,7 +246,7 @@ impl Pass {
         match self.membership {
             Some(_) => numbers.end_turn(),
             // The lock is that of the step. A step inside of the closure shares it.
-            None if numbers.is_locked_between_passes() => {}
+            None if numbers.repeats => {}
             None if numbers.found.lock()[BLOCKS] == Draws::Numbers => {}
             // These are only assumed to draw nothing.
             None if self.blocks.drawn_on.lock().iter().any(is_cubecl) => {}
