@@ -189,7 +189,7 @@ where
         );
         return forward(block, input);
     };
-    let mode = match scope.is_in_block() {
+    let mode = match scope.block.is_some() {
         true => BlockMode::Recompute { index: None },
         false => scope.pass.blocks.next(),
     };

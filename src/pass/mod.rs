@@ -94,14 +94,14 @@ impl Pass {
     /// Runs `work` in this part of the pass; a panic fails the pass. In Burn's backward pass the panic is stored until the end, so that
     /// Burn drops the graph. It resumes immediately if the closure runs the backward pass itself, or the pass is over.
     pub(crate) fn guarded<R: Default>(&self, part: FailedIn, work: impl FnOnce() -> R) -> R {
-        let in_closure = part == FailedIn::Closure;
-        if in_closure && (self.closure_kind == ClosureKind::Backward || self.is_over()) {
-            return work();
-        }
         catch(work).unwrap_or_else(|panic| {
-            let by = |failed: &Failed| matches!(failed.by, Some(Failure::Deadlock(_)));
-            let is_deadlock = matches!(&*self.stage.lock(), Stage::Failed(failed) if by(failed));
-            if in_closure && is_deadlock {
+            let is_over = match &*self.stage.lock() {
+                Stage::Over => true,
+                Stage::Failed(failed) => matches!(failed.by, Some(Failure::Deadlock(_))),
+                Stage::Forward | Stage::Backward => false,
+            };
+            let resumes = is_over || self.closure_kind == ClosureKind::Backward;
+            if resumes && part == FailedIn::Closure {
                 panic.resume();
             }
             self.fail(part, panic);
@@ -109,12 +109,11 @@ impl Pass {
         })
     }
 
-    /// Fails the pass if the closure has not scaled its loss. Returns `true` if gradients may still be applied.
-    pub(crate) fn check_scaled(&self) -> bool {
+    /// Fails the pass if a closure that runs the backward pass itself has not scaled its loss.
+    pub(crate) fn check_scaled(&self) {
         if !self.scaled.load(Ordering::Relaxed) {
             self.fail(FailedIn::Closure, FusedError::LossNotScaled);
         }
-        !self.has_failed()
     }
 
     /// Returns `true` after the end of the pass. Then it reports no failure.

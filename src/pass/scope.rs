@@ -12,14 +12,14 @@ pub(crate) struct Scope {
     pub(crate) pass: Arc<Pass>,
     pub(crate) mode: ReadMode,
     /// The current block.
-    block: Option<BlockScope>,
+    pub(crate) block: Option<BlockScope>,
     /// The parameters that the innermost recomputation has read, including its nested blocks.
     pub(crate) recomputed_reads: Option<Arc<Reads>>,
 }
 
 /// The random numbers of a block.
 #[derive(Clone, Debug)]
-struct BlockScope {
+pub(crate) struct BlockScope {
     /// Seeds of the nested blocks, the same in both runs.
     seeds: Arc<Seeds>,
     source: NumberSource,
@@ -118,10 +118,6 @@ impl Scope {
             block: Some(BlockScope { seeds, source }),
             recomputed_reads: self.recomputed_reads.clone(),
         }
-    }
-
-    pub(crate) fn is_in_block(&self) -> bool {
-        self.block.is_some()
     }
 
     /// Returns the source of the random numbers of the current block.

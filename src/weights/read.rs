@@ -15,7 +15,7 @@ use crate::tap::tap;
 /// Panics if an adapter of the offloaded parameter at `base` is read outside of a block. Burn adds base and adapter,
 /// and the base is on the device only inside a block.
 pub(super) fn refuse_outside_of_a_block(base: &str) {
-    if !Scope::current().is_some_and(|scope| scope.is_in_block()) {
+    if Scope::current().is_none_or(|scope| scope.block.is_none()) {
         panic!(
             "parameter `{base}` is offloaded and has an adapter, and was read outside of a block under gradient checkpointing, or in \
              a module from `valid()`: read it in a block of the attached model, validate after the step \

@@ -40,14 +40,14 @@ pub(super) struct TapSink {
 impl GradientSink for TapSink {
     fn receive(&self, gradient: DispatchTensor) -> PassedGradients {
         // Gradients of a recomputed block arrive after its closure has returned.
-        let is_own = |scope: &Scope| Arc::ptr_eq(&scope.pass, &self.pass);
-        let scope = Scope::current().filter(is_own);
-        let is_in_block = scope.is_some_and(|scope| scope.is_in_block());
+        let is_in_block = Scope::current()
+            .is_some_and(|scope| Arc::ptr_eq(&scope.pass, &self.pass) && scope.block.is_some());
         if is_in_block || matches!(*self.pass.stage.lock(), Stage::Forward | Stage::Over) {
             return self.refuse(is_in_block);
         }
         if self.pass.closure_kind == ClosureKind::Backward {
             self.pass.end_forward_numbers();
+            self.pass.check_scaled();
         }
         self.pass.has_received.store(true, Ordering::Relaxed);
         self.pass.numbers.report_progress();
@@ -120,7 +120,7 @@ impl LocalParam {
         };
         state.gradient = GradientState::Done { received: true };
         drop(state);
-        if !pass.check_scaled() {
+        if pass.has_failed() {
             return;
         }
         // Updates are queued in the order of arrival.
@@ -149,7 +149,7 @@ impl LocalParam {
     /// Reports a gradient that arrived without a tap, or that was incomplete before the end of the pass.
     pub(super) fn report_untapped(&self, pass: &Arc<Pass>, gradient: AnyTensor) {
         self.state.lock().gradient = GradientState::Done { received: true };
-        if pass.check_scaled() {
+        if !pass.has_failed() {
             self.report_gradient(pass, Some(gradient));
             if let Some(member) = &self.membership {
                 self.wait_for_others(pass, member);
