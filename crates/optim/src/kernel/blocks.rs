@@ -11,7 +11,7 @@ use burn::tensor::{Bytes, DType, Shape, Tensor, TensorData, read_sync};
 use bytemuck::{Pod, cast_slice, cast_slice_mut};
 
 use super::super::format::{Dither, ElementBuffer, ElementEncoding, GROUP, WeightFormat, Widen};
-use super::super::rule::{MOST_STATES, vectorized};
+use super::super::rule::{Formula, MOST_STATES, vectorized};
 use super::Update;
 use super::single_pass::Stored;
 
@@ -26,6 +26,16 @@ pub(super) fn update<const D: usize>(
     Gradient::with(gradient, |gradient| {
         let open = |stored| Open::of(stored, format);
         let mut open: Vec<_> = operands.into_iter().map(open).collect();
+        // Without formats all operands have the type of the gradient.
+        if gradient.is_in_place && update.formats.is_none() {
+            let numbers = open.iter_mut().map(|open| &mut open.floats.0);
+            let mut numbers = numbers.map(|floats| cast_slice_mut::<u8, f32>(floats));
+            let mut next = |_| numbers.next().unwrap_or_default();
+            let weights = next(0);
+            let gradients = &cast_slice(gradient.bytes)[gradient.offset..][..weights.len()];
+            in_place(&*update.rule.formula, weights, gradients, from_fn(next));
+            return open.into_iter().map(Open::closed).collect();
+        }
         let length = open[0].floats.1.num_elements();
         let mut buffers = open.iter_mut().map(|open| {
             let words = open.words.as_mut();
@@ -45,6 +55,29 @@ pub(super) fn update<const D: usize>(
         all.run(update, gradient);
         open.into_iter().map(Open::closed).collect()
     })
+}
+
+/// Updates numbers in place, on several threads if there are many. A state that the rule does not use is empty.
+fn in_place(
+    formula: &dyn Formula,
+    weights: &mut [f32],
+    gradients: &[f32],
+    states: [&mut [f32]; MOST_STATES],
+) {
+    if weights.len() <= GRAIN {
+        return formula.apply(weights, gradients, states);
+    }
+    let half = (weights.len() / 2).next_multiple_of(GROUP);
+    let (weights, other_weights) = weights.split_at_mut(half);
+    let (gradients, other_gradients) = gradients.split_at(half);
+    let [first, second, third] = states.map(|state| state.split_at_mut(half.min(state.len())));
+    rayon::join(
+        || in_place(formula, weights, gradients, [first.0, second.0, third.0]),
+        || {
+            let states = [first.1, second.1, third.1];
+            in_place(formula, other_weights, other_gradients, states)
+        },
+    );
 }
 
 /// An operand that is open for writing.
@@ -146,18 +179,6 @@ impl Range<'_> {
     /// Updates the range on this thread, block by block. Not inlined, so that the recursion has a small stack frame.
     #[inline(never)]
     fn run_here(mut self, update: &Update, gradient: &Gradient<'_>) {
-        if gradient.is_in_place
-            && update.formats.is_none()
-            && self.buffers.iter().all(ElementBuffer::are_numbers)
-        {
-            let gradients = cast_slice(gradient.bytes);
-            let gradients = &gradients[gradient.offset + self.start..][..self.length];
-            let buffers = self.buffers.iter_mut();
-            let mut numbers = buffers.map(|buffer| cast_slice_mut(buffer.floats));
-            let mut next = |_| numbers.next().unwrap_or_default();
-            let weights = next(0);
-            return update.rule.formula.apply(weights, gradients, from_fn(next));
-        }
         let (mut room, mut random) = ([0.0; BLOCK], [0; BLOCK]);
         let mut rooms = [[0.0; BLOCK]; BUFFERS];
         while self.length > 0 {
