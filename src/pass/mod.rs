@@ -222,6 +222,12 @@ impl Session {
         }
     }
 
+    /// Returns the scope of this thread, if it takes part in the pass in flight.
+    pub(crate) fn scope(&self) -> Option<Scope> {
+        let pass = self.pass.lock().clone()?;
+        Scope::current().filter(|scope| Arc::ptr_eq(&scope.pass, &pass))
+    }
+
     /// Begins the pass of a rank, which must [end](Self::end).
     pub(crate) fn begin(
         &self,

@@ -9,7 +9,6 @@ use burn::tensor::{Device, Tensor};
 
 use super::local_param::LocalParam;
 use super::placeholder::Identity;
-use crate::pass::Scope;
 use crate::tap::{next_operation, node};
 
 /// A reparameterization that redirects every read of a parameter to its local parameter. It has no parameters of its
@@ -50,14 +49,6 @@ impl Handle {
             cloned_at: None,
             change: Change::Nothing,
         }
-    }
-
-    /// Returns `true` if this thread runs code of a pass of this training. In a closure of another training, the scope belongs to that
-    /// training.
-    fn is_in_own_pass(&self) -> bool {
-        let own = self.local_param.session.pass.lock().clone();
-        let is_own = |scope: Scope| own.is_some_and(|own| Arc::ptr_eq(&own, &scope.pass));
-        Scope::current().is_some_and(is_own)
     }
 
     /// Panics if the module was cloned in an earlier step, and the value has been updated since then.
@@ -104,7 +95,10 @@ impl Handle {
 
 impl Clone for Handle {
     fn clone(&self) -> Self {
-        let now = || self.is_in_own_pass().then(next_operation);
+        let now = || {
+            let scope = self.local_param.session.scope();
+            scope.map(|_| next_operation())
+        };
         Self {
             local_param: self.local_param.clone(),
             placeholder: self.placeholder.clone(),
@@ -159,9 +153,9 @@ impl Module for Handle {
     }
 
     fn map<P: ModuleMapper>(self, _mapper: &mut P) -> Self {
-        let change = match self.is_in_own_pass() {
-            true => Change::Mapped,
-            false => self.change,
+        let change = match self.local_param.session.scope() {
+            Some(_) => Change::Mapped,
+            None => self.change,
         };
         Self { change, ..self }
     }

@@ -54,11 +54,7 @@ impl LocalParam {
         if let Some(base) = &self.offloaded_base {
             refuse_outside_of_a_block(base);
         }
-        let in_pass = |scope: &Scope| {
-            let pass = self.session.pass.lock().clone();
-            pass.is_some_and(|pass| Arc::ptr_eq(&pass, &scope.pass))
-        };
-        let Some(scope) = Scope::current().filter(in_pass) else {
+        let Some(scope) = self.session.scope() else {
             return self.plain(CopyLifetime::Graph);
         };
         if let Some(observers) = &scope.pass.observers {
