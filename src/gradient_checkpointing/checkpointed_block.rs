@@ -14,7 +14,7 @@ use super::outputs::{OutputSpecs, backward_root};
 use super::saved_input::SavedInput;
 use crate::error::FusedError;
 use crate::parameters::Statistics;
-use crate::pass::{BlockReads, FailedIn, NumberSource, Scope, StepEvent};
+use crate::pass::{BlockReads, FailedIn, NumberSource, RandomRun, Scope, StepEvent};
 use crate::random::{RandomStream, Run};
 use crate::tap::collect_graph;
 use crate::weights::{OwnLeaf, own_leaf, with_frozen, with_own_leaves};
@@ -150,7 +150,7 @@ where
         let device = first.outputs.device.clone();
         let turn = random
             .as_ref()
-            .map(|random| scope.repeat_random(&name, random));
+            .map(|random| RandomRun::repeat(&scope, &name, random));
         let _turn = turn.transpose()?;
         let strategy = first.outputs.strategy;
         // The run owns its inputs, so that they are freed as soon as possible.

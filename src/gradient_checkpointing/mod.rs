@@ -39,7 +39,7 @@ pub use sequential::gradient_checkpointing_sequential;
 pub use tiled::gradient_checkpointing_tiled;
 
 use crate::parameters::{merge_pending, running_statistics};
-use crate::pass::{BlockMode, FailedIn, Scope, StepEvent};
+use crate::pass::{BlockMode, FailedIn, RandomRun, Scope, StepEvent};
 use crate::weights::{is_for_inference, is_in_stock_training, is_in_training, with_frozen};
 
 /// Runs a block of a model and keeps only its `input`. The backward pass recomputes the activations.
@@ -204,7 +204,7 @@ where
         // Frozen weights are stored on the host, but computed with on the device.
         devices = vec![engine.device.clone()];
     }
-    let random = scope.begin_random(type_name::<B>(), devices);
+    let random = RandomRun::begin(&scope, type_name::<B>(), devices);
     let random = random.unwrap_or_else(|error| {
         // The step returns the error, also if this thread is joined.
         scope.pass.fail(FailedIn::Closure, error.clone());

@@ -77,11 +77,6 @@ impl RandomStream {
         Self { devices, seed }
     }
 
-    /// Seeds the devices with numbers outside of this stream.
-    pub(crate) fn end(&self) {
-        seed(&self.devices, mix(self.seed, u64::MAX));
-    }
-
     /// Seeds the devices with the start of this stream.
     pub(crate) fn start(&self) {
         seed(&self.devices, self.seed);
@@ -106,15 +101,10 @@ impl RandomStream {
     }
 }
 
-/// Draws four numbers of 16 bits.
-fn draw(device: &Device) -> Tensor<1> {
-    let range = Distribution::Uniform(0.0, 65536.0);
-    Tensor::random([4], range, (device, DType::F32))
-}
-
-/// Draws a seed from the generator of `device`. Waits for the device.
+/// Draws a seed of four numbers of 16 bits from the generator of `device`. Waits for the device.
 fn draw_seed(device: &Device) -> u64 {
-    let digits = draw(device);
+    let range = Distribution::Uniform(0.0, 65536.0);
+    let digits = Tensor::<1>::random([4], range, (device, DType::F32));
     let digits = read_with_timeout(device, move || digits.into_data());
     let digits = digits.iter::<f64>().map(|digit| digit as u64);
     digits.fold(0, |seed, digit| seed << 16 | digit & 0xffff)

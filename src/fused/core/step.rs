@@ -195,7 +195,7 @@ impl<M: Module> Core<M> {
         let numbers = match (numbers, kind) {
             (Some(numbers), _) => numbers,
             (None, ClosureKind::Nothing) => StepNumbers::default(),
-            (None, _) => session.begin_numbers(&ranks.devices, false)?,
+            (None, _) => StepNumbers::begin(session, &ranks.devices, false)?,
         };
         // The step counts as one without the lock until this function ends.
         let _unlocked = numbers.unlocked.clone();

@@ -7,7 +7,7 @@ use burn::module::Module;
 use super::Core;
 use super::running_pass::PassClosure;
 use crate::error::FusedError;
-use crate::pass::ClosureKind;
+use crate::pass::{ClosureKind, StepNumbers};
 use crate::policy::{GradientPipeline, GradientUse, Losses, Norm};
 
 impl<M: Module> Core<M> {
@@ -20,10 +20,8 @@ impl<M: Module> Core<M> {
         let ranks = &self.ranks;
         let reads = !ranks.is_asynchronous;
         let losses = reads.then(Arc::<Losses>::default);
-        let numbers = ranks
-            .attached()
-            .session
-            .begin_numbers(&ranks.devices, true)?;
+        let session = &ranks.attached().session;
+        let numbers = StepNumbers::begin(session, &ranks.devices, true)?;
         let mut pipeline = self.policies.pipeline(GradientUse::Measure, None);
         pipeline.losses.clone_from(&losses);
         let output = self.pass(pipeline.clone(), Some(numbers.clone()), kind, &mut *run)?;

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 
 use super::{BLOCKS, Draws, REST, SinceSeed};
 use crate::error::FusedError;
-use crate::pass::Scope;
+use crate::pass::{Pass, Scope};
 use crate::random::{GENERATORS, RandomStream, RngLock, Run, system_seed};
 use crate::threads::lock::is_in_pool;
 
@@ -33,22 +33,22 @@ pub(crate) struct RandomRun {
     _locks: Option<(Arc<RngLock>, RngLock)>,
 }
 
-impl Scope {
-    /// Begins the first run of the block with this name, which draws on `devices`.
+impl RandomRun {
+    /// Begins the first run of the block with this name in `scope`, which draws on `devices`.
     ///
     /// # Errors
     ///
     /// If blocks of this model have drawn before, and another training or thread has the lock of the generators.
-    pub(crate) fn begin_random(
-        &self,
+    pub(crate) fn begin(
+        scope: &Scope,
         name: &str,
         devices: Vec<Device>,
-    ) -> Result<RandomRun, FusedError> {
-        let pass = &self.pass;
+    ) -> Result<Self, FusedError> {
+        let pass = &scope.pass;
         let known = pass.blocks.observations.draws.lock()[BLOCKS];
-        let outer = self.number_source();
+        let outer = scope.number_source();
         let locks = match outer {
-            None => self.lock_block(&devices, known != Draws::Nothing),
+            None => lock_block(scope, &devices, known != Draws::Nothing),
             Some(_) => None,
         };
         let source = match (outer, &locks) {
@@ -64,11 +64,11 @@ impl Scope {
         };
         let stream = RandomStream::new(devices, |device| match (&source, outer) {
             (NumberSource::Shared, None) => system_seed(),
-            _ => self.next_seed(device),
+            _ => scope.next_seed(device),
         });
         match &source {
             NumberSource::Repeated(own) => {
-                let (place, outer) = self.outer_numbers();
+                let (place, outer) = outer_numbers(scope);
                 let before = outer.lock().take();
                 if let Some(before) = before {
                     pass.observe_draws(place, &before);
@@ -84,52 +84,12 @@ impl Scope {
             }
             NumberSource::Nothing => {}
         }
-        Ok(RandomRun {
-            scope: self.clone(),
+        Ok(Self {
+            scope: scope.clone(),
             stream,
             source,
             _locks: locks,
         })
-    }
-
-    /// Locks the generators for a block on `devices`. If another run has them, waits for them if `waits`. Returns `None` without
-    /// the lock.
-    fn lock_block(&self, devices: &[Device], waits: bool) -> Option<(Arc<RngLock>, RngLock)> {
-        let lock = self.lock_again(devices, waits)?;
-        let turn = RngLock::take(self.turns(), devices, waits)?;
-        Some((lock, turn))
-    }
-
-    /// Returns the lock of the pass, or takes it: a model that drew nothing may begin to draw, and a closure may run a block after its
-    /// backward pass. In a step of two passes, only one of the passes might get it.
-    fn lock_again(&self, devices: &[Device], waits: bool) -> Option<Arc<RngLock>> {
-        let numbers = &self.pass.numbers;
-        let held = numbers.lock.lock().clone();
-        if held.is_some() || numbers.repeats {
-            return held;
-        }
-        // A step that began without the lock does not wait: each of its blocks would.
-        let waits = waits && numbers.began_locked && !is_in_pool();
-        // One thread at a time, so that none waits for the lock of its own pass. If the other does not wait either, it is done at once.
-        let _one = match waits {
-            true => numbers.taking.lock(),
-            false => numbers.taking.try_lock_for(Duration::from_millis(100))?,
-        };
-        let held = numbers.lock.lock().clone();
-        if held.is_some() {
-            return held;
-        }
-        let taken = Arc::new(RngLock::take(&GENERATORS, devices, waits)?);
-        let mut lock = numbers.lock.lock();
-        (!self.pass.is_over()).then(|| lock.insert(taken).clone())
-    }
-
-    /// Returns the turns of blocks: among all ranks, or within the turn of this rank.
-    fn turns(&self) -> &Arc<Mutex<()>> {
-        match self.pass.numbers.turn.lock().is_some() {
-            true => &self.pass.numbers.block_turns,
-            false => &self.pass.blocks.observations.turns,
-        }
     }
 
     /// Takes the turn for the recomputation of the block with this name, which draws from `stream` again.
@@ -137,27 +97,17 @@ impl Scope {
     /// # Errors
     ///
     /// If another rank or thread keeps its turn and makes no progress, or this is a thread of a rayon pool, which does not wait.
-    pub(crate) fn repeat_random(
-        &self,
+    pub(crate) fn repeat(
+        scope: &Scope,
         name: &str,
         stream: &RandomStream,
     ) -> Result<RngLock, FusedError> {
-        let turn = RngLock::take(self.turns(), &stream.devices, true);
+        let turn = RngLock::take(turns(scope), &stream.devices, true);
         turn.ok_or_else(|| FusedError::RandomNumbersLocked {
             place: format!("the block {name}"),
         })
     }
 
-    /// Returns the numbers of the run outside of a block in this scope.
-    fn outer_numbers(&self) -> (usize, &SinceSeed) {
-        match self.number_source() {
-            Some(NumberSource::Repeated(outer)) => (BLOCKS, outer),
-            _ => (REST, &self.pass.numbers.rest),
-        }
-    }
-}
-
-impl RandomRun {
     /// Ends the run. Returns its stream, and the source of its numbers.
     pub(crate) fn end(self) -> (RandomStream, NumberSource) {
         let NumberSource::Repeated(own) = &self.source else {
@@ -170,7 +120,7 @@ impl RandomRun {
         }
         let mut next = self.stream.clone();
         next.advance(Run::Block);
-        let (_, outer) = self.scope.outer_numbers();
+        let (_, outer) = outer_numbers(&self.scope);
         *outer.lock() = Some(next);
         // On CubeCL only the first pass observes whether blocks draw, and a later one may begin to. Ranks would repeat in turn.
         let on_cubecl = self.stream.devices.iter().any(is_cubecl);
@@ -181,5 +131,55 @@ impl RandomRun {
             _ => NumberSource::Nothing,
         };
         (self.stream, source)
+    }
+}
+
+/// Locks the generators for a block on `devices`. If another run has them, waits for them if `waits`. Returns `None` without the lock.
+fn lock_block(scope: &Scope, devices: &[Device], waits: bool) -> Option<(Arc<RngLock>, RngLock)> {
+    let lock = lock_of_pass(&scope.pass, devices, waits)?;
+    let turn = RngLock::take(turns(scope), devices, waits)?;
+    Some((lock, turn))
+}
+
+/// Returns the lock of the pass, or takes it: a model that drew nothing may begin to draw, and a closure may run a block after its
+/// backward pass. In a step of two passes, only one of the passes might get it.
+fn lock_of_pass(pass: &Pass, devices: &[Device], waits: bool) -> Option<Arc<RngLock>> {
+    let numbers = &pass.numbers;
+    let held = numbers.lock.lock().clone();
+    if held.is_some() || numbers.repeats {
+        return held;
+    }
+    // A step that began without the lock does not wait: each of its blocks would.
+    let waits = waits && numbers.began_locked && !is_in_pool();
+    // One thread at a time, so that none waits for the lock of its own pass. If the other does not wait either, it is done at once.
+    let _one = match waits {
+        true => numbers.taking.lock(),
+        false => numbers.taking.try_lock_for(Duration::from_millis(100))?,
+    };
+    let held = numbers.lock.lock().clone();
+    if held.is_some() {
+        return held;
+    }
+    let taken = Arc::new(RngLock::take(&GENERATORS, devices, waits)?);
+    let mut lock = numbers.lock.lock();
+    (!pass.is_over()).then(|| lock.insert(taken).clone())
+}
+
+/// Returns the turns of blocks: among all ranks, or within the turn of this rank.
+fn turns(scope: &Scope) -> &Arc<Mutex<()>> {
+    let Pass {
+        numbers, blocks, ..
+    } = &*scope.pass;
+    match numbers.turn.lock().is_some() {
+        true => &numbers.block_turns,
+        false => &blocks.observations.turns,
+    }
+}
+
+/// Returns the numbers of the run outside of a block in this scope.
+fn outer_numbers(scope: &Scope) -> (usize, &SinceSeed) {
+    match scope.number_source() {
+        Some(NumberSource::Repeated(outer)) => (BLOCKS, outer),
+        _ => (REST, &scope.pass.numbers.rest),
     }
 }

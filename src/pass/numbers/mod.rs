@@ -78,7 +78,7 @@ pub(crate) struct StepNumbers {
     pub(crate) unlocked: Option<Arc<AtomicUsize>>,
 }
 
-impl Session {
+impl StepNumbers {
     /// Begins the random numbers of a step on `devices`, in one pass, or in two if it `repeats`.
     ///
     /// A plain step continues the numbers of the program, so its draws can't be observed. A step that has waited for the lock begins
@@ -88,17 +88,17 @@ impl Session {
     /// # Errors
     ///
     /// If a model that draws can't have the lock and must repeat its numbers, or the device is lost.
-    pub(crate) fn begin_numbers(
-        &self,
+    pub(crate) fn begin(
+        session: &Session,
         devices: &[Device],
         repeats: bool,
-    ) -> Result<StepNumbers, FusedError> {
-        let observations = &self.observations;
-        let is_one_of_several = self.membership.is_some();
+    ) -> Result<Self, FusedError> {
+        let observations = &session.observations;
+        let is_one_of_several = session.membership.is_some();
         let draws = *observations.draws.lock();
         let may_draw = draws != [Draws::Nothing; 2];
         if !repeats && !is_one_of_several && !may_draw {
-            return Ok(StepNumbers::default());
+            return Ok(Self::default());
         }
         let waits = match observations.has_timed_out.load(Ordering::Relaxed) {
             true => draws.contains(&Draws::Numbers),
@@ -115,7 +115,7 @@ impl Session {
         let is_observed = |lock: &Arc<RngLock>| lock.waited && draws[REST] == Draws::Unknown;
         let is_seeded = repeats || is_one_of_several || lock.as_ref().is_some_and(is_observed);
         let seed = |device: &Device| match &lock {
-            Some(_) => self.seeds.next(device),
+            Some(_) => session.seeds.next(device),
             None => system_seed(),
         };
         let stream = || RandomStream::new(devices.to_vec(), seed);
@@ -125,7 +125,7 @@ impl Session {
             reason,
         })?;
         let is_unlocked = lock.is_none() && may_draw;
-        Ok(StepNumbers {
+        Ok(Self {
             lock,
             stream,
             repeats,
@@ -280,7 +280,7 @@ impl Pass {
             return;
         }
         if let (Some(stream), Some(_)) = (&self.numbers.stream, &self.membership) {
-            stream.end();
+            seed(&stream.devices, mix(stream.seed, u64::MAX));
         }
         if let Some(seeds) = self.blocks.block_seeds.get() {
             // Later numbers don't depend on which blocks were recomputed.
