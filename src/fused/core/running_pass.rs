@@ -114,15 +114,15 @@ impl<'a, M: Module> RunningPass<'a, M> {
         }
     }
 
-    /// Ends the pass on all ranks: commits it if the closures have `succeeded` and no rank has failed, or rolls it back. Reports
+    /// Ends the pass on all ranks: commits it if the `result` of the closures is `Ok` and no rank has failed, or rolls it back. Reports
     /// a committed pass, with the greatest report of each parameter over all ranks. The panic of an observer is kept in `end_panic`.
     pub(super) fn end<R>(
         self,
-        succeeded: Result<Result<R, FusedError>, Caught>,
+        result: Result<Result<R, FusedError>, Caught>,
         reports: &mut Reports,
         end_panic: &mut Option<Caught>,
     ) -> Result<R, Failure> {
-        let ended = match (succeeded, self.end_stage()) {
+        let ended = match (result, self.end_stage()) {
             (Ok(Err(error)), _) => Err(error.into()),
             // The closure may panic because of an earlier failure in it. A block fails its pass, then panics.
             (_, Some(failure)) => Err(failure),

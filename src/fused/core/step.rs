@@ -211,7 +211,7 @@ impl<M: Module> Core<M> {
             false => self.ranks.guard_statistics(),
         };
         let mut running_pass = RunningPass::begin(&mut self.ranks, settings);
-        let succeeded = catch(|| {
+        let result = catch(|| {
             if let Some(observers) = &running_pass.rank_passes[0].pass.observers {
                 running_pass.emit_begin(observers);
             }
@@ -222,7 +222,7 @@ impl<M: Module> Core<M> {
             Ok(output)
         });
         let end_panic = self.end_panic.get_mut();
-        let output = running_pass.end(succeeded, &mut self.reports, end_panic);
+        let output = running_pass.end(result, &mut self.reports, end_panic);
         let output = output.or_else(Failure::into_result)?;
 
         // Other ranks may have sent gradients to a rank after its part, and remote devices report failures late.
