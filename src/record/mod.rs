@@ -68,21 +68,20 @@ fn check_velocity(
 }
 
 /// Returns `optimizer` with the states in `record`, if they are states of the parameters of `model`
-/// and `optimizer` can load them all. `orthogonalized` are the paths whose velocity belongs to Muon, if they are known.
+/// and `optimizer` can load them all.
 pub(crate) fn load<M: Module>(
     record: OptimizerRecord,
-    orthogonalized: Option<&BTreeSet<String>>,
     optimizer: &ModuleOptimizer,
     model: &M,
 ) -> Result<ModuleOptimizer, FusedError> {
     let bytes = to_bytes(record)?.shared();
-    check(states(bytes.clone())?, orthogonalized, optimizer, model)?;
+    check(states(bytes.clone())?, None, optimizer, model)?;
     let record = OptimizerRecord::from_bytes(bytes).map_err(unreadable)?;
     Ok(load_in_own_memory(optimizer, record))
 }
 
 /// Returns `optimizer` with the states in the record `file`, as [`load`] does, and the ids of their parameters. The record is not loaded
-/// as a whole.
+/// as a whole. `orthogonalized` are the paths whose velocity belongs to Muon, if they are known.
 pub(crate) fn load_file<M: Module>(
     file: &Path,
     orthogonalized: Option<&BTreeSet<String>>,

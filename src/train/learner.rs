@@ -213,8 +213,8 @@ impl<M: LearnerModel> FusedLearner<M> {
     pub fn load_optim(&mut self, record: OptimizerRecord) {
         let optimizer = checkout::optimizer(&mut self.learner);
         let model = self.model();
-        let optimizer = record::load(record, None, &optimizer, &model)
-            .unwrap_or_else(|error| panic!("{error}"));
+        let optimizer =
+            record::load(record, &optimizer, &model).unwrap_or_else(|error| panic!("{error}"));
         checkout::set_optimizer(&mut self.learner, optimizer);
     }
 

@@ -82,7 +82,7 @@ impl<M: Module> Core<M> {
     ) -> Result<(), FusedError> {
         // States that are offloaded need not be read only to be replaced.
         let optimizer = self.ranks.optimizer.lock().optimizer_mut().clone();
-        let loaded = record::load(record, None, &optimizer, &self.ranks.attached().module)?;
+        let loaded = record::load(record, &optimizer, &self.ranks.attached().module)?;
         drop(optimizer);
         self.load_state(|optimizer| optimizer.replace(loaded));
         Ok(())
