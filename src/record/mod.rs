@@ -3,6 +3,7 @@
 mod model;
 mod sample;
 
+use std::cell::LazyCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
 
@@ -23,7 +24,7 @@ use crate::error::FusedError;
 use crate::shared_optimizer::{EXTRA_STATE_ID, ExtraState, average_id, is_average, orthogonalizes};
 
 pub(crate) use model::save_model;
-use sample::Sample;
+use sample::sample;
 
 /// The states of Muon and of SGD with momentum have the same name.
 const VELOCITY: &str = "momentum.velocity";
@@ -186,24 +187,20 @@ fn check_fit<M: Module>(
             return Err(FusedError::ForeignRecord { id, path });
         };
         // This also works for an attached model: a placeholder has the shape of its value.
-        let sample = Sample::new(empty, parameter, state.is_compact());
-        check_fits(
-            state,
-            &parameter.path,
-            &parameter.param.shape(),
-            Some(&sample),
-        )?;
+        let made = LazyCell::new(|| sample(empty, parameter, state.is_compact()));
+        let shape = parameter.param.shape();
+        check_fits(state, &parameter.path, &shape, || (*made).as_ref())?;
     }
     Ok(parameters)
 }
 
 /// Returns an error if a state has neither the shape of its parameter, nor size one in some dimensions (Adafactor), nor the shape in
 /// a `sample` (one number per block of columns). Tensors with another number of dimensions are not checked.
-fn check_fits(
+fn check_fits<'a>(
     state: &RecordedState,
     path: &str,
     shape: &Shape,
-    sample: Option<&Sample<'_>>,
+    sample: impl Fn() -> Option<&'a RecordedState>,
 ) -> Result<(), FusedError> {
     let dims = state.num_dims()?;
     if dims != shape.num_dims() {
@@ -234,8 +231,8 @@ fn check_fits(
             let fits = sizes.all(|(found, expected)| *found == 1 || found == expected);
             fits || tensor.shape.num_dims() != dims
         };
-        let is_made =
-            || sample.is_some_and(|sample| sample.has_tensor(&tensor.name, &tensor.shape));
+        let is_it = |it: &burn_pack::Tensor| it.name == tensor.name && it.shape == tensor.shape;
+        let is_made = || sample().is_some_and(|made| made.tensors.iter().any(is_it));
         if !fits && !is_made() {
             return Err(of_another_shape(&tensor.name, tensor.shape.to_vec()));
         }
@@ -245,7 +242,10 @@ fn check_fits(
             continue;
         };
         let found = usize::try_from(*scalar).unwrap_or_default();
-        let is_made = || sample.is_some_and(|sample| sample.has_scalar(name, found));
+        let is_made = || {
+            let made = sample().and_then(|made| made.scalars.get(name));
+            made.is_some_and(|made| usize::try_from(*made) == Ok(found))
+        };
         if found != expected && !is_made() {
             return Err(of_another_shape(name, vec![found]));
         }
@@ -270,7 +270,7 @@ fn check_averages(
         let Some(average) = averages.remove(&average_id(*id).val()) else {
             continue;
         };
-        check_fits(&average, path, &param.shape(), None)?;
+        check_fits(&average, path, &param.shape(), || None)?;
         let record = OptimizerRecord::from_bytes(write([average])?).map_err(unreadable)?;
         let loaded = catch_message(|| keeper.clone().load_record(record));
         let loaded = loaded.map_err(|reason| damaged(path, reason))?;
