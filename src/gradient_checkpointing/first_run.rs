@@ -12,7 +12,7 @@ use super::detached::{Detached, lifted};
 use super::node::CheckpointNode;
 use super::outputs::{OutputSpecs, tap_outputs};
 use super::saved_input::SavedInput;
-use crate::parameters::StatisticsGuard;
+use crate::parameters::{Statistics, running_statistics};
 use crate::pass::{RandomRun, Scope};
 use crate::weights::{tracked_and_not_attached, with_constants, with_frozen};
 
@@ -44,7 +44,7 @@ where
     } = Detached::of(input);
     let (inside, block_reads) = scope.unrecorded(&random);
     // Both runs start with these running statistics.
-    let statistics = StatisticsGuard::new(&block).commit();
+    let statistics = Statistics::merged(&block, &running_statistics(&block));
     let on = random.stream.devices.first().cloned();
     let (lifted, constants) = lifted(input.clone(), &kinds, strategy);
     let (output, numbers) = {

@@ -1,4 +1,4 @@
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 
 use backburn_base::{AnyParam, AnyTensor, list};
 use burn::backend::Dispatch;
@@ -37,7 +37,7 @@ where
 
 /// Values of parameters, in the order of a module: frozen parameters with the same id may have different values.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct ValuesInOrder(HashMap<ParamId, VecDeque<AnyTensor>>);
+pub(crate) struct ValuesInOrder(pub(super) HashMap<ParamId, VecDeque<AnyTensor>>);
 
 impl ValuesInOrder {
     /// Returns the values of the parameters of `module` for which `which` returns `true`.
@@ -58,21 +58,6 @@ impl ValuesInOrder {
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &AnyTensor> {
         self.0.values().flatten()
-    }
-
-    pub(crate) fn ids(&self) -> HashSet<ParamId> {
-        self.0.keys().copied().collect()
-    }
-
-    /// Returns the last value of this parameter.
-    pub(crate) fn last(&self, id: ParamId) -> Option<&AnyTensor> {
-        self.0.get(&id)?.back()
-    }
-
-    /// Keeps the parameters for whose last value `is_kept` returns `true`.
-    pub(crate) fn retain(&mut self, is_kept: impl Fn(ParamId, &AnyTensor) -> bool) {
-        self.0
-            .retain(|id, values| values.back().is_some_and(|last| is_kept(*id, last)));
     }
 
     /// Puts the result of `put` into each parameter of `module` with a value, which receives the previous value and that value.

@@ -135,6 +135,14 @@ impl Statistics {
         Self(ValuesInOrder::of(module, |id| ids.contains(&id)))
     }
 
+    /// Returns these statistics of `module`, which are all that it has. Merges pending updates.
+    pub(crate) fn merged<M: Module>(module: &M, ids: &HashSet<ParamId>) -> Self {
+        if !ids.is_empty() {
+            merge_pending(module);
+        }
+        Self::of(module, ids)
+    }
+
     /// Puts the values into `module` and its clones.
     fn put<M: Module>(&self, module: &M) {
         let values = self.0.clone();
@@ -143,14 +151,14 @@ impl Statistics {
 
     /// Puts the values into `module`. Dropping the guard restores the previous values.
     pub(crate) fn put_until_dropped<M: Module>(&self, module: &M) -> StatisticsGuard<M> {
-        let guard = StatisticsGuard::among(module, &self.0.ids());
+        let guard = StatisticsGuard::among(module, &self.0.0.keys().copied().collect());
         self.put(module);
         guard
     }
 
     /// Returns the value of this statistic; the last one if frozen modules share its id.
     pub(crate) fn get(&self, id: ParamId) -> Option<&AnyTensor> {
-        self.0.last(id)
+        self.0.0.get(&id)?.back()
     }
 
     /// Copies the values into `module` and its clones, on the devices of their statistics.
@@ -160,9 +168,10 @@ impl Statistics {
         drop(values.put_into(module.clone(), put));
     }
 
-    /// Keeps the values for which `is_kept` returns `true`.
+    /// Keeps the statistics for whose last value `is_kept` returns `true`.
     pub(crate) fn retain(&mut self, is_kept: impl Fn(ParamId, &AnyTensor) -> bool) {
-        self.0.retain(is_kept);
+        let values = &mut self.0.0;
+        values.retain(|id, values| values.back().is_some_and(|last| is_kept(*id, last)));
     }
 }
 
@@ -175,30 +184,16 @@ pub(crate) struct StatisticsGuard<M: Module> {
 }
 
 impl<M: Module> StatisticsGuard<M> {
-    /// Takes a snapshot of `module`. Merges pending updates.
-    pub(crate) fn new(module: &M) -> Self {
-        Self::among(module, &running_statistics(module))
-    }
-
     /// Takes a snapshot of these statistics of `module`, which are all that it has. Merges pending updates.
     pub(crate) fn among(module: &M, ids: &HashSet<ParamId>) -> Self {
-        if ids.is_empty() {
-            return Self {
-                module: None,
-                before: Statistics::default(),
-            };
-        }
-        merge_pending(module);
-        Self {
-            module: Some(module.clone()),
-            before: Statistics::of(module, ids),
-        }
+        let before = Statistics::merged(module, ids);
+        let module = (!ids.is_empty()).then(|| module.clone());
+        Self { module, before }
     }
 
-    /// Leaves the statistics as they are now, and returns the snapshot.
-    pub(crate) fn commit(mut self) -> Statistics {
+    /// Leaves the statistics as they are now.
+    pub(crate) fn commit(mut self) {
         self.module = None;
-        std::mem::take(&mut self.before)
     }
 }
 
