@@ -6,6 +6,9 @@ use burn::optim::ModuleOptimizer;
 
 pub(super) use sealed::Planned;
 
+/// Formats of states and weights; `None` for those of the optimizer.
+pub(super) type Formats = (Option<StateFormat>, Option<WeightFormat>);
+
 /// An optimizer of a plan. A plan can set the formats of a config of [`backburn::optim`](crate::optim). Any other
 /// [`ModuleOptimizer`] keeps its formats, and a plan with it can't be saved.
 #[diagnostic::on_unimplemented(
@@ -25,12 +28,8 @@ mod sealed {
         /// `true` if the state of a parameter depends only on its shape, not on its path.
         const DEPENDS_ON_SHAPE_ONLY: bool;
 
-        /// Returns the optimizer with other formats; `None` keeps a format. Returns `None` if the optimizer has no formats.
-        fn formatted(
-            &self,
-            states: Option<StateFormat>,
-            weights: Option<WeightFormat>,
-        ) -> Option<Self>;
+        /// Returns the optimizer with other formats. Returns `None` if the optimizer has no formats.
+        fn formatted(&self, formats: Formats) -> Option<Self>;
     }
 }
 
@@ -46,11 +45,7 @@ macro_rules! planned {
             impl Planned for $config {
                 const DEPENDS_ON_SHAPE_ONLY: bool = $by_shape;
 
-                fn formatted(
-                    &self,
-                    states: Option<StateFormat>,
-                    weights: Option<WeightFormat>,
-                ) -> Option<Self> {
+                fn formatted(&self, (states, weights): Formats) -> Option<Self> {
                     let mut formatted = self.clone();
                     if let Some(states) = states {
                         formatted = formatted.with_state_format(states);
@@ -83,11 +78,7 @@ impl PlannedOptimizer for ModuleOptimizer {
 impl Planned for ModuleOptimizer {
     const DEPENDS_ON_SHAPE_ONLY: bool = false;
 
-    fn formatted(
-        &self,
-        states: Option<StateFormat>,
-        weights: Option<WeightFormat>,
-    ) -> Option<Self> {
-        (states.is_none() && weights.is_none()).then(|| self.clone())
+    fn formatted(&self, formats: Formats) -> Option<Self> {
+        (formats == (None, None)).then(|| self.clone())
     }
 }

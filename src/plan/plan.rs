@@ -87,8 +87,7 @@ impl<O: PlannedOptimizer> Plan<O> {
         has_statistics: bool,
     ) -> Self {
         let (set, items) = (choice.set, choice.items);
-        let (states, weights) = set.formats();
-        let formatted = optimizer.formatted(states, weights);
+        let formatted = optimizer.formatted(set.formats());
         let keep = choice.kept.as_ref().map(|kept| kept.keep.clone());
         let config = set.config(&search.config);
         let blocks = GradientCheckpointingConfig {

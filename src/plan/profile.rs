@@ -10,10 +10,9 @@ use crate::weights::Entry;
 
 use super::error::PlanError;
 use super::forecast::Forecast;
-use super::optimizer::PlannedOptimizer;
+use super::optimizer::{Formats, PlannedOptimizer};
 use super::pass_profile::{BlockChoice, PassProfile};
 use super::probe::Probe;
-use super::set::Formats;
 use super::storage::{FIRST_PASS_BYTES, WeightStorage};
 
 /// Maximum ratio of the items of a pass to those of the largest measured pass.
@@ -65,7 +64,7 @@ impl Profile {
         optimizer: &O,
         formats: Formats,
     ) -> Result<(), PlanError> {
-        let Some(optimizer) = optimizer.formatted(formats.0, formats.1) else {
+        let Some(optimizer) = optimizer.formatted(formats) else {
             return Ok(());
         };
         match footprint::measure(

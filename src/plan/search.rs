@@ -4,8 +4,9 @@ use crate::config::FusedConfig;
 
 use super::candidate::Candidate;
 use super::error::PlanError;
+use super::optimizer::Formats;
 use super::profile::Profile;
-use super::set::{Formats, TechniqueSet};
+use super::set::TechniqueSet;
 use super::set_profile::{Choice, Limits, SetProfile};
 use super::storage::WeightStorage;
 

@@ -5,12 +5,9 @@ use backburn_optim::{StateFormat, WeightFormat};
 use crate::config::FusedConfig;
 use crate::offload::{Offload, OffloadConfig, OffloadHost};
 
-use super::optimizer::PlannedOptimizer;
+use super::optimizer::{Formats, PlannedOptimizer};
 use super::storage::WeightStorage;
 use super::technique::Technique;
-
-/// Formats of states and weights; `None` for those of the optimizer.
-pub(super) type Formats = (Option<StateFormat>, Option<WeightFormat>);
 
 /// Techniques that may be used together.
 #[derive(Clone, Copy, Debug)]
@@ -35,7 +32,7 @@ impl TechniqueSet {
         has_own_memory: bool,
     ) -> Vec<Self> {
         let formats = (Some(StateFormat::Bits8), Some(WeightFormat::Split24));
-        let has_formats = optimizer.formatted(formats.0, formats.1).is_some();
+        let has_formats = optimizer.formatted(formats).is_some();
         let can = |it: &Technique| match it {
             it if it.offload().is_some() => has_own_memory && OffloadHost::Flex.device().is_ok(),
             it if it.states().is_some() || it.weights().is_some() => has_formats,
