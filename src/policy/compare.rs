@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 use super::hook::{GradientFlow, GradientHook, HookedParameter};
 use super::measure::Norm;
-use super::norm::Squares;
+use super::squares::Squares;
 use crate::error::FusedError;
 
 /// Largest difference that is rounding, as a fraction. `flex` adds the parts of a sum of 4,194,304 and more elements in the

@@ -5,7 +5,7 @@ use burn::tensor::Tensor;
 use parking_lot::Mutex;
 
 use super::hook::{GradientFlow, GradientHook, HookedParameter};
-use super::norm::{Squares, Unread, sums};
+use super::squares::{Squares, Unread, sums};
 use crate::error::FusedError;
 
 /// A hook that measures the global norm of all gradients.

@@ -9,7 +9,6 @@ mod clip;
 mod compare;
 mod hook;
 mod measure;
-mod norm;
 mod pipeline;
 mod scaling;
 mod squares;

@@ -9,7 +9,7 @@ use burn::tensor::{DType, FloatDType, Tensor};
 
 use super::hook::{GradientFlow, GradientHook, HookedParameter};
 use super::measure::is_finite;
-use super::norm::widened;
+use super::squares::widened;
 use super::state::LossScale;
 use crate::error::FusedError;
 

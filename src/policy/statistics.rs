@@ -5,7 +5,7 @@ use burn::tensor::{FloatDType, Tensor};
 use parking_lot::Mutex;
 
 use super::hook::{GradientFlow, GradientHook, HookedParameter};
-use super::norm::{Squares, sums, widened};
+use super::squares::{Squares, sums, widened};
 
 /// A hook that keeps statistics of the last gradient of every parameter.
 ///
