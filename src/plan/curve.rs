@@ -48,17 +48,18 @@ impl ActivationCurve {
 
     /// Returns the peak bytes if the blocks in `keep` keep their activations.
     pub(super) fn peak(&self, keep: &[bool]) -> usize {
-        self.bytes(keep, self.share).max().unwrap_or(0)
+        self.bytes(keep).max().unwrap_or(0)
     }
 
     /// Returns the peak bytes of the backward pass, minus those at its start.
     pub(super) fn rise(&self, keep: &[bool]) -> usize {
-        let mut backward = self.bytes(keep, self.share).skip(self.backward);
+        let mut backward = self.bytes(keep).skip(self.backward);
         let begin = backward.next().unwrap_or(0);
         backward.max().unwrap_or(0).saturating_sub(begin)
     }
 
-    fn bytes(&self, keep: &[bool], share: f64) -> impl Iterator<Item = usize> {
+    fn bytes(&self, keep: &[bool]) -> impl Iterator<Item = usize> {
+        let share = self.share;
         let bytes = move |(bytes, held)| bytes + (held as f64 * share).ceil() as usize;
         self.moments(keep).map(bytes)
     }
@@ -77,7 +78,7 @@ impl ActivationCurve {
     /// Adjusts `share` to the peak of a pass.
     pub(super) fn calibrate(&mut self, keep: &[bool], peak: usize) {
         // A peak without kept activations does not depend on `share`.
-        if peak > self.bytes(&[], 0.0).max().unwrap_or(0) {
+        if peak > self.peak(&[]) {
             let shares = self
                 .moments(keep)
                 .map(|(bytes, held)| (peak - bytes) as f64 / held as f64);

@@ -105,7 +105,7 @@ impl<O: PlannedOptimizer> Plan<O> {
         Self {
             config: config.with_gradient_checkpointing(blocks),
             optimizer: formatted.unwrap_or_else(|| optimizer.clone()),
-            weights: choice.storage.dtype(),
+            weights: set.storage().dtype(),
             batch: items,
             accumulation: choice.accumulation,
             budget: search.limits.budget,

@@ -7,7 +7,6 @@ use super::candidate::Candidate;
 use super::pass_profile::{BlockChoice, PassProfile};
 use super::profile::Profile;
 use super::set::TechniqueSet;
-use super::storage::WeightStorage;
 
 /// Bytes by which the buffers of threads differ from run to run.
 const SLACK: usize = 1 << 17;
@@ -27,7 +26,6 @@ pub(super) struct Limits {
 #[derive(Clone, Debug)]
 pub(super) struct Choice<'a> {
     pub(super) set: &'a TechniqueSet,
-    pub(super) storage: WeightStorage,
     pub(super) accumulation: usize,
     pub(super) items: usize,
     /// `None` if no pass over this number of items was measured.
@@ -81,16 +79,16 @@ impl<'a> SetProfile<'a> {
 
     fn fitting(&self, items: usize, accumulation: usize, recompute: bool) -> Option<Choice<'a>> {
         let part = self.without_pass(items, accumulation);
-        let fits = |in_pass| part.with(in_pass, None).device <= self.limits.budget;
+        let fits = |in_pass| self.with_pass(&part, in_pass, None).device <= self.limits.budget;
         if let Some(pass) = self.profile.pass_over(items) {
             let kept = pass.choose(recompute, fits)?;
-            return Some(part.with(kept.in_pass, Some(kept)));
+            return Some(self.with_pass(&part, kept.in_pass, Some(kept)));
         }
         let is_open = !self.profile.passes.is_empty()
             && self.profile.too_many_items.is_none_or(|many| items < many);
         // Larger passes are forecast from smaller ones, so measure the next larger pass first.
         let in_pass = self.profile.expected(self.profile.next(items)).in_pass;
-        (is_open && fits(in_pass)).then(|| part.with(in_pass, None))
+        (is_open && fits(in_pass)).then(|| self.with_pass(&part, in_pass, None))
     }
 
     /// Returns the part of the batch with the least bytes, with all blocks recomputed if the set allows it.
@@ -103,9 +101,10 @@ impl<'a> SetProfile<'a> {
         let all = self.parts().map(|(items, accumulation)| {
             let part = self.without_pass(items, accumulation);
             if let Some(kept) = self.profile.pass_over(items).and_then(of_pass) {
-                return part.with(kept.in_pass, Some(kept));
+                return self.with_pass(&part, kept.in_pass, Some(kept));
             }
-            let mut choice = part.with(self.profile.expected(items).in_pass.max(first), None);
+            let mut choice =
+                self.with_pass(&part, self.profile.expected(items).in_pass.max(first), None);
             if self
                 .profile
                 .too_many_items
@@ -125,24 +124,35 @@ impl<'a> SetProfile<'a> {
             .least()
             .saturating_sub(self.profile.before_pass());
         let part = self.without_pass(self.limits.batch, 1);
-        part.with(in_pass, None).device
+        self.with_pass(&part, in_pass, None).device
     }
 
     /// Returns the choice without the bytes of its passes.
-    fn without_pass(&self, items: usize, accumulation: usize) -> PartialChoice<'a> {
+    fn without_pass(&self, items: usize, accumulation: usize) -> Choice<'a> {
         let (resident, host) = self.resident(accumulation);
-        PartialChoice(
-            Choice {
-                set: self.set,
-                storage: self.profile.storage,
-                accumulation,
-                items,
-                kept: None,
-                device: self.profile.before_pass() + SLACK + resident,
-                host,
-            },
-            self.limits.margin,
-        )
+        Choice {
+            set: self.set,
+            accumulation,
+            items,
+            kept: None,
+            device: self.profile.before_pass() + SLACK + resident,
+            host,
+        }
+    }
+
+    /// Adds a pass of `in_pass` bytes to `part`, a choice without the bytes of its passes.
+    fn with_pass(
+        &self,
+        part: &Choice<'a>,
+        in_pass: usize,
+        kept: Option<BlockChoice>,
+    ) -> Choice<'a> {
+        let in_pass = (in_pass as f64 * self.limits.margin).ceil() as usize;
+        Choice {
+            kept,
+            device: part.device.saturating_add(in_pass),
+            ..part.clone()
+        }
     }
 
     /// Returns the bytes that a training holds outside of its passes, on the device and on the host.
@@ -153,20 +163,6 @@ impl<'a> SetProfile<'a> {
         let in_flight = states.update.max(resident.gradient_in_f32) + resident.states_in_flight;
         let device = resident.states + in_flight.max(resident.gradients_in_flight);
         (device, resident.host_weights + resident.host_states)
-    }
-}
-
-/// A choice without the bytes of its passes, and the margin factor of these.
-struct PartialChoice<'a>(Choice<'a>, f64);
-
-impl<'a> PartialChoice<'a> {
-    fn with(&self, in_pass: usize, kept: Option<BlockChoice>) -> Choice<'a> {
-        let in_pass = (in_pass as f64 * self.1).ceil() as usize;
-        Choice {
-            kept,
-            device: self.0.device.saturating_add(in_pass),
-            ..self.0.clone()
-        }
     }
 }
 
