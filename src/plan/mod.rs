@@ -7,7 +7,7 @@
 //! - *Computation*: a [`profile`] holds the measurements of the model for one [`storage`] of its weights. The [`search`] selects the first
 //!   [`set`] of techniques that fits, with the largest part of the batch and the fewest recomputed blocks ([`set_profile`]).
 //! - *Proof*: a dry run of exactly this candidate. If it does not fit, the search continues.
-//! - *Output*: a [`plan`] to [`follow`], with its [`candidate`]s, or an [`error`].
+//! - *Output*: a [`plan`], with its [`candidate`]s, or an [`error`].
 
 mod budget;
 mod candidate;
@@ -15,7 +15,6 @@ mod concurrent_calls;
 mod curve;
 mod error;
 mod estimate;
-mod follow;
 mod forecast;
 mod named;
 mod optimizer;
