@@ -31,7 +31,7 @@ pub(crate) use policy::{PlacementPolicy, StorageTier};
 pub(crate) struct RankContext {
     /// The device to which the model will be moved. Only [`on`](Self::on) sets it.
     device: Option<Device>,
-    policy: PlacementPolicy,
+    pub(crate) policy: PlacementPolicy,
     /// The offload engine, if anything is offloaded.
     pub(crate) engine: Option<Arc<OffloadEngine>>,
     /// The rank and its group in a training of replicas, also in a group of one.
@@ -131,16 +131,6 @@ impl RankContext {
         engine.or(of_rank).or(self.device.as_ref())
     }
 
-    /// Returns the float type in which the model computes with a parameter of type `dtype`.
-    pub(crate) fn compute_dtype(&self, dtype: DType) -> DType {
-        self.policy.compute_dtype(dtype)
-    }
-
-    /// Returns `true` if a parameter, trained or frozen, is offloaded to the host.
-    pub(crate) fn is_offloaded(&self, is_trained: bool, elements: usize, dtype: DType) -> bool {
-        self.policy.tier(is_trained, elements, dtype) == StorageTier::Host
-    }
-
     /// Returns the location of a trained parameter on `device`.
     pub(crate) fn location(
         &self,
@@ -149,7 +139,7 @@ impl RankContext {
         dtype: DType,
         device: &Device,
     ) -> ParamLocation {
-        let is_offloaded = self.is_offloaded(true, elements, dtype);
+        let is_offloaded = self.policy.tier(true, elements, dtype) == StorageTier::Host;
         match self.engine.as_ref().filter(|_| is_offloaded) {
             Some(engine) => ParamLocation {
                 device: engine.host.clone(),
@@ -195,7 +185,7 @@ impl RankContext {
             };
         }
         match (location.device == *device, replicates) {
-            (true, _) if self.compute_dtype(dtype) == dtype => Residency::Aliased,
+            (true, _) if self.policy.compute_dtype(dtype) == dtype => Residency::Aliased,
             // A cast to another type needs no transfer.
             (true, _) => Residency::OnDemand,
             (false, true) => Residency::Cached,
@@ -247,6 +237,6 @@ impl RankContext {
     /// Transfers a stored value without autodiff to the compute device and type.
     pub(crate) fn to_compute(&self, path: &str, value: AnyTensor) -> Result<AnyTensor, FusedError> {
         let (device, dtype) = (self.compute_device(&value.device()), value.dtype());
-        self.transfer(path, value, &device, self.compute_dtype(dtype))
+        self.transfer(path, value, &device, self.policy.compute_dtype(dtype))
     }
 }

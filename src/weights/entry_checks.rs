@@ -6,7 +6,7 @@ use super::entry::{Entry, Role};
 use crate::device;
 use crate::error::FusedError;
 use crate::offload::OffloadEngine;
-use crate::placement::RankContext;
+use crate::placement::{RankContext, StorageTier};
 use crate::quantized::is_shape_stub;
 use crate::tap;
 
@@ -39,7 +39,7 @@ impl Entry {
         if let Some(engine) = &context.engine {
             self.check_on_host(engine)?;
         }
-        let compute_dtype = context.compute_dtype(*dtype);
+        let compute_dtype = context.policy.compute_dtype(*dtype);
         if compute_dtype != *dtype && *role != Role::Released {
             return Err(FusedError::ComputeDtype {
                 path: path(),
@@ -56,8 +56,7 @@ impl Entry {
     /// Returns the bytes that are offloaded to the host. Several ranks share the offloaded values, so only the first
     /// rank counts them.
     pub(super) fn offloaded_bytes_of(&self, context: &RankContext) -> usize {
-        let is_offloaded = self.role != Role::Retained
-            && context.is_offloaded(self.is_trained(), self.elements(), self.dtype);
+        let is_offloaded = self.tier(&context.policy) == StorageTier::Host;
         let moves_to_host = context.engine.as_ref().is_some_and(|engine| {
             is_offloaded
                 && context.membership.is_none()
@@ -76,7 +75,7 @@ impl Entry {
         let here = device.clone().inner();
         // A frozen parameter that is not moved may have any type.
         let is_needed = role != Role::Frozen || here != self.device.clone().inner();
-        let computed = is_needed.then(|| (here, context.compute_dtype(dtype)));
+        let computed = is_needed.then(|| (here, context.policy.compute_dtype(dtype)));
         let stored_at = (role == Role::Released)
             .then(|| context.location(self.id, self.elements(), dtype, device))
             .filter(|location| !location.is_host)

@@ -9,7 +9,7 @@ use burn::tensor::Tensor;
 use super::inventory::Inventory;
 use crate::offload::OffloadEngine;
 use crate::parameters::{ValuesInOrder, map_params, running_statistics};
-use crate::placement::RankContext;
+use crate::placement::{RankContext, StorageTier};
 use crate::quantized::is_shape_stub;
 
 /// Returns the offloaded frozen parameters of `module`, with `true` for those that have an adapter: Burn allows one
@@ -27,8 +27,7 @@ pub(super) fn offloaded<M: Module>(
         let entry = inventory.get(id).filter(|entry| !entry.is_trained());
         entry.is_some_and(|entry| {
             // Its quantized values are offloaded instead.
-            !is_shape_stub(entry.dtype)
-                && context.is_offloaded(false, entry.elements(), entry.dtype)
+            !is_shape_stub(entry.dtype) && entry.tier(&context.policy) == StorageTier::Host
         }) && !statistics.contains(&id)
     };
     let mut offloaded = HashMap::new();

@@ -98,7 +98,7 @@ impl LocalParam {
         let clock = session.clocks.lock().of(&device, master.strategy);
         let local_param = Self {
             clock,
-            dtype: context.compute_dtype(master.dtype),
+            dtype: context.policy.compute_dtype(master.dtype),
             assigned: context.residency(master.id, &master.storage.location, master.dtype, &device),
             is_offloaded: master.storage.location.is_host,
             membership: context.membership_of_several().cloned(),
