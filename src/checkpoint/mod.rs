@@ -3,10 +3,10 @@
 mod error;
 mod folder;
 mod lock;
+mod manifest;
 mod progress;
-mod training;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use backburn_base::caught::catch_message;
 use burn::module::Module;
@@ -18,8 +18,8 @@ use serde::de::DeserializeOwned;
 use crate::error::FusedError;
 use crate::fused::{FusedOptimizer, FusedReplicas, ResumeError, Trainer};
 pub use error::CheckpointError;
+use manifest::{ALL, MODEL, Manifest, OPTIMIZER, SCHEDULER, USER_DATA};
 pub use progress::Progress;
-use training::{ALL, MODEL, OPTIMIZER, SCHEDULER, Training, USER_DATA};
 
 /// A training that a [`Checkpoint`] saves and loads: a [`FusedOptimizer`] or [`FusedReplicas`].
 pub trait Resumable: Trainer {}
@@ -247,7 +247,7 @@ impl Checkpoint {
         folder::write(&temporary.join(SCHEDULER), &scheduler)?;
         folder::write(&temporary.join(USER_DATA), &user_data)?;
         let orthogonalized = training.core().orthogonalized(&optimizer)?;
-        Training::write(temporary, step, self.trained_only, orthogonalized)?;
+        Manifest::write(temporary, step, self.trained_only, orthogonalized)?;
         folder::flush_folder(temporary)
     }
 
@@ -287,7 +287,7 @@ impl Checkpoint {
     {
         let _lock = lock::shared(&self.folder);
         let (folder, saved) = self.open(&ALL)?;
-        let progress = read_progress(&folder, &saved)?;
+        let progress = Progress::read(&folder, saved.step)?;
         let (model, optimizer) = (folder.join(MODEL), folder.join(OPTIMIZER));
         burn_pack::Reader::from_file(&optimizer)
             .map_err(|error| CheckpointError::unreadable(&optimizer, error))?;
@@ -317,7 +317,7 @@ impl Checkpoint {
     pub fn progress<P: DeserializeOwned>(&self) -> Result<Progress<P>, CheckpointError> {
         let _lock = lock::shared(&self.folder);
         let (folder, saved) = self.open(&[SCHEDULER, USER_DATA])?;
-        read_progress(&folder, &saved)
+        Progress::read(&folder, saved.step)
     }
 
     /// Returns only the record of the model, in host memory, for validation or inference.
@@ -341,26 +341,19 @@ impl Checkpoint {
         Ok(record.allow_partial(saved.trained_only))
     }
 
-    /// Returns the folder of the checkpoint to read, and its `training.json`, after a check of `files`.
-    fn open(&self, files: &[&str]) -> Result<(PathBuf, Training), CheckpointError> {
+    /// Returns the folder of the checkpoint to read, and its manifest, after a check of `files`.
+    fn open(&self, files: &[&str]) -> Result<(PathBuf, Manifest), CheckpointError> {
         self.validate()?;
         let steps = folder::complete(&self.folder)?;
         let step = self.step.or_else(|| steps.keys().next_back().copied());
         match step.and_then(|step| Some((step, steps.get(&step)?))) {
-            Some((step, path)) => Ok((path.clone(), Training::read(path, step, files)?)),
+            Some((step, path)) => Ok((path.clone(), Manifest::read(path, step, files)?)),
             None => Err(CheckpointError::NotFound {
                 folder: self.folder.clone(),
                 step: self.step,
             }),
         }
     }
-}
-
-fn read_progress<P>(folder: &Path, saved: &Training) -> Result<Progress<P>, CheckpointError>
-where
-    P: DeserializeOwned,
-{
-    Progress::read(saved.step, &folder.join(SCHEDULER), &folder.join(USER_DATA))
 }
 
 /// Logs that old files were not removed. The next save tries again.

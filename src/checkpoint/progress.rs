@@ -8,6 +8,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::error::CheckpointError;
+use super::manifest::{SCHEDULER, USER_DATA};
 
 /// The state of a training other than its model and optimizer, saved and loaded by a [`Checkpoint`](crate::Checkpoint).
 #[derive(Clone, Debug, Default)]
@@ -79,19 +80,18 @@ impl<P: Serialize + DeserializeOwned> Progress<P> {
 }
 
 impl<P: DeserializeOwned> Progress<P> {
-    pub(super) fn read(
-        step: u64,
-        scheduler: &Path,
-        user_data: &Path,
-    ) -> Result<Self, CheckpointError> {
-        let bytes = |file| fs::read(file).map_err(|error| CheckpointError::unreadable(file, error));
+    /// Reads the progress of `step` from the files in `folder`.
+    pub(super) fn read(folder: &Path, step: u64) -> Result<Self, CheckpointError> {
+        let bytes =
+            |file: &Path| fs::read(file).map_err(|error| CheckpointError::unreadable(file, error));
+        let scheduler = &folder.join(SCHEDULER);
         let record = Bytes::from_bytes_vec(bytes(scheduler)?);
         let record = LrSchedulerRecord::from_bytes(record)
             .map_err(|error| CheckpointError::unreadable(scheduler, error))?;
         Ok(Progress {
             step,
             scheduler: record,
-            user_data: read(&bytes(user_data)?)?,
+            user_data: read(&bytes(&folder.join(USER_DATA))?)?,
         })
     }
 }

@@ -24,7 +24,7 @@ const FORMAT: u32 = 1;
 /// The contents of `training.json`.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Training {
+pub(super) struct Manifest {
     format: u32,
     pub(super) step: u64,
     /// `true` if the model file has no frozen parameters.
@@ -41,7 +41,7 @@ struct Head {
     format: u32,
 }
 
-impl Training {
+impl Manifest {
     /// Writes `training.json` for the files that are in `folder`.
     pub(super) fn write(
         folder: &Path,
@@ -56,14 +56,14 @@ impl Training {
             let checksum = checksum.map_err(|error| CheckpointError::cannot_write(&path, error))?;
             files.insert(name.to_string(), checksum);
         }
-        let training = Self {
+        let manifest = Self {
             format: FORMAT,
             step,
             trained_only,
             orthogonalized,
             files,
         };
-        let bytes = serde_json::to_vec_pretty(&training).expect("all keys are strings");
+        let bytes = serde_json::to_vec_pretty(&manifest).expect("all keys are strings");
         // A rename, so that an incomplete file never has this name.
         let temporary = folder.join("training.tmp");
         folder::write(&temporary, &bytes)?;
@@ -82,17 +82,17 @@ impl Training {
                 "it has format {format}, and this version of backburn reads format {FORMAT}: use the version that wrote it"
             )));
         }
-        let training: Self =
+        let manifest: Self =
             serde_json::from_slice(&bytes).map_err(|error| unreadable(error.to_string()))?;
-        if training.step != step {
-            return Err(unreadable(format!("it belongs to step {}", training.step)));
+        if manifest.step != step {
+            return Err(unreadable(format!("it belongs to step {}", manifest.step)));
         }
         for name in files {
-            let expected = training.files.get(*name);
+            let expected = manifest.files.get(*name);
             let expected = expected.ok_or_else(|| unreadable(format!("it lacks `{name}`")))?;
             expected.check(folder.join(name))?;
         }
-        Ok(training)
+        Ok(manifest)
     }
 }
 
