@@ -10,7 +10,7 @@
 mod adapter;
 #[cfg(feature = "store")]
 mod base;
-mod device;
+mod dequantized;
 mod format;
 mod lora;
 mod rematerialized;

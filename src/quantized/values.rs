@@ -38,20 +38,22 @@ pub(super) fn add(rows: &[u8], format: BaseFormat, scale: f32, values: &mut [f32
 fn encode(values: &[f32], format: BaseFormat, row: &mut [u8]) {
     let mut group = [0.0; GROUP];
     group[..values.len()].copy_from_slice(values);
-    let (scale, codes) = match format {
-        BaseFormat::Bits8 => even(&group),
-        BaseFormat::Bits4 => normal_or_even(&group),
-    };
     let (head, tail) = row.split_at_mut(SCALE);
-    head.copy_from_slice(&scale.to_le_bytes());
-    match format {
-        BaseFormat::Bits8 => tail.copy_from_slice(&codes),
+    let scale = match format {
+        BaseFormat::Bits8 => {
+            let (scale, codes) = even(&group);
+            tail.copy_from_slice(&codes);
+            scale
+        }
         BaseFormat::Bits4 => {
+            let (scale, codes) = normal_or_even(&group);
             for (byte, pair) in tail.iter_mut().zip(codes.chunks(2)) {
                 *byte = pair[0] | pair[1] << 4;
             }
+            scale
         }
-    }
+    };
+    head.copy_from_slice(&scale.to_le_bytes());
 }
 
 fn add_group(row: &[u8], format: BaseFormat, scale: f32, values: &mut [f32]) {

@@ -3,8 +3,9 @@ use burn::tensor::quantization::{QuantScheme, QuantStore, QuantValue, ScaleDtype
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 use burn_std::{QuantizedBytes, Shape};
 
+use super::dequantized::dequantized;
 use super::format::BaseFormat;
-use super::{device, values};
+use super::values;
 
 /// A weight composed of a frozen quantized base and the factors of an adapter: `base + scale * (a @ b)`.
 #[derive(Clone, Debug)]
@@ -40,7 +41,7 @@ impl ComposedWeight {
                 (&device, dtype),
             )
         } else {
-            let weights = device::dequantized(base, format).narrow(0, 0, elements);
+            let weights = dequantized(base, format).narrow(0, 0, elements);
             weights.reshape(shape).cast(FloatDType::from(dtype))
         };
         weights + product.mul_scalar(self.scale)
@@ -66,7 +67,8 @@ pub(super) fn quantized(value: Tensor<2>, format: BaseFormat) -> Tensor<2> {
     let device = value.device();
     let data = value.into_data().convert_dtype(DType::F32);
     let values = data.as_slice::<f32>().expect("it is in f32");
-    tensor(values::quantized(values, format), format, &device)
+    let store = device.settings().quantization.scheme.store;
+    stored(values::quantized(values, format), format, store, &device)
 }
 
 /// Returns `true` if `value` is finite in f32, the type in which it is quantized.
@@ -79,12 +81,7 @@ pub(super) fn is_finite<const D: usize>(value: &Tensor<D>) -> bool {
     value.is_finite().all().into_scalar::<bool>()
 }
 
-/// Returns `rows` as a tensor of bytes: a quantized tensor with a scale of one.
-fn tensor(rows: Vec<u8>, format: BaseFormat, device: &Device) -> Tensor<2> {
-    let store = device.settings().quantization.scheme.store;
-    stored(rows, format, store, device)
-}
-
+/// Returns `rows` as a tensor of bytes in the layout `store`: a quantized tensor with a scale of one.
 fn stored(rows: Vec<u8>, format: BaseFormat, store: QuantStore, device: &Device) -> Tensor<2> {
     let scheme = QuantScheme::default()
         .with_value(QuantValue::Q8S)
@@ -141,8 +138,8 @@ mod tests {
             let rows = quantized(value, format);
             let mut expected = vec![0.0; 24 * 17];
             values::add(&rows_of(rows.clone()), format, 1.0, &mut expected);
-            let dequantized = device::dequantized(rows, format).narrow(0, 0, 24 * 17);
-            dequantized
+            let found = dequantized(rows, format).narrow(0, 0, 24 * 17);
+            found
                 .into_data()
                 .assert_eq(&TensorData::from(&*expected), true);
         }
