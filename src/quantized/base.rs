@@ -1,8 +1,8 @@
 use std::collections::HashMap;
 
 use backburn_base::Parameter;
-use burn::module::{Param, Reparameterizer};
-use burn::tensor::{FloatDType, Tensor};
+use burn::module::{LoraAdapter, Param, ParamId, Reparameterizer};
+use burn::tensor::{Device, FloatDType, Tensor};
 
 use super::adapter::QuantizedAdapter;
 use super::lora::QuantizedLora;
@@ -41,7 +41,7 @@ impl AdaptedBase {
         let Ok(shape) = <[usize; 2]>::try_from(&*shape.to_vec()) else {
             return Ok(param);
         };
-        if !self.lora.adapts(param.id, path) {
+        if !self.adapts(param.id, path) {
             return Ok(param);
         }
         let (param, values) = self.lora.quantized(path, param)?;
@@ -55,7 +55,7 @@ impl AdaptedBase {
         let matrices: Vec<_> = parameters.iter().filter(is_matrix).collect();
         let mut matches = matrices
             .iter()
-            .map(|it| self.lora.adapts(it.param.id(), &it.path));
+            .map(|it| self.adapts(it.param.id(), &it.path));
         if matches.any(|is_match| is_match) {
             return Ok(());
         }
@@ -78,6 +78,23 @@ impl AdaptedBase {
             quantized && parameter.reparameterization.is_some()
         })
     }
+
+    /// Returns `true` if the matrix is adapted.
+    fn adapts(&self, id: ParamId, path: &str) -> bool {
+        self.lora.lora.param_group.matches(&id, Some(path))
+    }
+
+    /// Returns an adapter for a quantized matrix.
+    fn adapter(&self, id: ParamId, path: &str, shape: [usize; 2], device: &Device) -> LoraAdapter {
+        let options = (device, self.dtype.into());
+        let matrix = match shape.contains(&0) {
+            true => Tensor::<2>::zeros(shape, options),
+            false => Tensor::<2>::zeros([1, 1], options).expand(shape),
+        };
+        let mut lora = self.lora.lora.clone();
+        let (_, adapter) = lora.reparameterize(path, Param::initialized(id, matrix));
+        adapter.expect("it is in the group")
+    }
 }
 
 impl Reparameterizer for AdaptedBase {
@@ -96,9 +113,7 @@ impl Reparameterizer for AdaptedBase {
         self.last = path.to_string();
         let adapter = self.quantized.get(path).map(|(shape, values)| {
             let device = param.lazy_device();
-            let adapter = self
-                .lora
-                .adapter(param.id, path, *shape, self.dtype, &device);
+            let adapter = self.adapter(param.id, path, *shape, &device);
             QuantizedAdapter::new(adapter, values.clone())
         });
         (param.set_require_grad(false), adapter)

@@ -1,9 +1,5 @@
 use burn::module::{Lora, Param, Reparameterizer};
-#[cfg(feature = "store")]
-use burn::module::{LoraAdapter, ParamId};
 use burn::tensor::{DType, Tensor};
-#[cfg(feature = "store")]
-use burn::tensor::{Device, FloatDType};
 
 use super::adapter::QuantizedAdapter;
 use super::format::BaseFormat;
@@ -56,7 +52,7 @@ use super::weight::{is_finite, quantized};
 /// adapter. The message contains its path.
 #[derive(Clone, Debug)]
 pub struct QuantizedLora {
-    lora: Lora,
+    pub(super) lora: Lora,
     format: BaseFormat,
     /// The path of the last quantized matrix. A parameter below this path belongs to an adapter that the matrix already
     /// has.
@@ -112,35 +108,6 @@ impl QuantizedLora {
 
 fn is_quantized<const D: usize>(value: &Tensor<D>) -> bool {
     matches!(value.dtype(), DType::QFloat(_))
-}
-
-#[cfg(feature = "store")]
-impl QuantizedLora {
-    /// Returns `true` if the matrix is adapted.
-    pub(super) fn adapts(&self, id: ParamId, path: &str) -> bool {
-        self.lora.param_group.matches(&id, Some(path))
-    }
-
-    /// Returns an adapter for a quantized matrix.
-    pub(super) fn adapter(
-        &self,
-        id: ParamId,
-        path: &str,
-        shape: [usize; 2],
-        dtype: FloatDType,
-        device: &Device,
-    ) -> LoraAdapter {
-        let options = (device, dtype.into());
-        let matrix = match shape.contains(&0) {
-            true => Tensor::<2>::zeros(shape, options),
-            false => Tensor::<2>::zeros([1, 1], options).expand(shape),
-        };
-        let (_, adapter) = self
-            .lora
-            .clone()
-            .reparameterize(path, Param::initialized(id, matrix));
-        adapter.expect("it is in the group")
-    }
 }
 
 impl Reparameterizer for QuantizedLora {
