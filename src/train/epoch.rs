@@ -8,7 +8,7 @@ use burn::train::{
     ValidLoader, train::WorkerFailure,
 };
 
-use super::engine::{CloneItem, Engine};
+use super::front_end::{CloneItem, FrontEnd};
 use super::metric::LastStep;
 use super::model::FusedModel;
 use crate::error::FusedError;
@@ -81,7 +81,7 @@ impl<M: LearnerModel> Events<M> {
 
 /// Runs one epoch over the training data, with one loader per device. `learner` holds the learning rate.
 pub(super) fn train<M: LearnerModel>(
-    engine: &mut Engine<M>,
+    front_end: &mut FrontEnd<M>,
     learner: &mut Learner<FusedModel<M>>,
     dataloaders: &[TrainLoader<FusedModel<M>>],
     accumulation: Option<usize>,
@@ -103,7 +103,7 @@ pub(super) fn train<M: LearnerModel>(
             learner.lr_step();
             learner.lr_current()
         });
-        let outputs = match engine.train(learning_rate, items, clone_item) {
+        let outputs = match front_end.train(learning_rate, items, clone_item) {
             Ok(outputs) => outputs,
             Err(error) => {
                 events.fail(&error);
@@ -111,7 +111,7 @@ pub(super) fn train<M: LearnerModel>(
             }
         };
         if last {
-            last_step.set(engine.core().last_step());
+            last_step.set(front_end.core().last_step());
         }
 
         for output in outputs {
@@ -125,7 +125,7 @@ pub(super) fn train<M: LearnerModel>(
         }
     }
     // As in Burn, an interrupted epoch drops its accumulated gradients.
-    engine.core_mut().drop_accumulated();
+    front_end.core_mut().drop_accumulated();
 }
 
 /// Runs one pass over the validation data.

@@ -30,7 +30,7 @@ pub trait LaunchFused<M: LearnerModel> {
     /// use backburn::train::{FusedLearner, FusedModel, LaunchFused};
     /// use burn::train::{LearnerModel, LearningResult, SupervisedTraining};
     ///
-    /// fn run<M: LearnerModel + 'static>(
+    /// fn run<M: LearnerModel>(
     ///     training: SupervisedTraining<FusedModel<M>>, // of the folder "runs/1"
     ///     learner: FusedLearner<M>,
     /// ) -> Result<LearningResult<M>, CheckpointError> {

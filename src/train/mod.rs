@@ -90,9 +90,9 @@
 //!   `TrainingError::Workers`, the only error of Burn for a training step.
 
 mod checkout;
-mod engine;
 mod epoch;
 mod execution;
+mod front_end;
 mod launch;
 mod learner;
 mod metric;

@@ -11,9 +11,9 @@ use burn::train::{
 };
 
 use super::checkout::Checkout;
-use super::engine::{CloneItem, Engine};
 use super::epoch::{self, Events};
 use super::execution::Execution;
+use super::front_end::{CloneItem, FrontEnd};
 use super::metric::LastStep;
 use super::model::FusedModel;
 use super::resume;
@@ -32,28 +32,28 @@ pub(super) struct FusedStrategy<M: LearnerModel> {
     pub(super) last_step: LastStep,
 }
 
-impl<M: LearnerModel + 'static> FusedStrategy<M> {
+impl<M: LearnerModel> FusedStrategy<M> {
     /// Fuses `optimizer` into the training of `model` on `devices`.
     fn fuse(
         &self,
         model: M,
         optimizer: ModuleOptimizer,
         devices: &[Device],
-    ) -> Result<Engine<M>, FusedError> {
+    ) -> Result<FrontEnd<M>, FusedError> {
         let mut policies = self.policies.clone();
         let config = &mut policies.config;
         if let Some(ownership) = self.execution.ownership {
             config.ownership = owners(ownership, config.ownership)?;
             let devices = devices.to_vec();
             let fused = FusedReplicas::with_policies(model, optimizer, policies, devices)?;
-            return Ok(Engine::Several(Box::new(fused)));
+            return Ok(FrontEnd::Several(Box::new(fused)));
         }
         if self.execution.devices.is_empty() {
             config.check_on_one_device()?;
         }
         let device = Some(&devices[0]);
         let fused = FusedOptimizer::with_policies(model, optimizer, policies, device)?;
-        Ok(Engine::One(Box::new(fused)))
+        Ok(FrontEnd::One(Box::new(fused)))
     }
 
     /// Returns an error if the group of a hook names the id of a parameter, and `model` has been loaded with other ids since.
@@ -97,7 +97,7 @@ impl<M: LearnerModel + 'static> FusedStrategy<M> {
     }
 }
 
-impl<M: LearnerModel + 'static> SupervisedLearningStrategy<FusedModel<M>> for FusedStrategy<M> {
+impl<M: LearnerModel> SupervisedLearningStrategy<FusedModel<M>> for FusedStrategy<M> {
     fn fit(
         &self,
         components: TrainingComponents<FusedModel<M>>,
@@ -143,7 +143,7 @@ impl<M: LearnerModel + 'static> SupervisedLearningStrategy<FusedModel<M>> for Fu
         let checkout = Checkout::new(&mut learner, fuse);
         let mut checkout = checkout.unwrap_or_else(|error| panic!("{error}"));
         if components.checkpoint.is_some() {
-            let loaded = checkout.engine().core().check_loaded_states();
+            let loaded = checkout.core().check_loaded_states();
             loaded.unwrap_or_else(|error| panic!("{error}"));
         }
 
@@ -152,9 +152,9 @@ impl<M: LearnerModel + 'static> SupervisedLearningStrategy<FusedModel<M>> for Fu
                 epoch_number: epoch,
                 total_items,
             });
-            let (engine, learner) = checkout.engine_and_learner();
+            let (front_end, learner) = checkout.front_end_and_learner();
             epoch::train(
-                engine,
+                front_end,
                 learner,
                 &dataloaders_train,
                 components.grad_accumulation,
@@ -175,11 +175,7 @@ impl<M: LearnerModel + 'static> SupervisedLearningStrategy<FusedModel<M>> for Fu
                 epoch_number: epoch,
                 total_items: dataloader_valid.num_items(),
             });
-            epoch::valid(
-                &checkout.engine().core().validated(),
-                &dataloader_valid,
-                &mut events,
-            );
+            epoch::valid(&checkout.core().validated(), &dataloader_valid, &mut events);
             events.valid(LearnerEvent::EndSplit(epoch));
             events.train(LearnerEvent::EndEpoch(epoch));
             if checkpointer.is_some() || early_stopping.is_some() {

@@ -7,7 +7,7 @@ use crate::error::FusedError;
 use crate::fused::{Core, FusedOptimizer, FusedReplicas, Trainer};
 
 /// The fused optimizer of a learner, on one device or on several.
-pub(super) enum Engine<M: LearnerModel> {
+pub(super) enum FrontEnd<M: LearnerModel> {
     One(Box<FusedOptimizer<M>>),
     Several(Box<FusedReplicas<M>>),
 }
@@ -18,7 +18,7 @@ pub(super) type CloneItem<M> = fn(&<M as TrainStep>::Input) -> <M as TrainStep>:
 /// The output of a training step, for the metrics.
 type Output<M> = <M as TrainStep>::Output;
 
-impl<M: LearnerModel + 'static> Engine<M> {
+impl<M: LearnerModel> FrontEnd<M> {
     /// Runs a step with one item per device. Without a learning rate, accumulates gradients instead.
     pub(super) fn train(
         &mut self,
@@ -48,9 +48,7 @@ impl<M: LearnerModel + 'static> Engine<M> {
             Self::Several(fused) => fused.train_step(learning_rate, next, train),
         }
     }
-}
 
-impl<M: LearnerModel> Engine<M> {
     pub(super) fn core(&self) -> &Core<M> {
         match self {
             Self::One(fused) => fused.core(),
