@@ -1,7 +1,7 @@
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use backburn_base::{is_cubecl, is_remote};
+use backburn_base::is_cpu_backend;
 use burn::tensor::{Device, Tensor};
 
 /// The longest time to wait for threads that are at work.
@@ -10,7 +10,7 @@ const TIMEOUT: Duration = Duration::from_millis(500);
 /// Makes each CPU thread that computes on `device` allocate its permanent buffer for matrix products now, and not during a
 /// measurement. A thread at work allocates it later, and is not waited for.
 pub(crate) fn warm_threads(device: &Device) {
-    if is_cubecl(device) || is_remote(device) {
+    if !is_cpu_backend(device) {
         return;
     }
     let device = device.clone();

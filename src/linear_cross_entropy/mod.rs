@@ -3,7 +3,7 @@
 mod config;
 mod head;
 
-use backburn_base::{is_cubecl, is_remote, signed};
+use backburn_base::{is_cpu_backend, signed};
 use burn::tensor::activation::log_softmax;
 use burn::tensor::{Bool, DType, FloatDType, Int, Tensor};
 
@@ -248,9 +248,7 @@ fn precision(dtype: DType) -> FloatDType {
 fn outside(targets: &Tensor<1, Int>, classes: usize) -> Tensor<1, Bool> {
     let below = targets.clone().lower_scalar(0);
     let outside = below.bool_or(targets.clone().greater_equal_scalar(classes as i64));
-    let device = targets.device();
-    let is_waited_for = is_cubecl(&device) || is_remote(&device);
-    if !is_waited_for && outside.clone().any().into_scalar::<bool>() {
+    if is_cpu_backend(&targets.device()) && outside.clone().any().into_scalar::<bool>() {
         let found: Vec<i64> = targets.clone().into_data().iter().collect();
         let found = found
             .into_iter()

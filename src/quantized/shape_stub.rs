@@ -7,7 +7,7 @@
 //! byte. Elsewhere each element has the fewest bits that Burn moves and records: 2, or 8 if the last dimension is no multiple of
 //! 16. Its type distinguishes it from every other tensor.
 
-use backburn_base::{copy_to_device, is_cubecl, is_remote, lift, of_data};
+use backburn_base::{copy_to_device, is_cpu_backend, lift, of_data};
 use burn::backend::Dispatch;
 #[cfg(feature = "flex")]
 use burn::backend::DispatchDevice;
@@ -80,7 +80,7 @@ pub(crate) fn moved<const D: usize>(tensor: Tensor<D>, device: &Device) -> Tenso
 }
 
 fn shape_stub<const D: usize>(shape: Shape, device: &Device) -> Tensor<D> {
-    if !is_cubecl(device) && !is_remote(device) {
+    if is_cpu_backend(device) {
         let is_empty = shape.num_elements() == 0;
         let one = Shape::from(vec![usize::from(!is_empty); shape.num_dims()]);
         let values = vec![0_i8; one.num_elements()];

@@ -1,4 +1,4 @@
-use backburn_base::{copy_to_device, is_cubecl, is_remote, lift, of_data, read};
+use backburn_base::{copy_to_device, is_cpu_backend, lift, of_data, read};
 use burn::module::{Content, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper};
 use burn::module::{ModuleVisitor, Param, ParamId};
 use burn::tensor::quantization::QuantStore;
@@ -19,9 +19,9 @@ fn with_inner(rows: Tensor<2>, change: impl FnOnce(Tensor<2>) -> Tensor<2>) -> T
 fn loaded(rows: Tensor<2>, store: Option<QuantStore>) -> Tensor<2> {
     let rows = in_layout(rows, store);
     let device = rows.device();
-    match is_cubecl(&device) || is_remote(&device) {
-        true => rows,
-        false => of_data(read(rows), &device),
+    match is_cpu_backend(&device) {
+        true => of_data(read(rows), &device),
+        false => rows,
     }
 }
 

@@ -1,4 +1,4 @@
-use backburn_base::{copy_to_device, is_cubecl, is_remote};
+use backburn_base::{copy_to_device, is_cpu_backend};
 use burn::tensor::quantization::{QuantScheme, QuantStore, QuantValue, ScaleDtype};
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 use burn_std::{QuantizedBytes, Shape};
@@ -23,7 +23,7 @@ impl ComposedWeight {
         let base = copy_to_device(self.base.clone(), &device);
         let format = BaseFormat::of_row(base.dims()[1]).expect("rows have the length of a format");
         let dtype = product.dtype();
-        let is_on_host = !is_cubecl(&device) && !is_remote(&device);
+        let is_on_host = is_cpu_backend(&device);
         if is_on_host && dtype == DType::F32 {
             // In place.
             let mut data = product.into_data();

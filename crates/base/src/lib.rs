@@ -32,6 +32,11 @@ pub fn is_cubecl(device: &Device) -> bool {
     }
 }
 
+/// Returns `true` for a device of a CPU backend in this process: `flex` or `ndarray`. It computes synchronously.
+pub fn is_cpu_backend(device: &Device) -> bool {
+    !is_cubecl(device) && !is_remote(device)
+}
+
 /// Flushes the operations of this thread to `device`.
 ///
 /// Pending operations of `fusion` hold their tensors, also dropped ones. On CubeCL devices every thread has its own stream:

@@ -9,7 +9,7 @@ use super::format::{Weight, steps};
 use super::kernel;
 use super::optimizer_record::{in_own_memory, push_tensor};
 use super::rule::Rule;
-use backburn_base::{copy_to_device, host, in_type, is_cubecl, is_remote, of_data};
+use backburn_base::{copy_to_device, host, in_type, is_cpu_backend, of_data};
 
 /// The average of a parameter over its updates.
 #[derive(Debug)]
@@ -89,12 +89,9 @@ impl Average {
 
     /// Applies the counted update of this number to `mean`, in place.
     fn next(&self, count: usize, mean: Tensor<1>, value: &Tensor<1>) -> Tensor<1> {
-        let device = value.device();
         let value = match (mean.dtype(), value.dtype()) {
             // The update reads half types as they are. A copy would take twice the size of the parameter.
-            (DType::F32, DType::BF16 | DType::F16)
-                if !is_cubecl(&device) && !is_remote(&device) =>
-            {
+            (DType::F32, DType::BF16 | DType::F16) if is_cpu_backend(&value.device()) => {
                 value.clone()
             }
             (dtype, _) => in_type(value.clone(), dtype),
