@@ -367,8 +367,6 @@ where
                 .saturating_sub(search.least_resident(storage)),
             margin: search.limits.margin,
             spread: 0.0,
-            stopped_at: None,
-            exceeded_limit: false,
             progress: self.progress,
         };
         search.profiles[index].measure_first(&mut probe, self.batch)?;

@@ -43,25 +43,32 @@ pub(super) struct Probe<'a, M: Module, F> {
     pub(super) margin: f64,
     /// Maximum relative difference of equal passes.
     pub(super) spread: f64,
-    /// Minimum of the bytes in use at which a pass was stopped.
-    pub(super) stopped_at: Option<usize>,
-    /// `true` if the last stopped pass had exceeded its limit, `false` if it was only expected to.
-    pub(super) exceeded_limit: bool,
     pub(super) progress: fn(&str),
 }
 
+/// A pass that was stopped.
+#[derive(Clone, Copy)]
+pub(super) struct Stopped {
+    /// Bytes in use when it was stopped.
+    pub(super) bytes: usize,
+    /// `true` if they had exceeded the limit, `false` if they were only expected to.
+    pub(super) exceeded_limit: bool,
+}
+
 impl<M: Module, L: Loss, F: Fn(&M, usize) -> L> Probe<'_, M, F> {
-    /// Measures passes exactly as in training, several times if they are quick. Returns their peak bytes; `None` if one does not fit.
+    /// Measures passes exactly as in training, several times if they are quick. Returns their peak bytes, unless one
+    /// does not fit.
     pub(super) fn prove(
         &mut self,
         items: usize,
         keep: &[bool],
         expected: Forecast,
-    ) -> Result<Option<usize>, PlanError> {
+    ) -> Result<Result<usize, Stopped>, PlanError> {
         let (mut least, mut most) = (usize::MAX, 0);
         for _ in 0..REPEATS {
-            let Some(RecordedPass { run, .. }) = self.pass(items, keep, expected)? else {
-                return Ok(None);
+            let run = match self.pass(items, keep, expected)? {
+                Ok(RecordedPass { run, .. }) => run,
+                Err(stopped) => return Ok(Err(stopped)),
             };
             least = least.min(run.in_pass());
             most = most.max(run.in_pass());
@@ -70,19 +77,17 @@ impl<M: Module, L: Loss, F: Fn(&M, usize) -> L> Probe<'_, M, F> {
             }
         }
         self.spread = self.spread.max(most as f64 / least.max(1) as f64 - 1.0);
-        Ok(Some(
-            most.max((least as f64 * (1.0 + self.spread)) as usize),
-        ))
+        Ok(Ok(most.max((least as f64 * (1.0 + self.spread)) as usize)))
     }
 
-    /// Runs a pass whose blocks in `keep` keep their activations, twice if the first pass warms up. Returns `None` if it does not
-    /// fit: it is stopped before it exceeds the budget, as far as the forecast allows.
+    /// Runs a pass whose blocks in `keep` keep their activations, twice if the first pass warms up. If it does not fit,
+    /// it is stopped before it exceeds the budget, as far as the forecast allows.
     pub(super) fn pass(
         &mut self,
         items: usize,
         keep: &[bool],
         expected: Forecast,
-    ) -> Result<Option<RecordedPass>, PlanError> {
+    ) -> Result<Result<RecordedPass, Stopped>, PlanError> {
         let blocks = match count(keep) {
             0 => "all blocks recomputed".to_string(),
             kept if kept == keep.len() => "no block recomputed".to_string(),
@@ -92,7 +97,7 @@ impl<M: Module, L: Loss, F: Fn(&M, usize) -> L> Probe<'_, M, F> {
         self.fused.core_mut().keep_activations(keep.to_vec());
         let recorded = self.recorded(items, expected)?;
         match recorded {
-            Some(cold) if cold.warms_up() && cold.run.seconds < SLOW => {
+            Ok(cold) if cold.warms_up() && cold.run.seconds < SLOW => {
                 self.recorded(items, expected)
             }
             recorded => Ok(recorded),
@@ -103,7 +108,7 @@ impl<M: Module, L: Loss, F: Fn(&M, usize) -> L> Probe<'_, M, F> {
         &mut self,
         items: usize,
         expected: Forecast,
-    ) -> Result<Option<RecordedPass>, PlanError> {
+    ) -> Result<Result<RecordedPass, Stopped>, PlanError> {
         let start = memory::live(self.device)?;
         let available = self.available.saturating_sub(start) as f64 / self.margin;
         let with_margin =
@@ -130,12 +135,14 @@ impl<M: Module, L: Loss, F: Fn(&M, usize) -> L> Probe<'_, M, F> {
             // Free the tensors that the stopped pass saved for its backward pass.
             collect_graph(self.device);
             let bytes = timeline.peak().bytes.total();
-            self.exceeded_limit = bytes > limit.worth;
-            self.stopped_at = Some(self.stopped_at.map_or(bytes, |fewest| fewest.min(bytes)));
-            return Ok(None);
+            let exceeded_limit = bytes > limit.worth;
+            return Ok(Err(Stopped {
+                bytes,
+                exceeded_limit,
+            }));
         };
         ended.unwrap_or_else(|panic| panic.resume())?;
         let run = PassBytes::of(&timeline, stretch, seconds);
-        Ok(Some(RecordedPass { run, timeline }))
+        Ok(Ok(RecordedPass { run, timeline }))
     }
 }

@@ -12,7 +12,7 @@ use super::error::PlanError;
 use super::forecast::Forecast;
 use super::optimizer::{Formats, PlannedOptimizer};
 use super::pass_profile::{BlockChoice, PassProfile};
-use super::probe::Probe;
+use super::probe::{Probe, Stopped};
 use super::storage::{FIRST_PASS_BYTES, WeightStorage};
 
 /// Maximum ratio of the items of a pass to those of the largest measured pass.
@@ -148,17 +148,19 @@ impl Profile {
         items: usize,
     ) -> Result<(), PlanError> {
         let keep = vec![false; MAX_BLOCKS];
-        let recorded = probe.pass(items, &keep, self.expected(items))?;
-        self.stopped_at = probe.stopped_at;
-        let Some(recorded) = recorded else {
-            let fewer = self.passes.iter().rfind(|pass| pass.items < items);
-            let fewer = fewer.map_or(0, |pass| pass.items);
-            let is_near = items <= fewer + fewer / 4 + 1;
-            match probe.exceeded_limit || is_near {
-                true => self.too_many_items = Some(items),
-                false => self.undecided = Some(items),
+        let recorded = match probe.pass(items, &keep, self.expected(items))? {
+            Ok(recorded) => recorded,
+            Err(stopped) => {
+                self.note_stop(stopped);
+                let fewer = self.passes.iter().rfind(|pass| pass.items < items);
+                let fewer = fewer.map_or(0, |pass| pass.items);
+                let is_near = items <= fewer + fewer / 4 + 1;
+                match stopped.exceeded_limit || is_near {
+                    true => self.too_many_items = Some(items),
+                    false => self.undecided = Some(items),
+                }
+                return Ok(());
             }
-            return Ok(());
         };
         self.undecided = None;
         // Before the first pass, nodes of the graph were in use that are not in use between later passes.
@@ -198,11 +200,15 @@ impl Profile {
         };
         let in_pass = probe.prove(items, &kept.keep, expected)?;
         let limit = probe.available.saturating_sub(pass.run.start);
-        pass.note(kept.keep.clone(), in_pass, limit);
-        self.stopped_at = probe.stopped_at;
-        if in_pass.is_some() {
-            self.between = self.between.max(memory::live(probe.device)?);
+        pass.note(kept.keep.clone(), in_pass.ok(), limit);
+        match in_pass {
+            Ok(_) => self.between = self.between.max(memory::live(probe.device)?),
+            Err(stopped) => self.note_stop(stopped),
         }
         Ok(())
+    }
+
+    fn note_stop(&mut self, Stopped { bytes, .. }: Stopped) {
+        self.stopped_at = Some(self.stopped_at.map_or(bytes, |least| least.min(bytes)));
     }
 }
