@@ -6,8 +6,9 @@ use burn::module::{Module, ParamId};
 use burn::optim::ModuleOptimizer;
 use burn::tensor::{Device, GradientCheckpointingStrategy};
 use burn::train::{
-    EventProcessorTraining, Learner, LearnerEvent, LearnerModel, SupervisedLearningStrategy,
-    SupervisedTrainingEventProcessor, TrainLoader, TrainingComponents, ValidLoader,
+    EventProcessorTraining, Learner, LearnerEvent, LearnerModel, LearningCheckpointer,
+    SupervisedLearningStrategy, SupervisedTrainingEventProcessor, TrainLoader, TrainingComponents,
+    ValidLoader,
 };
 
 use super::checkout::Checkout;
@@ -83,6 +84,37 @@ impl<M: LearnerModel> FusedStrategy<M> {
         Ok(())
     }
 
+    /// Fuses the model and the optimizer of `learner`. Checks both, and the states from the checkpoint of epoch
+    /// `resumed`.
+    fn check_out<'a>(
+        &self,
+        learner: &'a mut Learner<FusedModel<M>>,
+        devices: &[Device],
+        resumed: Option<usize>,
+        checkpointer: Option<&LearningCheckpointer<FusedModel<M>>>,
+    ) -> Result<Checkout<'a, M>, FusedError> {
+        if self.policies.config.offload.is_none() && devices.len() == 1 {
+            // Burn moves the values that it finds, and draws the others.
+            initialize(&learner.model())?;
+            learner.fork(&devices[0]);
+        }
+        log_devices(devices);
+        self.check_hooks(&learner.model())?;
+        match (resumed, checkpointer) {
+            (Some(epoch), Some(checkpointer)) => resume::check(checkpointer, epoch, learner)?,
+            (Some(epoch), None) => panic!(
+                "the training can't resume from epoch {epoch} without checkpointers: call `with_default_checkpointers` of the builder"
+            ),
+            (None, _) => {}
+        }
+        let fuse = |model, optimizer| self.fuse(model, optimizer, devices);
+        let checkout = Checkout::new(learner, fuse)?;
+        if resumed.is_some() {
+            checkout.core().check_loaded_states()?;
+        }
+        Ok(checkout)
+    }
+
     /// Returns the devices that compute, with autodiff.
     fn training_devices(&self, learner: &Learner<FusedModel<M>>) -> Vec<Device> {
         let of_model = learner.model().devices().into_iter().next();
@@ -110,42 +142,21 @@ impl<M: LearnerModel> SupervisedLearningStrategy<FusedModel<M>> for FusedStrateg
         SupervisedTrainingEventProcessor<FusedModel<M>>,
     ) {
         let devices = self.training_devices(&learner);
-        let device = &devices[0];
         let total_items = dataloader_train.num_items();
         let dataloaders_train = match &devices[..] {
             [device] => vec![dataloader_train.to_device(device)],
             several => split_dataloader(dataloader_train, several),
         };
-        let dataloader_valid = dataloader_valid.to_device(&device.clone().inner());
-        if self.policies.config.offload.is_none() && devices.len() == 1 {
-            // Burn moves the values that it finds, and draws the others.
-            initialize(&learner.model()).unwrap_or_else(|error| panic!("{error}"));
-            learner.fork(device);
-        }
-        log_devices(&devices);
+        let dataloader_valid = dataloader_valid.to_device(&devices[0].clone().inner());
         let mut checkpointer = components.checkpointer;
         let mut early_stopping = components.early_stopping;
         let mut events = Events {
             processor: components.event_processor,
             interrupter: components.interrupter,
         };
-        self.check_hooks(&learner.model())
-            .unwrap_or_else(|error| panic!("{error}"));
-        match (components.checkpoint, &checkpointer) {
-            (Some(epoch), Some(checkpointer)) => resume::check(checkpointer, epoch, &mut learner)
-                .unwrap_or_else(|error| panic!("{error}")),
-            (Some(epoch), None) => panic!(
-                "the training can't resume from epoch {epoch} without checkpointers: call `with_default_checkpointers` of the builder"
-            ),
-            (None, _) => {}
-        }
-        let fuse = |model, optimizer| self.fuse(model, optimizer, &devices);
-        let checkout = Checkout::new(&mut learner, fuse);
+        let resumed = components.checkpoint;
+        let checkout = self.check_out(&mut learner, &devices, resumed, checkpointer.as_ref());
         let mut checkout = checkout.unwrap_or_else(|error| panic!("{error}"));
-        if components.checkpoint.is_some() {
-            let loaded = checkout.core().check_loaded_states();
-            loaded.unwrap_or_else(|error| panic!("{error}"));
-        }
 
         for epoch in starting_epoch..=components.num_epochs {
             events.train(LearnerEvent::StartSplit {
