@@ -141,7 +141,7 @@ impl CheckpointError {
         }
     }
 
-    pub(super) fn unreadable(file: &Path, reason: impl ToString) -> Self {
+    pub(crate) fn unreadable(file: &Path, reason: impl ToString) -> Self {
         Self::Unreadable {
             file: file.to_path_buf(),
             reason: reason.to_string(),

@@ -26,10 +26,7 @@ const INCOMPLETE: &str = "bpk.incomplete";
 /// Returns the last epoch with a complete checkpoint of Burn's default checkpointers in `training`. Renames the files of later ones.
 pub(super) fn newest(training: &Path) -> Result<Option<usize>, CheckpointError> {
     let folder = training.join(FOLDER);
-    let unreadable = |error: io::Error| CheckpointError::Unreadable {
-        file: folder.clone(),
-        reason: error.to_string(),
-    };
+    let unreadable = |error: io::Error| CheckpointError::unreadable(&folder, error);
     let entries = match fs::read_dir(&folder) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         entries => entries.map_err(unreadable)?,
