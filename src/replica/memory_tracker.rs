@@ -3,8 +3,8 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 /// The bytes of weights and gradients that each rank holds in addition to its stored weights.
-#[derive(Clone, Debug)]
-pub(crate) struct MemoryTracker(Arc<Vec<Mutex<Account>>>);
+#[derive(Debug)]
+pub(crate) struct MemoryTracker(Vec<Arc<Mutex<Account>>>);
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Account {
@@ -14,19 +14,17 @@ struct Account {
 
 impl MemoryTracker {
     pub(super) fn new(ranks: usize) -> Self {
-        Self(Arc::new((0..ranks).map(|_| Mutex::default()).collect()))
+        Self((0..ranks).map(|_| Arc::default()).collect())
     }
 
     /// Counts bytes as held by `rank` until the guard is dropped.
     pub(crate) fn track(&self, rank: usize, bytes: usize) -> HeldBytes {
-        let mut account = self.0[rank].lock();
-        account.now += bytes;
-        account.peak = account.peak.max(account.now);
-        HeldBytes {
-            memory_tracker: self.clone(),
-            rank,
-            bytes,
-        }
+        let account = self.0[rank].clone();
+        let mut sums = account.lock();
+        sums.now += bytes;
+        sums.peak = sums.peak.max(sums.now);
+        drop(sums);
+        HeldBytes { account, bytes }
     }
 
     /// Resets the peaks.
@@ -47,13 +45,12 @@ impl MemoryTracker {
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct HeldBytes {
-    memory_tracker: MemoryTracker,
-    rank: usize,
+    account: Arc<Mutex<Account>>,
     bytes: usize,
 }
 
 impl Drop for HeldBytes {
     fn drop(&mut self) {
-        self.memory_tracker.0[self.rank].lock().now -= self.bytes;
+        self.account.lock().now -= self.bytes;
     }
 }
