@@ -37,10 +37,12 @@ pub fn check_device(device: &Device, dtype: FloatDType) -> Result<(), FusedError
     check(device, dtype.into())
 }
 
-/// Opens `devices`, or returns an error.
-pub(crate) fn check_all_there(devices: &[Device]) -> Result<(), FusedError> {
-    let mut devices = devices.iter().filter(|device| is_cubecl(device));
-    devices.try_for_each(|device| is_there(&device.clone().inner()))
+/// Opens `device`, or returns an error.
+pub(crate) fn check_there(device: &Device) -> Result<(), FusedError> {
+    match is_cubecl(device) {
+        true => is_there(&device.clone().inner()),
+        false => Ok(()),
+    }
 }
 
 /// Runs [`check_device`] for any type that a parameter may have.

@@ -26,7 +26,7 @@ pub(crate) use async_errors::AsyncErrors;
 #[cfg(not(feature = "cubecl"))]
 pub(crate) use async_errors_stub::AsyncErrors;
 pub use check::check_device;
-pub(crate) use check::{check, check_all_there, check_has, has};
+pub(crate) use check::{check, check_has, check_there, has};
 pub(crate) use connected::check_connected;
 #[cfg(feature = "cubecl")]
 pub(crate) use streams::check_streams;

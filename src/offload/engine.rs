@@ -36,7 +36,7 @@ impl OffloadEngine {
                 ),
             });
         }
-        device::check_all_there(std::slice::from_ref(device))?;
+        device::check_there(device)?;
         if !tap::covers(device) {
             return Err(FusedError::Offload {
                 reason: format!(
@@ -103,7 +103,7 @@ impl OffloadEngine {
 /// device.
 fn check_loading() -> Result<(), FusedError> {
     let default = Device::default();
-    device::check_all_there(std::slice::from_ref(&default))?;
+    device::check_there(&default)?;
     match Tensor::<1>::zeros([1], &default).dtype() {
         DType::F32 => Ok(()),
         dtype => Err(FusedError::Offload {

@@ -20,7 +20,7 @@ use crate::shared_optimizer::SharedOptimizer;
 /// an error if one of its devices is unavailable.
 pub(crate) fn initialize<M: Module>(module: &M) -> Result<(), FusedError> {
     let devices = module.devices();
-    device::check_all_there(&devices)?;
+    devices.iter().try_for_each(device::check_there)?;
     let parameters = list(module);
     let mut lazy = parameters.iter().map(|it| &it.param);
     if lazy.all(|param| param.is_initialized()) {
