@@ -101,6 +101,11 @@ impl Profile {
         least.max(self.stopped_at.unwrap_or(0))
     }
 
+    /// Returns the largest measured pass over fewer items.
+    fn below(&self, items: usize) -> Option<&PassProfile> {
+        self.passes.iter().rfind(|pass| pass.items < items)
+    }
+
     pub(super) fn pass_over(&self, items: usize) -> Option<&PassProfile> {
         self.passes.iter().find(|pass| pass.items == items)
     }
@@ -134,8 +139,7 @@ impl Profile {
 
     /// Returns the number of items to measure next on the way to a pass over `items`.
     pub(super) fn next(&self, items: usize) -> usize {
-        let fewer = self.passes.iter().rfind(|pass| pass.items < items);
-        let fewer = fewer.map_or(0, |pass| pass.items);
+        let fewer = self.below(items).map_or(0, |pass| pass.items);
         let undecided = self.undecided.filter(|undecided| *undecided > fewer);
         let most = undecided.map_or(fewer.saturating_mul(GROWTH), |it| fewer.midpoint(it));
         items.min(most.max(1))
@@ -152,8 +156,7 @@ impl Profile {
             Ok(recorded) => recorded,
             Err(stopped) => {
                 self.note_stop(stopped);
-                let fewer = self.passes.iter().rfind(|pass| pass.items < items);
-                let fewer = fewer.map_or(0, |pass| pass.items);
+                let fewer = self.below(items).map_or(0, |pass| pass.items);
                 let is_near = items <= fewer + fewer / 4 + 1;
                 match stopped.exceeded_limit || is_near {
                     true => self.too_many_items = Some(items),
@@ -172,8 +175,7 @@ impl Profile {
         let left = memory::live(probe.device)?;
         self.between = before.max(recorded.run.start).max(left);
         let mut pass = PassProfile::of(items, &recorded);
-        let fewer = self.passes.iter().rfind(|pass| pass.items < items);
-        let fewer = fewer.and_then(|pass| pass.curve.as_ref());
+        let fewer = self.below(items).and_then(|pass| pass.curve.as_ref());
         if let (Some(curve), Some(fewer)) = (&mut pass.curve, fewer) {
             curve.calibrate_from(fewer);
         }
