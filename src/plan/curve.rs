@@ -41,7 +41,7 @@ impl ActivationCurve {
     }
 
     /// Returns the number of blocks.
-    pub(super) fn count(&self) -> usize {
+    pub(super) fn blocks(&self) -> usize {
         let last = self.blocks.iter().map(|block| block.index).max();
         last.map_or(0, |last| last + 1)
     }

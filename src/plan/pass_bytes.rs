@@ -63,6 +63,6 @@ impl RecordedPass {
 }
 
 /// Returns the number of blocks that keep their activations.
-pub(super) fn count(keep: &[bool]) -> usize {
+pub(super) fn count_kept(keep: &[bool]) -> usize {
     keep.iter().filter(|keep| **keep).count()
 }

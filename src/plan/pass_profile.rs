@@ -1,7 +1,7 @@
 //! Measurements and forecasts of passes over one number of items.
 
 use super::curve::ActivationCurve;
-use super::pass_bytes::{PassBytes, RecordedPass, SLOW, count};
+use super::pass_bytes::{PassBytes, RecordedPass, SLOW, count_kept};
 
 /// Passes over `items`.
 #[derive(Clone, Debug)]
@@ -42,7 +42,7 @@ impl PassProfile {
     }
 
     fn blocks(&self) -> usize {
-        self.curve.as_ref().map_or(0, ActivationCurve::count)
+        self.curve.as_ref().map_or(0, ActivationCurve::blocks)
     }
 
     /// Adds the bytes of a dry run; `None` if it exceeded `limit`.
@@ -66,7 +66,7 @@ impl PassProfile {
         let expected = |curve: &ActivationCurve| curve.peak(&keep).saturating_sub(self.run.start);
         let in_pass = proved.unwrap_or_else(|| {
             let expected = self.curve.as_ref().map_or(0, expected);
-            expected.max(self.run.in_pass() * usize::from(count(&keep) == 0))
+            expected.max(self.run.in_pass() * usize::from(count_kept(&keep) == 0))
         });
         Some(BlockChoice {
             keep,
@@ -101,7 +101,7 @@ impl PassProfile {
         }
         let proofs = self.proofs.iter().map(|proof| proof.keep.clone());
         let proved = proofs.filter_map(fitting).filter(|kept| kept.is_proved);
-        let proved = proved.max_by_key(|kept| count(&kept.keep));
+        let proved = proved.max_by_key(|kept| count_kept(&kept.keep));
         let mut expected = self.all_recomputed().filter(is_small);
         if let Some(expected) = &mut expected {
             // The last blocks first, because their activations are freed first.
@@ -115,8 +115,8 @@ impl PassProfile {
         }
         let expected = expected.filter(is_allowed);
         let is_enough = |proved: &BlockChoice| {
-            let kept = expected.as_ref().map_or(0, |kept| count(&kept.keep));
-            count(&proved.keep) >= kept
+            let kept = expected.as_ref().map_or(0, |kept| count_kept(&kept.keep));
+            count_kept(&proved.keep) >= kept
         };
         proved.clone().filter(is_enough).or(expected).or(proved)
     }

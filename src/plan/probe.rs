@@ -13,7 +13,7 @@ use crate::tap::collect_graph;
 
 use super::error::PlanError;
 use super::forecast::Forecast;
-use super::pass_bytes::{PassBytes, RecordedPass, SLOW, count};
+use super::pass_bytes::{PassBytes, RecordedPass, SLOW, count_kept};
 
 /// Repetitions of a pass to measure the variance, and the maximum seconds of a repeated pass.
 const REPEATS: usize = 6;
@@ -88,7 +88,7 @@ impl<M: Module, L: Loss, F: Fn(&M, usize) -> L> Probe<'_, M, F> {
         keep: &[bool],
         expected: Forecast,
     ) -> Result<Result<RecordedPass, Stopped>, PlanError> {
-        let blocks = match count(keep) {
+        let blocks = match count_kept(keep) {
             0 => "all blocks recomputed".to_string(),
             kept if kept == keep.len() => "no block recomputed".to_string(),
             kept => format!("{} of {} blocks recomputed", keep.len() - kept, keep.len()),
