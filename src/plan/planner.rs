@@ -19,11 +19,17 @@ use super::outline::Outline;
 use super::plan::Plan;
 use super::probe::{Probe, held};
 use super::profile::Profile;
-use super::search::{DEVICE_MARGIN, MARGIN, Search};
+use super::search::Search;
 use super::set::TechniqueSet;
 use super::set_profile::Limits;
 use super::storage::{FIRST_PASS_BYTES, WeightStorage};
 use super::technique::Technique;
+
+/// Factor on the measured bytes of a pass, because the work of threads in parallel varies from run to run.
+const MARGIN: f64 = 1.01;
+
+/// Factor on a device with its own memory, which is measured only between kernels.
+const DEVICE_MARGIN: f64 = 1.25;
 
 /// A process-wide lock, because concurrent planners would measure each other's memory.
 static MEASURING: Mutex<()> = Mutex::new(());

@@ -10,12 +10,6 @@ use super::set::TechniqueSet;
 use super::set_profile::{Choice, Limits, SetProfile};
 use super::storage::WeightStorage;
 
-/// Factor on the measured bytes of a pass, because the work of threads in parallel varies from run to run.
-pub(super) const MARGIN: f64 = 1.01;
-
-/// Factor on a device with its own memory, which is measured only between kernels.
-pub(super) const DEVICE_MARGIN: f64 = 1.25;
-
 /// The input and the measurements of a planner.
 #[derive(Clone, Debug)]
 pub(super) struct Search {
