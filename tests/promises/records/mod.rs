@@ -3,6 +3,7 @@
 mod changed_model;
 pub mod exchange;
 mod pruned;
+mod returned;
 
 use backburn::optim as ours;
 use burn::optim::*;
