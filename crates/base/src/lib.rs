@@ -1,7 +1,5 @@
 #![doc = include_str!("../README.md")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
-// Without `flex` there is no host device that supports all types.
-#![cfg_attr(not(feature = "flex"), allow(unused))]
 
 mod any;
 pub mod caught;
@@ -24,7 +22,7 @@ pub use vectorized::{Loop, vectorized};
 
 /// Returns `true` for a device of CubeCL. It computes asynchronously, so reading a result waits.
 pub fn is_cubecl(device: &Device) -> bool {
-    #[allow(unreachable_patterns, unused_variables)] // The variants depend on the features.
+    #[allow(unreachable_patterns)] // The variants depend on the features.
     match device.clone().inner().as_dispatch() {
         #[cfg(feature = "cubecl")]
         burn::backend::DispatchDevice::Cube(_) => true,
@@ -35,6 +33,16 @@ pub fn is_cubecl(device: &Device) -> bool {
 /// Returns `true` for a device of a CPU backend in this process: `flex` or `ndarray`. It computes synchronously.
 pub fn is_cpu_backend(device: &Device) -> bool {
     !is_cubecl(device) && !is_remote(device)
+}
+
+/// Returns `true` for a device of `flex`.
+pub fn is_flex(device: &Device) -> bool {
+    #[allow(unreachable_patterns)] // The variants depend on the features.
+    match device.clone().inner().as_dispatch() {
+        #[cfg(feature = "flex")]
+        burn::backend::DispatchDevice::Flex(_) => true,
+        _ => false,
+    }
 }
 
 /// Flushes the operations of this thread to `device`.

@@ -98,7 +98,7 @@ pub fn sync_with_timeout(device: &Device) -> Result<(), String> {
 
 /// Returns `true` if `device` is on a server.
 pub fn is_remote(device: &Device) -> bool {
-    #[allow(unreachable_patterns, unused_variables)] // The variants depend on the features.
+    #[allow(unreachable_patterns)] // The variants depend on the features.
     match device.clone().inner().as_dispatch() {
         #[cfg(feature = "remote")]
         burn::backend::DispatchDevice::Remote(_) => true,
