@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use backburn_base::{AnyTensor, of_data};
+use backburn_base::{AnyTensor, is_flex, of_data};
 use burn::tensor::{Bytes, DType, Element, Shape, Tensor, TensorData, bf16, f16};
 use bytemuck::cast_slice;
 use rayon::prelude::*;
@@ -41,15 +41,10 @@ pub(crate) fn rows_of_task(elements: usize, row: usize) -> usize {
 
 /// Returns `true` if the kernels compute with these tensors: they are on `flex`, in f32 or a half type.
 pub(crate) fn have_kernel(tensors: &[AnyTensor]) -> bool {
-    tensors.iter().all(|tensor| {
-        #[allow(unreachable_patterns)] // The variants depend on the features.
-        let is_flex = match tensor.device().inner().as_dispatch() {
-            #[cfg(feature = "flex")]
-            burn::backend::DispatchDevice::Flex(_) => true,
-            _ => false,
-        };
-        is_flex && matches!(tensor.dtype(), DType::F32 | DType::F16 | DType::BF16)
-    })
+    let has_kernel = |dtype| matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
+    let mut tensors = tensors.iter();
+    // `backburn-base` may have `flex` where this crate has not.
+    cfg!(feature = "flex") && tensors.all(|it| is_flex(&it.device()) && has_kernel(it.dtype()))
 }
 
 /// The elements of a tensor in f32: its buffer, or a copy if it has another type.
@@ -102,6 +97,7 @@ impl Elements {
                 };
             }
         }
+        let _ = ordered; // Read on `flex` only.
         let data = tensor.0.clone().into_data();
         let copied = match data.dtype() {
             DType::BF16 => converted(data.as_slice().expect("it is in bf16"), widen_bf16),
@@ -154,12 +150,10 @@ impl Elements {
 /// Returns `true` if this is a matrix on `flex` whose columns follow each other in memory, such as the transposed weight of a layer.
 pub(crate) fn is_transposed(tensor: &AnyTensor) -> bool {
     #[cfg(feature = "flex")]
-    {
-        let primitive = tensor.0.clone().try_into_primitive::<burn::backend::Flex>();
-        let primitive = primitive.expect("the tensor is on `flex`");
-        matches!(primitive.layout().strides(), [1, column] if *column != 1)
+    if let Ok(tensor) = tensor.0.clone().try_into_primitive::<burn::backend::Flex>() {
+        return matches!(tensor.layout().strides(), [1, column] if *column != 1);
     }
-    #[cfg(not(feature = "flex"))]
+    let _ = tensor;
     false
 }
 

@@ -1,8 +1,16 @@
 #![doc = include_str!("../README.md")]
 #![warn(missing_docs)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
-// Without `flex`, code for `flex` is unused.
-#![cfg_attr(not(feature = "flex"), allow(unused))]
+// A library may build without any backend.
+#![cfg_attr(
+    not(any(
+        feature = "cubecl",
+        feature = "flex",
+        feature = "ndarray",
+        feature = "remote"
+    )),
+    allow(unused)
+)]
 
 mod adapter;
 mod attention;

@@ -55,6 +55,7 @@ pub(crate) enum Effect {
 }
 
 /// Computes on the thread of the caller.
+#[cfg(feature = "flex")]
 pub(crate) const ALONE: Parallelism = Parallelism::None;
 
 /// Computes on all threads of the pool.
