@@ -64,8 +64,6 @@
 
 #![warn(missing_docs)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
-// Without `flex`, code for `flex` is unused.
-#![cfg_attr(not(feature = "flex"), allow(unused))]
 
 mod adam;
 mod adamw;

@@ -1,4 +1,3 @@
-use burn::backend::DispatchTensorKind;
 use burn::config::Config;
 use burn::optim::decay::WeightDecayConfig;
 use burn::optim::momentum::MomentumConfig;
@@ -16,7 +15,7 @@ use super::rule::{Number, Rule, Step, UpdateRule};
 use super::sgd::{Momentum, VELOCITY};
 use super::state::ElementWiseState;
 use super::with_clipping;
-use backburn_base::AnyTensor;
+use backburn_base::{AnyTensor, is_flex};
 
 /// Configuration of [`Muon`]: the fields and defaults of Burn's [`MuonConfig`](burn::optim::MuonConfig).
 ///
@@ -95,7 +94,8 @@ const PART: usize = 1 << 20;
 /// Returns the sum. Parts are so small that `flex` adds the elements of each in order.
 fn sum_in_order(matrix: Tensor<2>) -> Tensor<1> {
     let [rows, columns] = matrix.dims();
-    if rows * columns < PARALLEL || !is_added_in_parallel(&matrix) {
+    let is_added_in_parallel = is_flex(&matrix.device()) && matrix.dtype() == DType::F32;
+    if rows * columns < PARALLEL || !is_added_in_parallel {
         return matrix.sum();
     }
     let (height, width) = match columns < PARALLEL {
@@ -111,16 +111,6 @@ fn sum_in_order(matrix: Tensor<2>) -> Tensor<1> {
         })
     });
     Tensor::cat(parts.collect(), 0).sum()
-}
-
-/// Returns `true` on `flex` in f32.
-fn is_added_in_parallel(matrix: &Tensor<2>) -> bool {
-    #[allow(unreachable_patterns)] // The variants depend on the features.
-    match matrix.clone().into_dispatch().kind {
-        #[cfg(feature = "flex")]
-        DispatchTensorKind::Flex(_) => matrix.dtype() == DType::F32,
-        _ => false,
-    }
 }
 
 /// The Muon optimizer, which updates a matrix by its orthogonalized momentum.

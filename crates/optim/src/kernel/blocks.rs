@@ -228,6 +228,7 @@ struct Gradient<'a> {
 }
 
 /// Shape and strides of elements that are not contiguous.
+#[cfg_attr(not(feature = "flex"), allow(dead_code))] // Only tensors of `flex` are read through a view.
 struct View<'a> {
     shape: &'a [usize],
     strides: &'a [isize],

@@ -4,7 +4,7 @@
 mod blocks;
 #[cfg(feature = "cubecl")]
 mod cube;
-#[cfg(all(test, feature = "wgpu"))]
+#[cfg(all(test, feature = "flex", feature = "wgpu"))]
 mod on_wgpu;
 mod operations;
 mod single_pass;
@@ -14,8 +14,7 @@ use std::sync::OnceLock;
 
 #[cfg(feature = "cubecl")]
 use burn::backend::Dispatch;
-use burn::backend::DispatchTensorKind;
-use burn::tensor::{DType, FloatDType, Tensor};
+use burn::tensor::{FloatDType, Tensor};
 
 use super::call;
 use super::format::{Noise, PackedState, Residual, StateTensor, Weight, WeightFormat};
@@ -67,9 +66,9 @@ pub(super) fn update<const D: usize>(
     #[allow(unreachable_patterns)] // The variants depend on the features.
     let has_single_pass = match weight.value.clone().into_dispatch().kind {
         #[cfg(feature = "flex")]
-        DispatchTensorKind::Flex(_) if dtype != DType::F64 => true,
+        burn::backend::DispatchTensorKind::Flex(_) if dtype != burn::tensor::DType::F64 => true,
         #[cfg(feature = "cubecl")]
-        DispatchTensorKind::Cube(_) => true,
+        burn::backend::DispatchTensorKind::Cube(_) => true,
         // Operations support no formats.
         _ => !is_plain,
     };
@@ -115,7 +114,7 @@ fn single_pass<const D: usize>(
     let (shape, format) = (weight.value.shape(), weight.format);
     let value = weight.value.into_dispatch();
     #[cfg(feature = "cubecl")]
-    let has_kernel = matches!(value.kind, DispatchTensorKind::Cube(_));
+    let has_kernel = matches!(value.kind, burn::backend::DispatchTensorKind::Cube(_));
     #[cfg(not(feature = "cubecl"))]
     let has_kernel = false;
     let weight = match weight.residual {
