@@ -91,8 +91,11 @@
 
 #![warn(missing_docs)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
-// Code for `flex` or `ndarray` only is unused without them. A library may build without any backend.
-#![cfg_attr(not(feature = "flex"), allow(unused))]
+// A library may build without any backend. `remote` enables `flex`.
+#![cfg_attr(
+    not(any(feature = "cubecl", feature = "flex", feature = "ndarray")),
+    allow(unused)
+)]
 
 mod checkpoint;
 mod config;

@@ -7,10 +7,8 @@
 //! byte. Elsewhere each element has the fewest bits that Burn moves and records: 2, or 8 if the last dimension is no multiple of
 //! 16. Its type distinguishes it from every other tensor.
 
-use backburn_base::{copy_to_device, is_cpu_backend, lift, of_data};
+use backburn_base::{copy_to_device, is_cpu_backend, is_flex, lift, of_data};
 use burn::backend::Dispatch;
-#[cfg(feature = "flex")]
-use burn::backend::DispatchDevice;
 use burn::backend::ops::QTensorOps;
 use burn::tensor::quantization::quantized_data_len;
 use burn::tensor::quantization::{QuantScheme, QuantStore, QuantValue, ScaleDtype};
@@ -63,12 +61,7 @@ pub(super) fn shape_stub_of<const D: usize>(value: &Tensor<D>) -> Tensor<D> {
 
 /// Returns `true` if a shape stub on `device` is one element, expanded without memory.
 pub(crate) fn is_expanded(device: &Device) -> bool {
-    #[allow(unreachable_patterns)] // The variants depend on the features.
-    match device.clone().inner().as_dispatch() {
-        #[cfg(feature = "flex")]
-        DispatchDevice::Flex(_) => true,
-        _ => false,
-    }
+    is_flex(device)
 }
 
 /// Returns `tensor`, which has no autodiff, on `device`. The number of dimensions in its type doesn't matter.

@@ -1,10 +1,13 @@
 use std::sync::Arc;
 
 use backburn_base::lift;
-use burn::backend::{BackendTensor, DispatchDevice, DispatchTensor, DispatchTensorKind};
+use burn::backend::DispatchTensor;
+#[cfg(any(feature = "flex", feature = "ndarray"))]
+use burn::backend::{BackendTensor, DispatchDevice, DispatchTensorKind};
+#[cfg(any(feature = "flex", feature = "ndarray"))]
+use burn::tensor::{Bytes, TensorData};
 use burn::tensor::{
-    Bytes, DType, Device, GradientCheckpointingStrategy, Shape, Tensor, TensorCreationOptions,
-    TensorData,
+    DType, Device, GradientCheckpointingStrategy, Shape, Tensor, TensorCreationOptions,
 };
 
 #[cfg(any(feature = "flex", feature = "ndarray"))]
@@ -47,6 +50,7 @@ pub(super) fn unreadable<const D: usize>(
         #[allow(deprecated)] // Burn 0.22 still ships ndarray.
         DispatchDevice::NdArray(_) => of(UnreadableBytes::once_cloned).clone(),
         _ => {
+            let _ = (why, path); // Read by the other backends only.
             let options = TensorCreationOptions::new(device.clone()).with_dtype(dtype);
             let element = Tensor::<D>::full([1; D], f32::NAN, options);
             element.expand::<D, _>(shape.clone())
