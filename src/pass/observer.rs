@@ -147,15 +147,8 @@ impl StepObserver for MemoryObserver {
                 let run = self.run(index).into_iter();
                 run.for_each(|run| memory::enter_recomputation(run, name, outputs));
             }
-            StepEvent::BlockRecomputed { index } => {
-                self.run(index)
-                    .into_iter()
-                    .for_each(memory::leave_recomputation);
-            }
-            StepEvent::BlockBackward { index } => {
-                self.run(index)
-                    .into_iter()
-                    .for_each(memory::enter_block_backward);
+            StepEvent::BlockRecomputed { index } | StepEvent::BlockBackward { index } => {
+                self.run(index).into_iter().for_each(memory::note_block);
             }
             StepEvent::Backward => {
                 memory::enter(Phase::Backward);

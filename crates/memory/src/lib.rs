@@ -82,6 +82,6 @@ pub use marks::Limit;
 pub use process::Category;
 #[doc(hidden)]
 pub use recorder::{
-    Growth, end_beyond_limit, enter, enter_block, enter_block_backward, enter_recomputation,
-    enter_update, growth_of, is_recording, leave_recomputation, live, note_gradient, report_use,
+    Growth, end_beyond_limit, enter, enter_block, enter_recomputation, enter_update, growth_of,
+    is_recording, live, note_block, note_gradient, report_use,
 };

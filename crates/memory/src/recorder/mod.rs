@@ -14,8 +14,8 @@ use backburn_base::{is_remote, with_value};
 use recording::Log;
 
 pub use recording::{
-    end_beyond_limit, enter, enter_block, enter_block_backward, enter_recomputation, enter_update,
-    is_recording, leave_recomputation, note_gradient, report_use,
+    end_beyond_limit, enter, enter_block, enter_recomputation, enter_update, is_recording,
+    note_block, note_gradient, report_use,
 };
 
 /// Returns the bytes in use on `device`; if the device does not report them, those of the process.

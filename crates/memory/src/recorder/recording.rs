@@ -164,16 +164,10 @@ pub fn enter_recomputation(run: BlockRun, name: &str, outputs: usize) {
     });
 }
 
-/// Reports the end of a block's recomputation.
-pub fn leave_recomputation(run: BlockRun) {
+/// Reports a later moment of a block: the end of its recomputation, or the start of its backward pass from one of its
+/// outputs.
+pub fn note_block(run: BlockRun) {
     with_recording(|recording| recording.log.note_block(run));
-}
-
-/// Reports the start of a block's backward pass, from one of its outputs.
-pub fn enter_block_backward(run: BlockRun) {
-    if let Some(recording) = &mut *CURRENT.lock() {
-        recording.log.note_block(run);
-    }
 }
 
 /// Reports the use of the buffer of `tensor`, if a recording is in progress.
