@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail, ensure};
 use backburn::{
-    BaseFormat, FusedConfig, GradientCheckpointingConfig, MemoryEstimate, QuantizedLora, cast,
-    load_from_store, load_quantized_from_store,
+    BaseFormat, FusedConfig, MemoryEstimate, QuantizedLora, cast, load_from_store,
+    load_quantized_from_store,
 };
 use burn::module::{Lora, ParamGroup};
 use burn::prelude::*;
@@ -131,10 +131,7 @@ fn pretrain(
     let device = options.technique.device(Place::default());
     device.seed(options.seed);
     let mut text = Text::new(&plays()?, options.vocabulary, config.context, options.seed)?;
-    let checkpointing = GradientCheckpointingConfig::new();
-    let mut trainer = options
-        .technique
-        .start(config, checkpointing, Place::default())?;
+    let mut trainer = options.technique.start(config, Place::default())?;
     train(
         &mut trainer,
         &mut text,

@@ -11,8 +11,8 @@
 //! ```
 
 use anyhow::{Result, ensure};
+use backburn::MemoryEstimate;
 use backburn::memory::{RecordingAllocator, keep_pages};
-use backburn::{GradientCheckpointingConfig, MemoryEstimate};
 use clap::Parser;
 use peak_alloc::PeakAlloc;
 
@@ -70,7 +70,7 @@ fn main() -> Result<()> {
     device.seed(options.seed);
     let mut trainer = match &plan {
         Some(plan) => technique.start_planned(&config, plan, place)?,
-        None => technique.start(&config, GradientCheckpointingConfig::new(), place)?,
+        None => technique.start(&config, place)?,
     };
     let training = Training {
         config: technique.applied_to(&config),

@@ -1,9 +1,7 @@
 //! Techniques that train with less memory.
 
 use backburn::optim as ours;
-use backburn::{
-    FusedConfig, FusedError, GradientCheckpointingConfig, Plan, PlanError, WeightAveragingConfig,
-};
+use backburn::{FusedConfig, FusedError, Plan, PlanError, WeightAveragingConfig};
 use burn::prelude::*;
 use clap::ValueEnum;
 
@@ -83,12 +81,7 @@ impl Technique {
     }
 
     /// Starts a training of the model of `config`.
-    pub fn start(
-        self,
-        config: &LanguageModelConfig,
-        checkpointing: GradientCheckpointingConfig,
-        place: Place,
-    ) -> Result<Trainer, FusedError> {
+    pub fn start(self, config: &LanguageModelConfig, place: Place) -> Result<Trainer, FusedError> {
         let config = self.applied_to(config);
         let device = self.device(place);
         // An offloaded model is created on the host.
@@ -102,7 +95,6 @@ impl Technique {
             return Ok(Trainer::stock(model, optimizer));
         }
         let config = FusedConfig::new()
-            .with_gradient_checkpointing(checkpointing)
             .with_offload(place.offload.map(Waiting::config))
             .with_averaging(place.ema.map(averaging));
         Trainer::fused(model, optimizer, config, &device)

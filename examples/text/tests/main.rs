@@ -10,9 +10,7 @@ use std::path::Path;
 
 use backburn::memory::RecordingAllocator;
 use backburn::optim::StateFormat;
-use backburn::{
-    Budget, Checkpoint, GradientCheckpointingConfig, LoadError, Progress, load_from_store,
-};
+use backburn::{Budget, Checkpoint, LoadError, Progress, load_from_store};
 use burn::module::Module;
 use burn::store::{ModuleSnapshot, SafetensorsStore};
 use burn::tensor::{Device, FloatDType};
@@ -85,10 +83,7 @@ fn pages() -> Text {
 /// Saves weights that all trainings can start from.
 fn initial(folder: &Path) -> Checkpoint {
     let checkpoint = Checkpoint::at(folder.join("initial"));
-    let checkpointing = GradientCheckpointingConfig::new();
-    let trainer = Technique::Stock
-        .start(&config(), checkpointing, Place::default())
-        .unwrap();
+    let trainer = Technique::Stock.start(&config(), Place::default()).unwrap();
     trainer.save(&checkpoint, &Progress::new(0)).unwrap();
     checkpoint
 }
@@ -99,10 +94,7 @@ fn start(technique: Technique, initial: &Checkpoint) -> Trainer {
 }
 
 fn start_with(config: &LanguageModelConfig, technique: Technique, initial: &Checkpoint) -> Trainer {
-    let checkpointing = GradientCheckpointingConfig::new();
-    let trainer = technique
-        .start(config, checkpointing, Place::default())
-        .unwrap();
+    let trainer = technique.start(config, Place::default()).unwrap();
     trainer.resume::<()>(initial).unwrap().0
 }
 
@@ -141,12 +133,7 @@ fn resumed_training_equals_uninterrupted_one() {
         }
         drop(first);
 
-        let other = technique.start(
-            &config,
-            GradientCheckpointingConfig::new(),
-            Place::default(),
-        );
-        let other = other.unwrap();
+        let other = technique.start(&config, Place::default()).unwrap();
         let (mut second, done) = checkpoint::resume(&saved, other, &training).unwrap();
         assert_eq!(done, 3);
         let mut text = pages();
@@ -171,11 +158,7 @@ fn muon_with_average_resumes_and_refuses_others() {
         ..training(&config())
     };
     let technique = Technique::Fused;
-    let new = || {
-        technique
-            .start(&config(), GradientCheckpointingConfig::new(), place)
-            .unwrap()
-    };
+    let new = || technique.start(&config(), place).unwrap();
     let start = || new().resume::<()>(&initial).unwrap().0;
     let mut whole = start();
     run(technique, &mut whole, &mut pages(), schedule(0, 6));

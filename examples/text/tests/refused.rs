@@ -26,12 +26,8 @@ fn text_too_short_is_refused() {
 fn checkpoint_of_another_model_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let saved = folder.path().join("saved");
-    let start = |config: &LanguageModelConfig| {
-        let checkpointing = GradientCheckpointingConfig::new();
-        Technique::Fused
-            .start(config, checkpointing, Place::default())
-            .unwrap()
-    };
+    let start =
+        |config: &LanguageModelConfig| Technique::Fused.start(config, Place::default()).unwrap();
     let config = config();
     let training = training(&config);
     checkpoint::save(&saved, &start(&config), &training, 3).unwrap();
@@ -98,10 +94,7 @@ fn save_replaces_only_checkpoints() {
     std::fs::create_dir(&precious).unwrap();
     let thesis = precious.join("thesis.txt");
     std::fs::write(&thesis, b"years").unwrap();
-    let checkpointing = GradientCheckpointingConfig::new();
-    let trainer = Technique::Fused
-        .start(&config(), checkpointing, Place::default())
-        .unwrap();
+    let trainer = Technique::Fused.start(&config(), Place::default()).unwrap();
     // A stray file does not make a training invalid.
     checkpoint::check(&precious, None, 6).unwrap();
     for _ in 0..2 {
