@@ -9,6 +9,7 @@ use burn::tensor::DType;
 use crate::adapters::{self, Adapters};
 use crate::chat::TOOL_USE_FILE;
 use crate::decoder::Decoder;
+use crate::options::Options;
 use crate::replace::{replace, replace_with};
 use crate::weights;
 
@@ -34,24 +35,16 @@ const TOKENIZER: &[&str] = COPIED.split_at(2).1;
 /// The description of the model.
 pub const CARD: &str = "README.md";
 
-/// Returns the names of the files of a whole model, with those in `base`.
-pub fn model_files(base: &Path) -> Vec<&'static str> {
-    let copied = COPIED
+/// Returns the names of the files of the result, with those in the base.
+pub fn files(options: &Options) -> Vec<&'static str> {
+    let (copied, written): (_, &[_]) = match options.writes_adapters() {
+        true => (TOKENIZER, &[adapters::WEIGHTS, adapters::CONFIG, CARD]),
+        false => (COPIED, &[weights::WEIGHTS, CARD]),
+    };
+    let copied = copied
         .iter()
-        .copied()
-        .filter(|name| base.join(name).exists());
-    copied.chain([weights::WEIGHTS, CARD]).collect()
-}
-
-/// Returns the names of the files of adapters, with those in `base`.
-pub fn adapter_files(base: &Path) -> Vec<&'static str> {
-    let copied = TOKENIZER
-        .iter()
-        .copied()
-        .filter(|name| base.join(name).exists());
-    copied
-        .chain([adapters::WEIGHTS, adapters::CONFIG, CARD])
-        .collect()
+        .filter(|name| options.model.join(name).exists());
+    copied.chain(written).copied().collect()
 }
 
 /// Writes `decoder`, which has no adapters, and what belongs to the model in `base`.

@@ -9,6 +9,7 @@ use crate::card;
 use crate::config::DecoderConfig;
 use crate::evaluation::Evaluation;
 use crate::losses::Losses;
+use crate::model_files;
 use crate::options::Options;
 use crate::output::{Finished, Output};
 use crate::planning;
@@ -71,7 +72,7 @@ impl TrainingResult<'_> {
             result.write(options, folder, self.dtype)?;
             card::write(options, step, losses, folder)
         };
-        let written = output.replace(&result.files(options), finished, write);
+        let written = output.replace(&model_files::files(options), finished, write);
         written.context(
             "the model is trained, but only its checkpoint is written: the same command resumes it",
         )?;

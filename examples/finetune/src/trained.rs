@@ -69,14 +69,6 @@ impl Trained {
         })
     }
 
-    /// Returns the names of the files, with those of the base.
-    pub fn files(&self, options: &Options) -> Vec<&'static str> {
-        match options.writes_adapters() {
-            true => model_files::adapter_files(&options.model),
-            false => model_files::model_files(&options.model),
-        }
-    }
-
     /// Writes the files to `folder`.
     pub fn write(&self, options: &Options, folder: &Path, dtype: DType) -> Result<()> {
         let base = &options.model;
