@@ -17,6 +17,13 @@ pub fn catch_message<R>(work: impl FnOnce() -> R) -> Result<R, String> {
     catch(work).map_err(|panic| panic.message().to_string())
 }
 
+/// Runs `work`, then `after`, even if `work` panics.
+pub fn finally<R>(work: impl FnOnce() -> R, after: impl FnOnce()) -> R {
+    let ended = catch(work);
+    after();
+    ended.unwrap_or_else(|panic| panic.resume())
+}
+
 impl Caught {
     /// Creates a panic with this message.
     pub fn saying(text: String) -> Self {
