@@ -16,7 +16,7 @@ use std::cell::RefCell;
 use burn::tensor::Device;
 
 use backburn_base::AnyTensor;
-use backburn_base::caught::{Caught, catch};
+use backburn_base::caught::{Caught, catch, finally};
 
 /// A call of an optimizer's step: the input of its caller and the reply of the optimizer.
 #[derive(Default)]
@@ -63,9 +63,7 @@ impl Call {
 /// this thread may run another training.
 pub(super) fn without_caller<R>(step: impl FnOnce() -> R) -> R {
     let call = CALL.take();
-    let ended = catch(step);
-    CALL.set(call);
-    ended.unwrap_or_else(|panic| panic.resume())
+    finally(step, || CALL.set(call))
 }
 
 /// Returns the result of `work` with the call, or `None` without a caller.

@@ -5,7 +5,7 @@ use std::cell::{Cell, RefCell};
 
 use burn::tensor::Device;
 
-use backburn_base::caught::catch;
+use backburn_base::caught::finally;
 
 thread_local! {
     static COMPACT: Cell<bool> = const { Cell::new(false) };
@@ -33,9 +33,7 @@ thread_local! {
 /// ```
 pub fn compact_records<R>(save: impl FnOnce() -> R) -> R {
     let before = COMPACT.replace(true);
-    let saved = catch(save);
-    COMPACT.set(before);
-    saved.unwrap_or_else(|panic| panic.resume())
+    finally(save, || COMPACT.set(before))
 }
 
 /// Returns `true` inside of [`compact_records`].
@@ -47,9 +45,7 @@ pub fn records_are_compact() -> bool {
 /// first.
 pub fn load_on<R>(device: &Device, load: impl FnOnce() -> R) -> R {
     let before = LOAD_ON.replace(Some(device.clone()));
-    let loaded = catch(load);
-    LOAD_ON.set(before);
-    loaded.unwrap_or_else(|panic| panic.resume())
+    finally(load, || LOAD_ON.set(before))
 }
 
 /// Returns the device of [`load_on`], or `device` outside of it.
