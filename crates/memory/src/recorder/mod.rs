@@ -10,6 +10,7 @@ use super::error::MemoryError;
 use super::marks::{Limit, MarkLog, Meter, in_pools};
 use super::process::{self, Category, ProcessLog};
 use super::timeline::{MemoryTimeline, Phase};
+use backburn_base::caught::finally;
 use backburn_base::{is_remote, with_value};
 use recording::Log;
 
@@ -199,17 +200,8 @@ impl Drop for MemoryRecorder {
 }
 
 fn during<R>(phase: Phase, work: impl FnOnce() -> R) -> R {
-    struct EndOnDrop;
-
-    impl Drop for EndOnDrop {
-        fn drop(&mut self) {
-            enter(Phase::Other);
-        }
-    }
-
     enter(phase);
-    let _end = EndOnDrop;
-    work()
+    finally(work, || enter(Phase::Other))
 }
 
 struct ReportTensors<'a> {
