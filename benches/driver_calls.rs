@@ -21,12 +21,12 @@ use backburn::{
     FusedConfig, FusedOptimizer, GlobalNormClippingConfig, Offload, OffloadConfig, OffloadedBlocks,
     optim as ours,
 };
-use burn::optim::{AdamConfig, GradientsParams, ModuleOptimizer};
+use burn::optim::{AdamConfig, ModuleOptimizer};
 use burn::prelude::*;
 use burn::tensor::Distribution;
 
 use network::vit::VitConfig;
-use network::{Mlp, Network};
+use network::{Mlp, Network, stock};
 
 /// Steps until kernels are compiled and pools are filled.
 const WARM_UP: usize = 4;
@@ -176,14 +176,8 @@ impl Counts {
         };
         print("no update", passes, false);
 
-        let mut optimizer = AdamConfig::new().init();
-        let mut stock = Some(model);
-        let counted = self.of(|| {
-            let model = stock.take().expect("the step before has put it back");
-            let gradients = model.loss(input.clone()).backward();
-            let gradients = GradientsParams::from_grads(gradients, &model);
-            stock = Some(optimizer.step(LEARNING_RATE, model, gradients));
-        });
+        let adam = AdamConfig::new().init();
+        let counted = self.of(stock(model, adam, input.clone(), LEARNING_RATE));
         print("stock", counted, true);
 
         let ours = || ours::AdamConfig::new().init();

@@ -188,7 +188,12 @@ fn train<const D: usize, N: Network<D> + Module + 'static>(
     let mut step = match variant {
         "fused" => fused(model, AdamConfig::new().init()),
         "ours" | "ours-blocks" => fused(model, ours::AdamConfig::new().init()),
-        _ => stock(model, input.clone(), LEARNING_RATE),
+        _ => stock(
+            model,
+            AdamConfig::new().init(),
+            input.clone(),
+            LEARNING_RATE,
+        ),
     };
     let mut times = Vec::new();
     let (mut in_use, mut reserved) = (0, 0);

@@ -22,7 +22,7 @@ use backburn::memory::keep_pages;
 use backburn::optim::{AdamWConfig, MuonConfig, MuonWithAdamWConfig, StateFormat, WeightFormat};
 use backburn::{FusedConfig, FusedReplicas, Ownership, Sharding, cast};
 use burn::module::ParamGroup;
-use burn::optim::{self as stock, AdjustLrFn, GradientsParams, ModuleOptimizer};
+use burn::optim::{self as stock, AdjustLrFn, ModuleOptimizer};
 use burn::prelude::*;
 use burn::tensor::{Distribution, FloatDType};
 use peak_alloc::PeakAlloc;
@@ -187,13 +187,7 @@ fn training(variant: &str, ranks: usize) -> Box<dyn FnMut()> {
     let input = Tensor::<2>::random([BATCH, WIDTH], Distribution::Default, &device);
     let model = Mlp::of_size(BLOCKS, WIDTH, &device);
     if variant == "Burn" {
-        let (mut model, mut optimizer) = (Some(model), optimizer(variant));
-        return Box::new(move || {
-            let current = model.take().expect("there is one between steps");
-            let gradients = current.loss(input.clone()).backward();
-            let gradients = GradientsParams::from_grads(gradients, &current);
-            model = Some(optimizer.step(RATE, current, gradients));
-        });
+        return network::stock(model, optimizer(variant), input, RATE);
     }
     let mut model = model.with_recompute_blocks(true);
     let mut config = FusedConfig::new();

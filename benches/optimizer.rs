@@ -29,7 +29,7 @@ use burn::prelude::*;
 use burn::tensor::{Distribution, FloatDType};
 use peak_alloc::PeakAlloc;
 use rayon::prelude::*;
-use turns::Worker;
+use turns::{Worker, median};
 
 #[global_allocator]
 static BYTES: PeakAlloc = PeakAlloc;
@@ -269,10 +269,4 @@ fn copy(from: &[f32], to: &mut [f32]) -> f64 {
     let parts = from.par_chunks(part).zip(to.par_chunks_mut(part));
     parts.for_each(|(from, to)| to.copy_from_slice(from));
     start.elapsed().as_secs_f64()
-}
-
-fn median(values: impl Iterator<Item = f64>) -> f64 {
-    let mut values: Vec<f64> = values.collect();
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
 }

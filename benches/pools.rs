@@ -70,7 +70,7 @@ fn train(pools: &str, variant: &str) {
     let parameters = 4 * model.num_params();
     let adam = AdamConfig::new();
     let mut step: Box<dyn FnMut()> = if variant == "stock" {
-        stock(model, input, LEARNING_RATE)
+        stock(model, adam.init(), input, LEARNING_RATE)
     } else {
         let optimizer = match variant {
             "ours" => backburn::optim::AdamConfig::new().init(),

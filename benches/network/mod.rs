@@ -7,7 +7,7 @@ pub mod vit;
 
 use backburn::gradient_checkpointing;
 use burn::nn::{Gelu, Linear, LinearConfig, Lstm, LstmConfig};
-use burn::optim::{AdamConfig, GradientsParams};
+use burn::optim::{GradientsParams, ModuleOptimizer};
 use burn::prelude::*;
 use burn::train::{InferenceStep, RegressionOutput, TrainOutput, TrainStep};
 
@@ -19,10 +19,10 @@ pub trait Network<const D: usize> {
 /// Returns a function that makes steps of stock Burn.
 pub fn stock<const D: usize, N: Network<D> + Module + 'static>(
     model: N,
+    mut optimizer: ModuleOptimizer,
     input: Tensor<D>,
     learning_rate: f64,
 ) -> Box<dyn FnMut()> {
-    let mut optimizer = AdamConfig::new().init();
     let mut model = Some(model);
     Box::new(move || {
         let current = model.take().expect("the step before has put it back");

@@ -93,13 +93,17 @@ impl Rounds {
     }
 
     pub fn median(&self, worker: usize) -> f64 {
-        quantile(self.0.iter().map(|times| times[worker]), 0.5)
+        median(self.0.iter().map(|times| times[worker]))
     }
 
     /// Returns a quantile of the times of process `worker` in multiples of `base`.
     pub fn ratio(&self, worker: usize, base: usize, part: f64) -> f64 {
         quantile(self.0.iter().map(|times| times[worker] / times[base]), part)
     }
+}
+
+pub fn median(values: impl Iterator<Item = f64>) -> f64 {
+    quantile(values, 0.5)
 }
 
 fn quantile(values: impl Iterator<Item = f64>, part: f64) -> f64 {
