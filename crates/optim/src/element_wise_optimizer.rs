@@ -3,10 +3,9 @@ use burn::tensor::{Device, Tensor};
 
 use super::call;
 use super::element_wise::{AccumulateInState, ElementWise};
-use super::format::{Formats, PackedState, StateFormat, StateTensor, WeightFormat};
+use super::format::{Formats, StateFormat, WeightFormat};
 use super::kernel;
 use super::state::ElementWiseState;
-use backburn_base::to_device;
 
 /// A Burn optimizer of an [`ElementWise`] formula, in a single pass over memory.
 ///
@@ -142,17 +141,10 @@ impl<R: ElementWise> Optimizer for ElementWiseOptimizer<R> {
         state: ElementWiseState<R, D>,
         device: &Device,
     ) -> ElementWiseState<R, D> {
-        let moved = |state| match state {
-            StateTensor::Full(state) => StateTensor::Full(to_device(state, device)),
-            StateTensor::Packed(packed) => StateTensor::Packed(PackedState {
-                codes: to_device(packed.codes, device),
-                scales: to_device(packed.scales, device),
-                ..packed
-            }),
-        };
         let states = state.states.into_iter();
+        let states = states.map(|state| Some(state?.on_device(device)));
         ElementWiseState {
-            states: states.map(|state| state.map(moved)).collect(),
+            states: states.collect(),
             residual: state.residual.map(|low| low.on_device(device)),
             ..state
         }

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::config_enum::config_enum;
 use super::element_buffer::ElementEncoding;
 use super::square_root_code::{CodeScheme, GROUP, SquareRootCode, Width};
+use backburn_base::to_device;
 
 /// Format of the states of an optimizer.
 ///
@@ -96,6 +97,18 @@ impl<const D: usize> StateTensor<D> {
             (state, None) => Self::Full(state.full()),
         }
     }
+
+    /// Moves the state to another device.
+    pub(crate) fn on_device(self, device: &Device) -> Self {
+        match self {
+            Self::Full(state) => Self::Full(to_device(state, device)),
+            Self::Packed(packed) => Self::Packed(PackedState {
+                codes: to_device(packed.codes, device),
+                scales: to_device(packed.scales, device),
+                ..packed
+            }),
+        }
+    }
 }
 
 impl<const D: usize> PackedState<D> {
@@ -105,8 +118,10 @@ impl<const D: usize> PackedState<D> {
         let values: Vec<f32> = state.into_data().iter::<f32>().collect();
         let mut scales = vec![0.0_f32; values.len().div_ceil(GROUP)];
         let words = ElementEncoding::Codes(scheme).keep(values, cast_slice_mut(&mut scales));
+        let length = words.len();
+        let words = TensorData::new(words, [length]);
         Self {
-            codes: words_on(words, &device),
+            codes: Tensor::from_data(words, (&device, DType::U32)),
             scales: Tensor::from_data(&scales[..], (&device, DType::F32)),
             scheme,
             shape,
@@ -126,10 +141,4 @@ impl<const D: usize> PackedState<D> {
         let data = TensorData::new(values, self.shape);
         Tensor::from_data(data, (&device, DType::F32))
     }
-}
-
-/// Creates a tensor of 32-bit words.
-fn words_on(words: Vec<u32>, device: &Device) -> Tensor<1, Int> {
-    let length = words.len();
-    Tensor::from_data(TensorData::new(words, [length]), (device, DType::U32))
 }

@@ -101,20 +101,9 @@ fn update(rule: Rule, format: WeightFormat) -> Update {
     }
 }
 
-fn on(device: &Device, state: StateTensor<2>) -> StateTensor<2> {
-    match state {
-        StateTensor::Full(state) => StateTensor::Full(state.to_device(device)),
-        StateTensor::Packed(packed) => StateTensor::Packed(PackedState {
-            codes: packed.codes.to_device(device),
-            scales: packed.scales.to_device(device),
-            ..packed
-        }),
-    }
-}
-
 fn on_wgpu(states: &[StateTensor<2>]) -> Vec<StateTensor<2>> {
     let states = states.iter().cloned();
-    states.map(|state| on(&wgpu(), state)).collect()
+    states.map(|state| state.on_device(&wgpu())).collect()
 }
 
 fn elements(tensor: Tensor<2>) -> Vec<f32> {
@@ -213,7 +202,7 @@ fn check(rule: Rule, roots: &[SquareRootCode], states: StateFormat, shape: [usiz
     let (expected, expected_states) = single_pass(update, Weight::plain(weight), gradient, states);
     assert_near(&in_full(back(found)), &in_full(expected), 1e-5, &context);
     for (found, expected) in found_states.into_iter().zip(expected_states) {
-        assert_same_state(on(&Device::flex(), found), expected, &context);
+        assert_same_state(found.on_device(&Device::flex()), expected, &context);
     }
 }
 
