@@ -6,8 +6,9 @@ use std::sync::Arc;
 use burn::optim::StateSink;
 use burn::store::RecordError;
 use burn::tensor::{Bytes, DType, Shape, TensorData};
-use burn_pack::{Error, Reader, Tensor, Writer};
+use burn_pack::{Error, Reader, Tensor};
 
+use super::state::writer;
 use backburn_base::caught::catch;
 
 thread_local! {
@@ -60,13 +61,7 @@ pub fn save_by_tensor(
         Some(state) => state.deferred(&tensor),
         None => tensor,
     });
-    let mut writer = Writer::new(tensors.collect());
-    for (name, scalar) in &scalars {
-        writer = writer.with_scalar(name, *scalar);
-    }
-    for (id, path) in &paths {
-        writer = writer.with_metadata(id, path);
-    }
+    let writer = writer(tensors.collect(), &scalars, &paths);
     Ok(writer.write_to_file(file)?)
 }
 

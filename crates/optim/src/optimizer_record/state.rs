@@ -99,14 +99,24 @@ pub fn write(states: impl IntoIterator<Item = RecordedState>) -> Result<Bytes, O
         all.scalars.extend(state.scalars);
         paths.extend(state.path.map(|path| (state.id, path)));
     }
-    let mut writer = Writer::new(all.tensors);
-    for (name, scalar) in &all.scalars {
+    let writer = writer(all.tensors, &all.scalars, &paths);
+    writer.into_bytes().map_err(unreadable)
+}
+
+/// Creates the writer of a record, with the path of each parameter by its id.
+pub(super) fn writer(
+    tensors: Vec<Tensor>,
+    scalars: &BTreeMap<String, Scalar>,
+    paths: &BTreeMap<String, String>,
+) -> Writer {
+    let mut writer = Writer::new(tensors);
+    for (name, scalar) in scalars {
         writer = writer.with_scalar(name, *scalar);
     }
-    for (id, path) in &paths {
+    for (id, path) in paths {
         writer = writer.with_metadata(id, path);
     }
-    writer.into_bytes().map_err(unreadable)
+    writer
 }
 
 /// Serializes `record`.
