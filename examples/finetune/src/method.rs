@@ -65,49 +65,49 @@ impl Method {
         let value = self.to_possible_value();
         value.map_or(String::new(), |value| value.get_name().to_owned())
     }
+}
 
+impl Options {
     /// Returns the model of a training that a checkpoint resumes. Weights that the checkpoint contains are zeros without memory.
     pub fn outline(
-        self,
-        options: &Options,
+        &self,
         config: &DecoderConfig,
         dtype: FloatDType,
         device: &Device,
     ) -> Result<Decoder> {
-        match self {
-            Self::Full => {
-                let decoder = Decoder::init(config, !options.keep_activations, device);
+        match self.method {
+            Method::Full => {
+                let decoder = Decoder::init(config, !self.keep_activations, device);
                 Ok(decoder.map(&mut Outline(dtype)))
             }
             // The checkpoint contains the adapters only.
-            _ => self.load(options, config, dtype, device),
+            _ => self.load(config, dtype, device),
         }
     }
 
-    /// Returns the model in the files of `options.model`, as it is trained.
+    /// Returns the model in the files of the base, as it is trained.
     pub fn load(
-        self,
-        options: &Options,
+        &self,
         config: &DecoderConfig,
         dtype: FloatDType,
         device: &Device,
     ) -> Result<Decoder> {
         // The first factors of adapters are drawn.
-        device.seed(options.seed);
-        let decoder = Decoder::init(config, !options.keep_activations, device);
-        let lora = options.adapters().lora(config.hidden).set_dtype(dtype);
+        device.seed(self.seed);
+        let decoder = Decoder::init(config, !self.keep_activations, device);
+        let lora = self.adapters().lora(config.hidden).set_dtype(dtype);
         let quantized = |format| QuantizedLora::new(lora.clone(), format);
         let load = |quantized: Option<QuantizedLora>| {
-            weights::load(decoder, &options.model, dtype, quantized.as_ref())
+            weights::load(decoder, &self.model, dtype, quantized.as_ref())
         };
-        let decoder = match self {
-            Self::Full => return load(None),
-            Self::Lora => Ok(load(None)?.apply_lora(lora)),
-            Self::Qlora8 => load(Some(quantized(BaseFormat::Bits8))),
-            Self::Qlora4 => load(Some(quantized(BaseFormat::Bits4))),
+        let decoder = match self.method {
+            Method::Full => return load(None),
+            Method::Lora => Ok(load(None)?.apply_lora(lora)),
+            Method::Qlora8 => load(Some(quantized(BaseFormat::Bits8))),
+            Method::Qlora4 => load(Some(quantized(BaseFormat::Bits4))),
         }?;
         let decoder = first_factors::with_deviations(decoder, config.hidden);
-        match &options.adapters {
+        match &self.adapters {
             Some(folder) => Adapters::load(decoder, &folder.join(adapters::WEIGHTS), dtype),
             None => Ok(decoder),
         }

@@ -33,12 +33,14 @@ pub fn plan(
             counts,
         )?;
         // What can't be loaded is an error here; in the planner it is a panic.
-        drop(load(options, config, options.dtype(), device)?);
+        drop(options.load(config, options.dtype(), device)?);
     }
     let init = || match options.method {
         // In f32 the file may not fit.
         Method::Full => method::zeros(config, device),
-        _ => load(options, config, options.dtype(), device).expect("it was loaded before"),
+        _ => options
+            .load(config, options.dtype(), device)
+            .expect("it was loaded before"),
     };
     let mut all = Order::new(rows.len(), options.seed).of_step(0, options.batch);
     // The masks of several documents in a row take memory.
@@ -138,15 +140,6 @@ pub fn resumed_plan(
     }
 }
 
-fn load(
-    options: &Options,
-    config: &DecoderConfig,
-    dtype: FloatDType,
-    device: &Device,
-) -> Result<Decoder> {
-    options.method.load(options, config, dtype, device)
-}
-
 /// Returns the model in the files, as `plan` or the options train it.
 pub fn fuse(
     options: &Options,
@@ -154,7 +147,7 @@ pub fn fuse(
     plan: Option<&Plan<AdamWConfig>>,
     device: &Device,
 ) -> Result<FusedOptimizer<Decoder>> {
-    let decoder = load(options, config, dtype(options, plan), device)?;
+    let decoder = options.load(config, dtype(options, plan), device)?;
     fuse_decoder(options, plan, decoder)
 }
 
@@ -167,7 +160,7 @@ pub fn fuse_outline(
 ) -> Result<FusedOptimizer<Decoder>> {
     // A cast would allocate the outline.
     let dtype = dtype(options, plan);
-    let decoder = options.method.outline(options, config, dtype, device)?;
+    let decoder = options.outline(config, dtype, device)?;
     fuse_decoder(options, plan, decoder)
 }
 
