@@ -14,7 +14,7 @@ pub fn write(options: &Options, steps: usize, losses: Losses, folder: &Path) -> 
     let base = name(&options.model);
     let data: Vec<_> = options.data.iter().map(|file| name(file)).collect();
     let data = data.join("`, `");
-    let has_adapters = options.method.has_adapters() && !options.merge;
+    let has_adapters = options.writes_adapters();
     let library = if has_adapters { "peft" } else { "transformers" };
     let kind = if has_adapters {
         "Adapters for"

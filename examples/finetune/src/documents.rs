@@ -1,6 +1,6 @@
 //! Documents of the training, from files.
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
@@ -157,9 +157,7 @@ fn open(path: &Path) -> Result<std::fs::File> {
 
 fn read(path: &Path) -> Result<String> {
     let name = path.display();
-    let mut bytes = Vec::new();
-    let read = open(path)?.read_to_end(&mut bytes);
-    read.with_context(|| format!("{name} can't be read"))?;
+    let bytes = std::fs::read(path).with_context(|| format!("{name} can't be read"))?;
     let mut text = String::from_utf8(bytes).map_err(|error| {
         let valid = &error.as_bytes()[..error.utf8_error().valid_up_to()];
         let line = valid.split(|byte| *byte == b'\n').count();

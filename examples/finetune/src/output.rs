@@ -12,6 +12,7 @@ use crate::adapters;
 use crate::checksum::checksum;
 use crate::log::LOG;
 use crate::model_files::{CARD, COPIED, create};
+use crate::replace::replace;
 use crate::saved::Settings;
 use crate::weights;
 
@@ -229,11 +230,9 @@ impl Output {
 
     fn save_list(&self) -> Result<()> {
         let file = self.folder.join(LIST);
-        let incomplete = file.with_extension("json.tmp");
         let text = serde_json::to_string_pretty(&self.list)? + "\n";
-        let written = std::fs::write(&incomplete, text);
-        let renamed = written.and_then(|()| std::fs::rename(&incomplete, &file));
-        renamed.with_context(|| format!("{} can't be written", file.display()))
+        let written = replace(&file, text.as_bytes());
+        written.with_context(|| format!("{} can't be written", file.display()))
     }
 }
 
