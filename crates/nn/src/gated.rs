@@ -86,8 +86,7 @@ fn kernel(activation: Activation, [gate, up]: [AnyTensor; 2]) -> Computed {
     let output = tensor(y, shape.clone(), &gate);
     Computed::new(output, move |gradient| {
         let elements = [&gate, &up, &gradient].map(Elements::contiguous);
-        let inputs = elements.each_ref().map(|it| it.get().par_chunks(TASK));
-        let [gates, ups, gradients] = inputs;
+        let [gates, ups, gradients] = elements.each_ref().map(|it| it.get().par_chunks(TASK));
         let (mut of_gate, mut of_up) = (vec![0.0; length], vec![0.0; length]);
         let outputs = of_gate.par_chunks_mut(TASK).zip(of_up.par_chunks_mut(TASK));
         let tasks = outputs.zip(gates.zip(ups).zip(gradients));

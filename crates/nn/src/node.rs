@@ -39,7 +39,7 @@ type Function = Box<dyn FnOnce(AnyTensor, Each) -> Each + Send>;
 
 /// The result of an operation on tensors without autodiff, with its backward pass.
 pub(crate) struct Computed {
-    pub(crate) output: AnyTensor,
+    output: AnyTensor,
     /// `true` for each input that the tape keeps.
     kept: Vec<bool>,
     /// Shape of the only input, if most rows of its gradient are zero, so that the function adds to the sum of the gradients so far, if

@@ -32,11 +32,14 @@ struct Head<'a> {
 impl Problem {
     /// Returns `None` if the kernel can't compute these tensors.
     pub(super) fn kernel(&self, inputs: &[AnyTensor; 3]) -> Option<Computed> {
-        let mask = self.mask.as_ref().map(|mask| Mask::new(mask, self));
-        if !have_kernel(inputs) || matches!(mask, Some(None)) {
+        if !have_kernel(inputs) {
             return None;
         }
-        let kernel = Kernel(self.clone(), mask.flatten());
+        let mask = match &self.mask {
+            Some(mask) => Some(Mask::new(mask, self)?),
+            None => None,
+        };
+        let kernel = Kernel(self.clone(), mask);
         let inputs = inputs.clone();
         Some(Computed::new(kernel.forward(&inputs), move |gradient| {
             kernel.backward(&inputs, &gradient)

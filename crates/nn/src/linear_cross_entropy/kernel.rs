@@ -5,7 +5,7 @@ use burn::tensor::{DType, Tensor, TensorData};
 use rayon::prelude::*;
 
 use super::Problem;
-use crate::elements::{Elements, have_kernel, is_transposed, scaled, tensor};
+use crate::elements::{Elements, is_transposed, scaled, tensor};
 use crate::node::Computed;
 use crate::product::Effect::{Add, Set};
 use crate::product::{Matrix, ON_POOL, multiply};
@@ -26,11 +26,6 @@ struct Row {
 }
 
 impl Problem {
-    /// Returns `true` if the kernel computes with these tensors.
-    pub(super) fn has_kernel(&self, inputs: &[AnyTensor; 2]) -> bool {
-        have_kernel(inputs) && inputs[1].shape().num_elements() > 0
-    }
-
     /// Returns the tokens that are not ignored.
     fn counted(&self, classes: usize) -> Vec<Row> {
         let weights = self.weights.clone().map(Tensor::into_data);

@@ -7,7 +7,7 @@ use backburn_base::AnyTensor;
 use burn::tensor::{Int, Tensor};
 
 use crate::check_shape;
-use crate::elements::dense;
+use crate::elements::{dense, have_kernel};
 use crate::node::operation;
 
 /// Options of [`linear_cross_entropy`].
@@ -97,7 +97,7 @@ pub fn linear_cross_entropy(
     };
     operation(
         [hidden.into(), dense(weight).into()],
-        |inputs, needed| match problem.has_kernel(&inputs) {
+        |inputs, needed| match have_kernel(&inputs) && inputs[1].shape().num_elements() > 0 {
             true => problem.kernel(inputs, needed),
             false => problem.operations(inputs, needed),
         },
