@@ -11,11 +11,10 @@ mod state;
 
 pub(crate) use by_tensor::push_tensor;
 pub use by_tensor::save_by_tensor;
-pub use names::{
-    AROUND, ELEMENTS, FORMAT, LOW_BITS, RANK, STATE_BITS, TIME, WEIGHT_BITS, WRAPS, expected,
-    is_of_elements, stock_can_ignore,
-};
-pub use options::{compact_records, load_device, load_on, records_are_compact};
+pub(crate) use names::{AROUND, ELEMENTS, FORMAT, LOW_BITS, STATE_BITS, TIME, WEIGHT_BITS, WRAPS};
+pub use names::{RANK, expected, is_of_elements, stock_can_ignore};
+pub(crate) use options::load_device;
+pub use options::{compact_records, load_on, records_are_compact};
 pub(crate) use own_memory::in_own_memory;
 pub use own_memory::{load_file_in_own_memory, load_in_own_memory};
 pub use state::{RecordedState, read, read_pack, to_bytes, unreadable, write};
