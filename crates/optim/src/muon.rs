@@ -14,7 +14,6 @@ use super::kernel;
 use super::rule::{Number, Rule, Step, UpdateRule};
 use super::sgd::{Momentum, VELOCITY};
 use super::state::ElementWiseState;
-use super::with_clipping;
 use backburn_base::{AnyTensor, is_flex};
 
 /// Configuration of [`Muon`]: the fields and defaults of Burn's [`MuonConfig`](burn::optim::MuonConfig).
@@ -59,7 +58,7 @@ impl MuonConfig {
 
     /// Returns the optimizer of a module that has only matrices.
     pub fn init(&self) -> ModuleOptimizer {
-        with_clipping(self.build(), None)
+        self.build().into()
     }
 
     /// Returns approximately the nearest matrix with orthonormal rows or columns (Newton-Schulz iteration of `a x + b x^3 + c x^5`). Runs

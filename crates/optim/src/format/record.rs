@@ -38,16 +38,6 @@ pub(crate) fn steps(scalar: Scalar) -> Option<usize> {
     steps.try_into().ok()
 }
 
-impl Width {
-    fn of_bits(bits: usize) -> Option<Self> {
-        match bits {
-            4 => Some(Self::Four),
-            8 => Some(Self::Eight),
-            _ => None,
-        }
-    }
-}
-
 /// The part of a record that describes its formats.
 #[derive(Default)]
 pub(crate) struct RecordedFormat {

@@ -42,6 +42,14 @@ pub(crate) enum Width {
 }
 
 impl Width {
+    pub(crate) fn of_bits(bits: usize) -> Option<Self> {
+        match bits {
+            4 => Some(Self::Four),
+            8 => Some(Self::Eight),
+            _ => None,
+        }
+    }
+
     pub(crate) const fn bits(self) -> usize {
         self as usize
     }
