@@ -19,8 +19,8 @@ pub(crate) fn adapted<const D: usize>(inputs: [AnyTensor; 4], scale: f64) -> Opt
 }
 
 fn kernel(inputs: [AnyTensor; 4], needed: [bool; 4], scale: f32) -> Computed {
-    let [of_x, of_weight, of_a, of_b] = inputs.each_ref().map(|it| it.shape());
-    let ([d_input, d_output], rank) = ([of_weight[0], of_weight[1]], of_a[1]);
+    let [x_shape, weight_shape, a_shape, b_shape] = inputs.each_ref().map(|it| it.shape());
+    let ([d_input, d_output], rank) = ([weight_shape[0], weight_shape[1]], a_shape[1]);
     let x = Elements::contiguous(&inputs[0]);
     let x = x.flat();
     let rows = x.sizes[0];
@@ -29,9 +29,9 @@ fn kernel(inputs: [AnyTensor; 4], needed: [bool; 4], scale: f32) -> Computed {
     let mut y = product(x, weight.matrix(&[]));
     let a = Matrix::new(&low, rows, rank);
     multiply(&mut y, d_output, a, b.matrix(&[]), Add, ON_POOL);
-    let mut of_y = of_x.clone();
-    *of_y.last_mut().expect("`x` has rows") = d_output;
-    let output = tensor(y, of_y, &inputs[0]);
+    let mut y_shape = x_shape.clone();
+    *y_shape.last_mut().expect("`x` has rows") = d_output;
+    let output = tensor(y, y_shape, &inputs[0]);
     let [x_needed, weight_needed, a_needed, b_needed] = needed;
     let kept = [
         weight_needed || a_needed,
@@ -42,28 +42,28 @@ fn kernel(inputs: [AnyTensor; 4], needed: [bool; 4], scale: f32) -> Computed {
     Computed::keeping(kept, output, move |gradient, [x, weight, a, b]| {
         let dy = Elements::contiguous(&gradient);
         let dy = dy.flat();
-        let of_low = b.map_or_else(Vec::new, |b| {
+        let dlow = b.map_or_else(Vec::new, |b| {
             let b = Elements::strided(&b);
             scaled(product(dy, b.matrix(&[]).transposed()), scale)
         });
-        let of_low = Matrix::new(&of_low, rows, rank);
+        let dlow = Matrix::new(&dlow, rows, rank);
         let mut gradients: [Option<AnyTensor>; 4] = [const { None }; 4];
         if let (Some(weight), Some(a)) = (weight, a) {
             let (weight, a) = (Elements::strided(&weight), Elements::strided(&a));
             let mut dx = product(dy, weight.matrix(&[]).transposed());
             let a = a.matrix(&[]).transposed();
-            multiply(&mut dx, d_input, of_low, a, Add, ON_POOL);
-            gradients[0] = Some(tensor(dx, of_x, &gradient));
+            multiply(&mut dx, d_input, dlow, a, Add, ON_POOL);
+            gradients[0] = Some(tensor(dx, x_shape, &gradient));
         }
         if let Some(x) = x {
             let x = Elements::contiguous(&x);
             let x = x.flat().transposed();
-            gradients[1] = weight_needed.then(|| tensor(product(x, dy), of_weight, &gradient));
-            gradients[2] = a_needed.then(|| tensor(product(x, of_low), of_a, &gradient));
+            gradients[1] = weight_needed.then(|| tensor(product(x, dy), weight_shape, &gradient));
+            gradients[2] = a_needed.then(|| tensor(product(x, dlow), a_shape, &gradient));
         }
         if b_needed {
             let low = Matrix::new(&low, rows, rank);
-            gradients[3] = Some(tensor(product(low.transposed(), dy), of_b, &gradient));
+            gradients[3] = Some(tensor(product(low.transposed(), dy), b_shape, &gradient));
         }
         gradients
     })

@@ -5,7 +5,7 @@ use std::slice;
 
 use backburn_base::AnyTensor;
 use burn::nn::Embedding;
-use burn::tensor::module::embedding as rows;
+use burn::tensor::module::embedding as burn_embedding;
 use burn::tensor::{DType, IndexingUpdateOp, Int, Tensor};
 
 use crate::elements::have_kernel;
@@ -36,7 +36,7 @@ pub fn embedding(layer: &Embedding, tokens: Tensor<2, Int>) -> Tensor<3> {
         // For many tokens and few classes a matrix of its own takes less.
         let has_few_tokens = tokens.dims().iter().product::<usize>() < shape[0];
         let adds = has_few_tokens && shape[1] > 0 && have_kernel(slice::from_ref(&weight));
-        let output = rows(weight.of_dims(), tokens.clone()).into();
+        let output = burn_embedding(weight.of_dims(), tokens.clone()).into();
         // `reshape` would take a size of 0 for the size of the dimension before.
         let tokens = tokens.clone().flatten::<1>(0, 1);
         let backward = move |gradient: AnyTensor, [sum]: [Option<AnyTensor>; 1]| {
@@ -46,8 +46,8 @@ pub fn embedding(layer: &Embedding, tokens: Tensor<2, Int>) -> Tensor<3> {
             [match sum {
                 Some(sum) => {
                     // The gradients of a token are added up first, so that the bits are those of the sum of two matrices.
-                    let of_tokens = add(zeros(gradient.dims()), first_uses(&tokens), gradient);
-                    add(sum.of_dims(), tokens, of_tokens).into()
+                    let gradients = add(zeros(gradient.dims()), first_uses(&tokens), gradient);
+                    add(sum.of_dims(), tokens, gradients).into()
                 }
                 None => AnyTensor::from(add(zeros(shape), tokens, gradient)),
             }]
@@ -57,7 +57,8 @@ pub fn embedding(layer: &Embedding, tokens: Tensor<2, Int>) -> Tensor<3> {
         computed
     };
     // Plain tokens fit any strategy of gradient checkpointing.
-    let compose = |[weight]: [AnyTensor; 1]| rows(weight.of_dims(), tokens.clone()).into();
+    let compose =
+        |[weight]: [AnyTensor; 1]| burn_embedding(weight.of_dims(), tokens.clone()).into();
     operation([weight.into()], run, compose).of_dims()
 }
 

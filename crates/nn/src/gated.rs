@@ -55,7 +55,7 @@ fn gated<const D: usize>(activation: Activation, gate: Tensor<D>, up: Tensor<D>)
     check_shape("`up`", up.dims(), gate.dims(), "`gate`");
     // The error function has no kernel.
     let has_kernel = !matches!(activation, Activation::Gelu);
-    let compose = move |inputs: [AnyTensor; 2]| forward(activation, inputs.map(|it| it.0)).into();
+    let compose = move |inputs: [AnyTensor; 2]| composed(activation, inputs.map(|it| it.0)).into();
     let run = |inputs: [AnyTensor; 2], needed| match has_kernel && have_kernel(&inputs) {
         true => kernel(activation, inputs),
         false => recomputed(inputs, needed, compose),
@@ -63,7 +63,7 @@ fn gated<const D: usize>(activation: Activation, gate: Tensor<D>, up: Tensor<D>)
     operation([gate.into(), up.into()], run, compose).of_dims()
 }
 
-fn forward(activation: Activation, inputs: [Tensor<1>; 2]) -> Tensor<1> {
+fn composed(activation: Activation, inputs: [Tensor<1>; 2]) -> Tensor<1> {
     let dtype = inputs[0].dtype();
     let [gate, up] = inputs.map(|it| in_type(it, wide(dtype)));
     let active = match activation {
@@ -87,16 +87,13 @@ fn kernel(activation: Activation, [gate, up]: [AnyTensor; 2]) -> Computed {
     Computed::new(output, move |gradient| {
         let elements = [&gate, &up, &gradient].map(Elements::contiguous);
         let [gates, ups, gradients] = elements.each_ref().map(|it| it.get().par_chunks(TASK));
-        let (mut of_gate, mut of_up) = (vec![0.0; length], vec![0.0; length]);
-        let outputs = of_gate.par_chunks_mut(TASK).zip(of_up.par_chunks_mut(TASK));
+        let (mut dgate, mut dup) = (vec![0.0; length], vec![0.0; length]);
+        let outputs = dgate.par_chunks_mut(TASK).zip(dup.par_chunks_mut(TASK));
         let tasks = outputs.zip(gates.zip(ups).zip(gradients));
-        tasks.for_each(|((of_gate, of_up), ((gate, up), gradient))| {
-            backward_task(activation, [gate, up, gradient], [of_gate, of_up]);
+        tasks.for_each(|((dgate, dup), ((gate, up), gradient))| {
+            backward_task(activation, [gate, up, gradient], [dgate, dup]);
         });
-        [
-            tensor(of_gate, shape.clone(), &gate),
-            tensor(of_up, shape, &up),
-        ]
+        [tensor(dgate, shape.clone(), &gate), tensor(dup, shape, &up)]
     })
 }
 
@@ -125,13 +122,13 @@ vectorized! {
 
 vectorized! {
     fn backward_task(activation: Activation, inputs: [&[f32]; 3], outputs: [&mut [f32]; 2]) -> () {
-        let ([gate, up, gradient], [of_gate, of_up]) = (inputs, outputs);
+        let ([gate, up, gradient], [dgate, dup]) = (inputs, outputs);
         let inputs = gate.iter().zip(up).zip(gradient);
-        let outputs = of_gate.iter_mut().zip(of_up);
-        for ((of_gate, of_up), ((gate, up), gradient)) in outputs.zip(inputs) {
+        let outputs = dgate.iter_mut().zip(dup);
+        for ((dgate, dup), ((gate, up), gradient)) in outputs.zip(inputs) {
             let [share, slope] = share(activation, *gate);
-            *of_gate = gradient * up * (share + gate * slope);
-            *of_up = gradient * gate * share;
+            *dgate = gradient * up * (share + gate * slope);
+            *dup = gradient * gate * share;
         }
     }
 }

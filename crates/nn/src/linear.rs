@@ -33,10 +33,10 @@ use crate::product::{Effect::Add, ON_POOL, multiply, product};
 pub fn linear<const D: usize>(layer: &Linear, x: Tensor<D>) -> Tensor<D> {
     let (weight, bias) = (&layer.weight, layer.bias.as_ref().map(Param::val));
     let ([d_input, d_output], row) = (weight.dims(), x.dims()[D - 1]);
-    let of_weight = "the weight of `layer`";
-    check_shape(of_weight, [d_input, d_output], [row, d_output], "`x`");
+    let weight_name = "the weight of `layer`";
+    check_shape(weight_name, [d_input, d_output], [row, d_output], "`x`");
     if let Some(bias) = &bias {
-        check_shape("the bias of `layer`", bias.dims(), [d_output], of_weight);
+        check_shape("the bias of `layer`", bias.dims(), [d_output], weight_name);
     }
     if let Some(adapter) = weight.reparameterization::<LoraAdapter>() {
         let (base, a, b) = (weight.base(), adapter.a.val(), adapter.b.val());
@@ -46,7 +46,7 @@ pub fn linear<const D: usize>(layer: &Linear, x: Tensor<D>) -> Tensor<D> {
             name,
             factors,
             [[d_input, rank], [rank, d_output]],
-            of_weight,
+            weight_name,
         );
         let inputs = [x.clone().into(), base.into(), a.into(), b.into()];
         if let Some(y) = adapted(inputs, adapter.scale) {

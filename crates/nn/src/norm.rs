@@ -66,7 +66,7 @@ impl Norm {
         for (input, name) in inputs[1..].iter().zip(["`gamma`", "`beta`"]) {
             check_shape(&format!("{name} of `norm`"), input.dims(), [row], "`x`");
         }
-        let compose = move |inputs| self.forward::<D, N>(inputs).into();
+        let compose = move |inputs| self.composed::<D, N>(inputs).into();
         let run = |inputs: [AnyTensor; N], needed| match have_kernel(&inputs) {
             true => self.kernel(inputs),
             false => recomputed(inputs, needed, compose),
@@ -74,7 +74,7 @@ impl Norm {
         operation(inputs, run, compose).of_dims()
     }
 
-    fn forward<const D: usize, const N: usize>(self, inputs: [AnyTensor; N]) -> Tensor<D> {
+    fn composed<const D: usize, const N: usize>(self, inputs: [AnyTensor; N]) -> Tensor<D> {
         let dtype = inputs[0].dtype();
         let x = in_type(inputs[0].clone().of_dims::<D>(), wide(dtype));
         let weight = |index: usize| in_type(inputs[index].0.clone(), wide(dtype)).unsqueeze();
@@ -105,18 +105,18 @@ impl Norm {
             let elements = inputs.each_ref().map(Elements::contiguous);
             let gamma = elements[1].get();
             let gradients = Elements::contiguous(&gradient);
-            let mut of_x = vec![0.0; length];
+            let mut dx = vec![0.0; length];
             let rows = elements[0].get().par_chunks(task);
             let rows = rows.zip(gradients.get().par_chunks(task));
-            let tasks = of_x.par_chunks_mut(task).zip(rows);
-            let tasks = tasks.map(|(of_x, (x, gradient))| {
+            let tasks = dx.par_chunks_mut(task).zip(rows);
+            let tasks = tasks.map(|(dx, (x, gradient))| {
                 let mut sums = vec![0.0; (N - 1) * row];
-                gradients_of_rows(self, x, gradient, gamma, of_x, &mut sums);
+                gradients_of_rows(self, x, gradient, gamma, dx, &mut sums);
                 sums
             });
             let mut sums = sum_of_tasks(tasks.collect(), (N - 1) * row);
-            let of_beta = sums.split_off(row);
-            let mut all = [of_x, sums, of_beta].into_iter();
+            let dbeta = sums.split_off(row);
+            let mut all = [dx, sums, dbeta].into_iter();
             inputs.map(|like| all.next().map(|found| tensor(found, like.shape(), &like)))
         })
     }
@@ -157,29 +157,29 @@ vectorized! {
         x: &[f32],
         gradient: &[f32],
         gamma: &[f32],
-        of_x: &mut [f32],
+        dx: &mut [f32],
         sums: &mut [f32],
     ) -> () {
         let row = gamma.len();
-        let (of_gamma, of_beta) = sums.split_at_mut(row);
+        let (dgamma, dbeta) = sums.split_at_mut(row);
         let rows = x.chunks_exact(row).zip(gradient.chunks_exact(row));
-        for ((x, gradient), of_x) in rows.zip(of_x.chunks_exact_mut(row)) {
+        for ((x, gradient), dx) in rows.zip(dx.chunks_exact_mut(row)) {
             let [mean, r] = statistics(norm, x);
             for column in 0..row {
-                of_x[column] = gradient[column] * gamma[column];
-                of_gamma[column] += gradient[column] * ((x[column] - mean) * r);
+                dx[column] = gradient[column] * gamma[column];
+                dgamma[column] += gradient[column] * ((x[column] - mean) * r);
             }
-            for (sum, gradient) in of_beta.iter_mut().zip(gradient) {
+            for (sum, gradient) in dbeta.iter_mut().zip(gradient) {
                 *sum += gradient;
             }
-            let mut of_mean = if norm.is_centered { sum(of_x) / row as f32 } else { 0.0 };
-            let along = dot(of_x, x, [of_mean, mean]) * (r * r / row as f32);
+            let mut dmean = if norm.is_centered { sum(dx) / row as f32 } else { 0.0 };
+            let along = dot(dx, x, [dmean, mean]) * (r * r / row as f32);
             if norm.is_centered {
                 // The mean is rounded: `x - mean` has a mean, too.
-                of_mean -= reduce!(0.0, add: x in x => x - mean) / row as f32 * along;
+                dmean -= reduce!(0.0, add: x in x => x - mean) / row as f32 * along;
             }
-            for (of_x, x) in of_x.iter_mut().zip(x) {
-                *of_x = (*of_x - of_mean - (x - mean) * along) * r;
+            for (dx, x) in dx.iter_mut().zip(x) {
+                *dx = (*dx - dmean - (x - mean) * along) * r;
             }
         }
     }

@@ -117,10 +117,10 @@ unsafe fn call(
     effect: Effect,
     parallelism: Parallelism,
 ) {
-    let ([m, k], [of_b, n]) = (a.sizes, b.sizes);
+    let ([m, k], [rows_of_b, n]) = (a.sizes, b.sizes);
     assert!(
-        k == of_b,
-        "the shapes of a product don't match: {m} x {k}, {of_b} x {n}"
+        k == rows_of_b,
+        "the shapes of a product don't match: {m} x {k}, {rows_of_b} x {n}"
     );
     assert!(a.fits() && b.fits());
     let (adds, scale) = match effect {

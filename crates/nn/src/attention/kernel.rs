@@ -63,7 +63,7 @@ impl Kernel {
     }
 
     fn forward(&self, inputs: &[AnyTensor; 3]) -> AnyTensor {
-        let (shape, value_dim) = (self.0.of_output(), self.0.value_dim);
+        let (shape, value_dim) = (self.0.output_shape(), self.0.value_dim);
         let elements = inputs.each_ref().map(Elements::rows);
         let mut output = vec![0.0; shape.iter().product()];
         let heads = output.par_chunks_mut(shape[2] * value_dim).enumerate();
@@ -127,31 +127,30 @@ impl Kernel {
         let (sizes, count) = (&self.0, self.0.batch * self.0.heads);
         let elements = inputs.each_ref().map(Elements::rows);
         let gradient = Elements::rows(gradient);
-        let of_head = [
+        let lengths = [
             sizes.queries * sizes.head_dim,
             sizes.keys * sizes.head_dim,
             sizes.keys * sizes.value_dim,
         ];
-        let [mut of_query, mut of_key, mut of_value] =
-            of_head.map(|of_head| vec![0.0; count * of_head]);
-        of_query
-            .par_chunks_mut(of_head[0])
-            .zip(of_key.par_chunks_mut(of_head[1]))
-            .zip(of_value.par_chunks_mut(of_head[2]))
+        let [mut dquery, mut dkey, mut dvalue] = lengths.map(|length| vec![0.0; count * length]);
+        dquery
+            .par_chunks_mut(lengths[0])
+            .zip(dkey.par_chunks_mut(lengths[1]))
+            .zip(dvalue.par_chunks_mut(lengths[2]))
             .enumerate()
             .for_each_init(Default::default, |scratch, (index, gradients)| {
-                let ((of_query, of_key), of_value) = gradients;
+                let ((dquery, dkey), dvalue) = gradients;
                 let head = self.head(&elements, index);
                 let gradient = gradient.matrix(&head.index);
-                self.backward_head(&head, gradient, [of_query, of_key, of_value], scratch);
+                self.backward_head(&head, gradient, [dquery, dkey, dvalue], scratch);
             });
         let group = sizes.heads / sizes.groups;
-        let of_key = sum_of_groups(of_key, group, of_head[1]);
-        let of_value = sum_of_groups(of_value, group, of_head[2]);
+        let dkey = sum_of_groups(dkey, group, lengths[1]);
+        let dvalue = sum_of_groups(dvalue, group, lengths[2]);
         [
-            tensor(of_query, inputs[0].shape(), &inputs[0]),
-            tensor(of_key, inputs[1].shape(), &inputs[1]),
-            tensor(of_value, inputs[2].shape(), &inputs[2]),
+            tensor(dquery, inputs[0].shape(), &inputs[0]),
+            tensor(dkey, inputs[1].shape(), &inputs[1]),
+            tensor(dvalue, inputs[2].shape(), &inputs[2]),
         ]
     }
 
@@ -159,8 +158,8 @@ impl Kernel {
         &self,
         head: &Head<'_>,
         gradient: Matrix<'_>,
-        [of_query, of_key, of_value]: [&mut [f32]; 3],
-        [shares, of_scores]: &mut [Vec<f32>; 2],
+        [dquery, dkey, dvalue]: [&mut [f32]; 3],
+        [shares, dscores]: &mut [Vec<f32>; 2],
     ) {
         let (queries, scale) = (self.0.queries, self.0.scale as f32);
         let (head_dim, value_dim) = (self.0.head_dim, self.0.value_dim);
@@ -170,20 +169,20 @@ impl Kernel {
                 continue;
             };
             let (height, width) = (rows.len(), keys.len());
-            of_scores.resize(shares.len(), 0.0);
+            dscores.resize(shares.len(), 0.0);
             let (query, gradient) = (head.query.part(&rows), gradient.part(&rows));
             let (key, value) = (head.key.part(&keys), head.value.part(&keys).transposed());
-            multiply(of_scores, width, gradient, value, Set(1.0), ALONE);
-            let all = shares.chunks(width).zip(of_scores.chunks_mut(width));
-            all.for_each(|(shares, of_scores)| gradients_of_scores(shares, of_scores, scale));
+            multiply(dscores, width, gradient, value, Set(1.0), ALONE);
+            let all = shares.chunks(width).zip(dscores.chunks_mut(width));
+            all.for_each(|(shares, dscores)| gradients_of_scores(shares, dscores, scale));
             let shares = Matrix::new(shares, height, width).transposed();
-            let of_scores = Matrix::new(of_scores, height, width);
-            let to = &mut of_value[keys.start * value_dim..];
+            let dscores = Matrix::new(dscores, height, width);
+            let to = &mut dvalue[keys.start * value_dim..];
             multiply(to, value_dim, shares, gradient, Add, ALONE);
-            let to = &mut of_key[keys.start * head_dim..];
-            multiply(to, head_dim, of_scores.transposed(), query, Add, ALONE);
-            let to = &mut of_query[first * head_dim..];
-            multiply(to, head_dim, of_scores, key, Set(1.0), ALONE);
+            let to = &mut dkey[keys.start * head_dim..];
+            multiply(to, head_dim, dscores.transposed(), query, Add, ALONE);
+            let to = &mut dquery[first * head_dim..];
+            multiply(to, head_dim, dscores, key, Set(1.0), ALONE);
         }
     }
 }

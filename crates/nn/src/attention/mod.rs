@@ -1,10 +1,10 @@
 //! Attention.
 
+mod composition;
 #[cfg(feature = "flex")]
 mod kernel;
 #[cfg(feature = "flex")]
 mod rows;
-mod whole;
 
 use backburn_base::AnyTensor;
 use burn::tensor::{Bool, Tensor};
@@ -54,10 +54,10 @@ pub fn attention(
 ) -> Tensor<4> {
     let [batch, heads, queries, head_dim] = query.dims();
     let [_, groups, keys, value_dim] = value.dims();
-    let of_key = [batch, groups, keys, head_dim];
-    check_shape("`key`", key.dims(), of_key, "`query` and `value`");
-    let of_value = [batch, groups, keys, value_dim];
-    check_shape("`value`", value.dims(), of_value, "`query`");
+    let key_shape = [batch, groups, keys, head_dim];
+    check_shape("`key`", key.dims(), key_shape, "`query` and `value`");
+    let value_shape = [batch, groups, keys, value_dim];
+    check_shape("`value`", value.dims(), value_shape, "`query`");
     assert!(
         groups > 0 && heads % groups == 0,
         "`query` has {heads} heads and `key` has {groups}: the second number must divide the first"
@@ -87,7 +87,7 @@ pub fn attention(
     };
     let inputs = [query, key, value].map(AnyTensor::from);
     let run = |inputs, needed| problem.run(inputs, needed);
-    operation(inputs, run, |inputs| problem.forward(inputs)).of_dims()
+    operation(inputs, run, |inputs| problem.composed(inputs)).of_dims()
 }
 
 /// Everything but the tensors that have gradients.
@@ -116,17 +116,17 @@ impl Problem {
             return computed;
         }
         let problem = self.clone();
-        recomputed(inputs, needed, move |inputs| problem.forward(inputs))
+        recomputed(inputs, needed, move |inputs| problem.composed(inputs))
     }
 
-    fn of_output(&self) -> [usize; 4] {
+    fn output_shape(&self) -> [usize; 4] {
         [self.batch, self.heads, self.queries, self.value_dim]
     }
 
     /// Returns the output if there are no queries, or nothing to attend to.
     fn zeros(&self, inputs: [AnyTensor; 3]) -> Computed {
         let options = (&inputs[0].device(), inputs[0].dtype());
-        let output = Tensor::<4>::zeros(self.of_output(), options);
+        let output = Tensor::<4>::zeros(self.output_shape(), options);
         Computed::new(output.into(), |_| {
             inputs.map(|it| AnyTensor(it.0.zeros_like()))
         })

@@ -29,22 +29,22 @@ impl Mask {
 
     /// Hides the scores of a row, which has the keys from `first` on.
     pub(super) fn hide(&self, [batch, head, query]: [usize; 3], first: usize, scores: &mut [f32]) {
-        let Self(mask, start, [of_batch, of_head, of_query]) = self;
-        let start = start + batch * of_batch + head * of_head + query * of_query + first;
+        let Self(mask, start, strides) = self;
+        let start = start + batch * strides[0] + head * strides[1] + query * strides[2] + first;
         hide(&mask.bytes()[start..][..scores.len()], scores);
     }
 }
 
 /// Sums over the heads of each group, in their order.
-pub(super) fn sum_of_groups(all: Vec<f32>, group: usize, of_head: usize) -> Vec<f32> {
+pub(super) fn sum_of_groups(all: Vec<f32>, group: usize, length: usize) -> Vec<f32> {
     if group == 1 {
         return all;
     }
     let mut sums = vec![0.0; all.len() / group];
-    let groups = all.par_chunks(group * of_head);
-    sums.par_chunks_mut(of_head)
+    let groups = all.par_chunks(group * length);
+    sums.par_chunks_mut(length)
         .zip(groups)
-        .for_each(|(sums, terms)| terms.chunks(of_head).for_each(|terms| add_all(sums, terms)));
+        .for_each(|(sums, terms)| terms.chunks(length).for_each(|terms| add_all(sums, terms)));
     sums
 }
 
@@ -75,11 +75,11 @@ vectorized! {
 vectorized! {
     /// Replaces the gradients of the softmax of a row by those of its scores.
     pub(super) fn gradients_of_scores(shares: &[f32], gradients: &mut [f32], scale: f32) -> () {
-        let of_row = dot(shares, gradients, [0.0; 2]);
-        // The rounding of `of_row`, which is all that is left of the difference if a share is near 1.
-        let rest = dot(shares, gradients, [0.0, of_row]);
+        let total = dot(shares, gradients, [0.0; 2]);
+        // The rounding of `total`, which is all that is left of the difference if a share is near 1.
+        let rest = dot(shares, gradients, [0.0, total]);
         for (gradient, share) in gradients.iter_mut().zip(shares) {
-            let difference = *gradient - of_row - rest;
+            let difference = *gradient - total - rest;
             // A hidden key has no gradient, also in a row with NaN.
             *gradient = if *share == 0.0 { 0.0 } else { *share * difference * scale };
         }

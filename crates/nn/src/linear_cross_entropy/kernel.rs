@@ -62,13 +62,13 @@ impl Problem {
         let row = if is_transposed { classes } else { d_model };
         let tile = (GRADIENT_TILE / row).max(1) * row;
         let (mut logits, mut chunk) = (vec![0.0; size * classes], vec![0.0; size * d_model]);
-        let mut of_hidden = vec![0.0; if needed[0] { tokens * d_model } else { 0 }];
+        let mut dhidden = vec![0.0; if needed[0] { tokens * d_model } else { 0 }];
         // A gradient in a half type has a buffer for each tile, which is freed when it is converted.
         let buffer = match weight.dtype() {
             DType::F32 => usize::MAX,
             _ => tile,
         };
-        let mut of_weight = zeros(if needed[1] { classes * d_model } else { 0 }, buffer);
+        let mut dweight = zeros(if needed[1] { classes * d_model } else { 0 }, buffer);
         let mut loss = 0.0;
         for rows in counted.chunks(size.max(1)) {
             for (state, row) in chunk.chunks_mut(d_model).zip(rows) {
@@ -92,7 +92,7 @@ impl Problem {
                     false => [logits, states],
                 };
                 // In tiles of rows, because `gemm` copies the whole of `a`.
-                let tiles = of_weight.iter_mut();
+                let tiles = dweight.iter_mut();
                 let tiles = tiles.flat_map(|buffer| buffer.chunks_mut(tile));
                 for (index, to) in tiles.enumerate() {
                     let start = index * tile / row;
@@ -108,7 +108,7 @@ impl Problem {
                     multiply(&mut chunk, d_model, logits, head, effect, ON_POOL);
                 });
                 for (state, row) in chunk.chunks(d_model).zip(rows) {
-                    of_hidden[row.token * d_model..][..d_model].copy_from_slice(state);
+                    dhidden[row.token * d_model..][..d_model].copy_from_slice(state);
                 }
             }
         }
@@ -121,28 +121,28 @@ impl Problem {
         });
         Computed::new(output, move |gradient| {
             let factor: f32 = gradient.0.into_data().iter().next().unwrap_or(0.0);
-            let of_hidden = needed[0].then(|| {
+            let dhidden = needed[0].then(|| {
                 // Ignored tokens stay zero if the factor is infinite, as in Burn, for example if the loss is the mean over no token.
                 let mut factors = vec![0.0; tokens];
                 counted.iter().for_each(|row| factors[row.token] = factor);
-                let rows = of_hidden.par_chunks_mut(d_model).zip(factors);
+                let rows = dhidden.par_chunks_mut(d_model).zip(factors);
                 rows.for_each(|(row, factor)| row.iter_mut().for_each(|it| *it *= factor));
-                tensor(of_hidden, [tokens, d_model], &like_hidden)
+                tensor(dhidden, [tokens, d_model], &like_hidden)
             });
-            let of_weight = needed[1].then(|| {
+            let dweight = needed[1].then(|| {
                 let factor = if counted.is_empty() { 1.0 } else { factor };
                 // One by one, so that a buffer of f32 is freed when it is converted. A single one is not copied.
-                let parts = of_weight.into_iter().map(|part| {
+                let parts = dweight.into_iter().map(|part| {
                     let shape = [part.len() / row, row];
                     tensor(scaled(part, factor), shape, &like_weight).of_dims::<2>()
                 });
-                let of_weight = Tensor::cat(parts.collect(), 0);
+                let dweight = Tensor::cat(parts.collect(), 0);
                 match is_transposed {
-                    true => of_weight.transpose().into(),
-                    false => of_weight.into(),
+                    true => dweight.transpose().into(),
+                    false => dweight.into(),
                 }
             });
-            [of_hidden, of_weight]
+            [dhidden, dweight]
         })
     }
 }
@@ -210,11 +210,11 @@ vectorized! {
                 *logit = tanh(*logit / cap);
             }
         }
-        let of_target = logits[target];
+        let target_logit = logits[target];
         let largest = max(logits) * scale;
         let all = reduce!(0.0, add: logit in logits => exp(logit * scale - largest));
         // Differences to the largest logit, as in `log_softmax`: a large logit would round a small loss.
-        let mut expected = of_target * scale - largest;
+        let mut expected = target_logit * scale - largest;
         if smoothing != 0.0 {
             let mean = reduce!(0.0, add: logit in logits => logit * scale - largest) / classes;
             expected = expected * (1.0 - smoothing) + mean * smoothing;
@@ -225,7 +225,7 @@ vectorized! {
                 let gradient = exp(*logit * scale - largest) * share - even;
                 *logit = gradient * slope(*logit, cap);
             }
-            logits[target] -= weight * (1.0 - smoothing) * slope(of_target, cap);
+            logits[target] -= weight * (1.0 - smoothing) * slope(target_logit, cap);
         }
         (all.ln() - expected) * weight
     }

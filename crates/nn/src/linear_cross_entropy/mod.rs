@@ -1,7 +1,7 @@
 //! Output head and cross entropy of a large vocabulary.
 
+mod composition;
 mod kernel;
-mod whole;
 
 use backburn_base::AnyTensor;
 use burn::tensor::{Int, Tensor};
@@ -83,8 +83,8 @@ pub fn linear_cross_entropy(
     options: &LinearCrossEntropyOptions,
 ) -> Tensor<1> {
     let ([tokens, d_model], [classes, _]) = (hidden.dims(), weight.dims());
-    let of_head = "`weight`, `[classes, d_model]`,";
-    check_shape(of_head, weight.dims(), [classes, d_model], "`hidden`");
+    let weight_name = "`weight`, `[classes, d_model]`,";
+    check_shape(weight_name, weight.dims(), [classes, d_model], "`hidden`");
     check_shape("`targets`", targets.dims(), [tokens], "`hidden`");
     if let Some(weights) = &weights {
         check_shape("`weights`", weights.dims(), [tokens], "`hidden`");

@@ -11,7 +11,7 @@ use super::Problem;
 use crate::elements::wide;
 
 impl Problem {
-    pub(super) fn forward(&self, inputs: [AnyTensor; 3]) -> AnyTensor {
+    pub(super) fn composed(&self, inputs: [AnyTensor; 3]) -> AnyTensor {
         let dtype = inputs[0].dtype();
         let [query, key, value] = inputs.map(|it| in_type(it.of_dims::<4>(), wide(dtype)));
         let hidden = self.hidden(&query.device().inner());
@@ -22,7 +22,7 @@ impl Problem {
             ..AttentionModuleOptions::default()
         };
         let output = attention_fallback(query, key, value, hidden, None, options);
-        in_type(output.reshape(self.of_output()), dtype).into()
+        in_type(output.reshape(self.output_shape()), dtype).into()
     }
 
     /// Returns the shape of a tensor with `columns`, a row for each query of a group of heads.

@@ -32,13 +32,13 @@ impl Problem {
         // In f16 small gradients would vanish before the backward pass multiplies them, by a loss scale for example.
         let products = match inputs[0].dtype() {
             DType::F16 => DType::F32,
-            of_hidden => of_hidden,
+            other => other,
         };
         let [hidden, weight] = inputs.map(|it| in_type(it.of_dims::<2>(), products));
         let options = (&hidden.device(), dtype);
         let mut loss = Tensor::<1>::zeros([1], options);
-        let mut of_hidden = Vec::new();
-        let mut of_weight = needed[1].then(|| Tensor::<2>::zeros(weight.dims(), options));
+        let mut dhidden = Vec::new();
+        let mut dweight = needed[1].then(|| Tensor::<2>::zeros(weight.dims(), options));
         for tokens in self.chunks() {
             let hidden = hidden.clone().slice(tokens.clone());
             let hidden = leaf(&hidden.into(), needed[0]).of_dims::<2>();
@@ -46,14 +46,14 @@ impl Problem {
             let losses = self.chunk(hidden.clone(), weight.clone(), tokens);
             loss = loss + losses.clone().inner();
             let mut gradients = losses.backward();
-            of_hidden.extend(hidden.grad_remove(&mut gradients));
+            dhidden.extend(hidden.grad_remove(&mut gradients));
             let term = weight.grad_remove(&mut gradients);
             let term = term.map(|term| in_type(term, dtype));
-            of_weight = of_weight.zip(term).map(|(sum, term)| sum + term);
+            dweight = dweight.zip(term).map(|(sum, term)| sum + term);
         }
-        let of_hidden = match of_hidden.is_empty() {
+        let dhidden = match dhidden.is_empty() {
             true => needed[0].then(|| hidden.zeros_like()),
-            false => Some(Tensor::cat(of_hidden, 0)),
+            false => Some(Tensor::cat(dhidden, 0)),
         };
         let is_empty = hidden.dims()[0] == 0;
         let ignored = self.ignored(&self.targets).filter(|_| !is_empty);
@@ -62,14 +62,14 @@ impl Problem {
             let factor = gradient.of_dims::<1>().unsqueeze::<2>();
             let scaled = |all: Tensor<2>, factor| in_type(all, dtype) * factor;
             // The factor may be infinite, for example of a mean over no token. What no token reaches stays zero, as in Burn.
-            let of_hidden = of_hidden.map(|all| {
+            let dhidden = dhidden.map(|all| {
                 let (shape, all) = (all.dims(), scaled(all, factor.clone()));
                 match ignored.clone() {
                     Some(ignored) if shape[1] > 0 => all.mask_fill(ignored.expand(shape), 0),
                     _ => all,
                 }
             });
-            let of_weight = of_weight.map(|all| {
+            let dweight = dweight.map(|all| {
                 let factor = match ignored {
                     _ if is_empty => factor.ones_like(),
                     Some(ignored) => factor.mask_fill(ignored.all().unsqueeze::<2>(), 1),
@@ -77,7 +77,7 @@ impl Problem {
                 };
                 scaled(all, factor)
             });
-            [of_hidden, of_weight].map(|it| it.map(AnyTensor::from))
+            [dhidden, dweight].map(|it| it.map(AnyTensor::from))
         })
     }
 
