@@ -2,6 +2,7 @@
 
 #[cfg(feature = "ndarray")]
 use burn::backend::ndarray::NdArrayTensor;
+#[cfg(any(feature = "flex", feature = "ndarray"))]
 use burn::backend::{BackendTensor, DispatchTensorKind};
 use burn::tensor::Tensor;
 
