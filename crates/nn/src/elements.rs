@@ -43,7 +43,7 @@ pub(crate) fn rows_of_task(elements: usize, row: usize) -> usize {
 pub(crate) fn have_kernel(tensors: &[AnyTensor]) -> bool {
     let has_kernel = |dtype| matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
     let mut tensors = tensors.iter();
-    // `backburn-base` may have `flex` where this crate has not.
+    // `backburn-base` may have the feature `flex` if this crate does not.
     cfg!(feature = "flex") && tensors.all(|it| is_flex(&it.device()) && has_kernel(it.dtype()))
 }
 

@@ -87,13 +87,16 @@ fn kernel(activation: Activation, [gate, up]: [AnyTensor; 2]) -> Computed {
     Computed::new(output, move |gradient| {
         let elements = [&gate, &up, &gradient].map(Elements::contiguous);
         let [gates, ups, gradients] = elements.each_ref().map(|it| it.get().par_chunks(TASK));
-        let (mut dgate, mut dup) = (vec![0.0; length], vec![0.0; length]);
-        let outputs = dgate.par_chunks_mut(TASK).zip(dup.par_chunks_mut(TASK));
+        let (mut d_gate, mut d_up) = (vec![0.0; length], vec![0.0; length]);
+        let outputs = d_gate.par_chunks_mut(TASK).zip(d_up.par_chunks_mut(TASK));
         let tasks = outputs.zip(gates.zip(ups).zip(gradients));
-        tasks.for_each(|((dgate, dup), ((gate, up), gradient))| {
-            backward_task(activation, [gate, up, gradient], [dgate, dup]);
+        tasks.for_each(|((d_gate, d_up), ((gate, up), gradient))| {
+            backward_task(activation, [gate, up, gradient], [d_gate, d_up]);
         });
-        [tensor(dgate, shape.clone(), &gate), tensor(dup, shape, &up)]
+        [
+            tensor(d_gate, shape.clone(), &gate),
+            tensor(d_up, shape, &up),
+        ]
     })
 }
 
@@ -122,13 +125,13 @@ vectorized! {
 
 vectorized! {
     fn backward_task(activation: Activation, inputs: [&[f32]; 3], outputs: [&mut [f32]; 2]) -> () {
-        let ([gate, up, gradient], [dgate, dup]) = (inputs, outputs);
+        let ([gate, up, gradient], [d_gate, d_up]) = (inputs, outputs);
         let inputs = gate.iter().zip(up).zip(gradient);
-        let outputs = dgate.iter_mut().zip(dup);
-        for ((dgate, dup), ((gate, up), gradient)) in outputs.zip(inputs) {
+        let outputs = d_gate.iter_mut().zip(d_up);
+        for ((d_gate, d_up), ((gate, up), gradient)) in outputs.zip(inputs) {
             let [share, slope] = share(activation, *gate);
-            *dgate = gradient * up * (share + gate * slope);
-            *dup = gradient * gate * share;
+            *d_gate = gradient * up * (share + gate * slope);
+            *d_up = gradient * gate * share;
         }
     }
 }
