@@ -28,7 +28,7 @@ impl Losses {
     /// Keeps the loss of a rank in the first pass. Returns an error if the loss of the second pass differs.
     pub(crate) fn compare(&self, rank: usize, loss: Tensor<1>) -> Result<(), FusedError> {
         let device = loss.device();
-        // Two sums that differ by less may be rounded to neighbors of a half type.
+        // Sums that differ by rounding may become neighbors in a half type.
         let epsilon = FloatDType::from(loss.dtype()).finfo().epsilon;
         let found: Vec<f64> = read_with_timeout(&device, || loss.into_data().iter().collect());
         let mut losses = self.0.lock();
