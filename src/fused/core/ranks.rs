@@ -23,7 +23,7 @@ use crate::weights::{AttachedModule, Inventory, LocalParams, Role};
 /// The updates of running statistics that a stock loop would not have merged yet.
 #[derive(Default)]
 pub(super) struct Deferred {
-    /// The statistics without the last update, if it was merged since the last pass.
+    /// The statistics without the last update, if it was merged since the last pass that committed.
     pub(super) unmerged: Option<Statistics>,
     /// The last update of layers that are frozen.
     pub(super) of_frozen: Statistics,

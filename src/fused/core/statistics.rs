@@ -3,7 +3,8 @@
 //! # Invariants
 //!
 //! Burn keeps the last update of a statistic pending. The next training pass merges it, and so does `Module::valid`. A frozen
-//! batch normalization reads without it. A pending update can only be merged, so a pass and an export merge all. For a layer that
+//! batch normalization reads without it. A pending update can only be merged, so a pass with a closure and an export
+//! merge all, and [`Deferred`] keeps the values before until a pass commits. For a layer that
 //! [`Ranks::changed`] freezes, [`Deferred`] holds the update apart until `valid`.
 
 use std::collections::{HashMap, HashSet};
@@ -11,6 +12,7 @@ use std::collections::{HashMap, HashSet};
 use backburn_base::caught::catch_message;
 use backburn_base::{AnyTensor, copy_to_device, values};
 use burn::module::{Module, ParamId};
+use parking_lot::MutexGuard;
 
 use super::ranks::{Deferred, Ranks};
 use crate::config::FusedConfig;
@@ -28,9 +30,7 @@ impl<M: Module> Ranks<M> {
         if self.statistics.is_empty() {
             return export(attached);
         }
-        let mut deferred = self.deferred.lock();
-        let unmerged = || Statistics::of(&attached.skeleton, &self.statistics);
-        deferred.unmerged.get_or_insert_with(unmerged);
+        let deferred = self.keep_unmerged();
         let module = export(attached);
         deferred.of_frozen.copy_into(&module);
         module
@@ -75,9 +75,9 @@ impl<M: Module> Ranks<M> {
         Ok(ranks)
     }
 
-    /// Takes a snapshot of the running statistics of every rank.
+    /// Takes a snapshot of the running statistics of every rank. Merges all updates.
     pub(super) fn guard_statistics(&self) -> Vec<StatisticsGuard<M>> {
-        self.deferred.lock().unmerged = None;
+        drop(self.keep_unmerged());
         let attached_modules = self.attached_modules.iter();
         let guard = |module| StatisticsGuard::among(module, &self.statistics);
         attached_modules
@@ -85,20 +85,33 @@ impl<M: Module> Ranks<M> {
             .collect()
     }
 
-    /// Sets the statistics of all ranks to the mean over the ranks that have updated them since `before`.
-    pub(super) fn average_statistics(
-        &self,
-        before: &[StatisticsGuard<M>],
-    ) -> Result<(), FusedError> {
-        if self.attached_modules.len() == 1 {
-            return Ok(());
-        }
-        catch_message(|| self.average(before)).map_err(|reason| FusedError::Replicas {
-            reason: format!("the running statistics of all ranks could not be averaged: {reason}"),
-        })
+    /// Keeps the statistics without the last update, before it is merged.
+    fn keep_unmerged(&self) -> MutexGuard<'_, Deferred> {
+        let unmerged = || Statistics::of(&self.attached().skeleton, &self.statistics);
+        let mut deferred = self.deferred.lock();
+        deferred.unmerged.get_or_insert_with(unmerged);
+        deferred
     }
 
-    /// Averages in the order of the ranks, as Burn does if threads share statistics.
+    /// Leaves the statistics as a pass has updated them since `before`. All ranks receive the mean.
+    pub(super) fn commit_statistics(
+        &self,
+        before: Vec<StatisticsGuard<M>>,
+    ) -> Result<(), FusedError> {
+        if self.attached_modules.len() > 1 {
+            catch_message(|| self.average(&before)).map_err(|reason| FusedError::Replicas {
+                reason: format!(
+                    "the running statistics of all ranks could not be averaged: {reason}"
+                ),
+            })?;
+        }
+        self.deferred.lock().unmerged = None;
+        before.into_iter().for_each(StatisticsGuard::commit);
+        Ok(())
+    }
+
+    /// Sets the statistics of all ranks to the mean over the ranks that have updated them since `before`, in the order of the ranks,
+    /// as Burn does if threads share statistics.
     fn average(&self, before: &[StatisticsGuard<M>]) {
         // Each sum on the device of the first rank that has updated it, with the number of such ranks.
         let mut sums = HashMap::<ParamId, (AnyTensor, usize)>::new();

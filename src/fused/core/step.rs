@@ -206,7 +206,8 @@ impl<M: Module> Core<M> {
             checkpointing: self.policies.config.gradient_checkpointing.clone(),
             closure_kind: kind,
         };
-        let statistics = match self.ranks.statistics.is_empty() {
+        // Without a closure no layer runs, and the last updates stay pending.
+        let statistics = match self.ranks.statistics.is_empty() || kind == ClosureKind::Nothing {
             true => Vec::new(),
             false => self.ranks.guard_statistics(),
         };
@@ -236,10 +237,7 @@ impl<M: Module> Core<M> {
             return Ok(output);
         }
         if !statistics.is_empty() {
-            self.ranks.average_statistics(&statistics)?;
-        }
-        for guard in statistics {
-            guard.commit();
+            self.ranks.commit_statistics(statistics)?;
         }
         Ok(output)
     }

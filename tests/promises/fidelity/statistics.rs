@@ -130,15 +130,31 @@ fn norm_frozen_in_training_matches_stock(device: &Device) {
         model.norm.forward(y).powi_scalar(3).mean()
     };
     let other = init(device);
+    // Between a step and an event, none of these changes what a frozen layer reads.
+    let read = |fused: &mut FusedOptimizer<Normed>| drop(fused.model());
+    let fail = |fused: &mut FusedOptimizer<Normed>| {
+        let untracked = |model: &Normed| loss(model, &xs[0]).detach();
+        fused.step(RATE, untracked).unwrap_err();
+    };
+    let measure = |fused: &mut FusedOptimizer<Normed>| {
+        fused.dry_run(|model| loss(model, &xs[0])).unwrap();
+    };
+    type Between<'a> = &'a dyn Fn(&mut FusedOptimizer<Normed>);
+    let between: [Between<'_>; 4] = [&|_| {}, &read, &fail, &measure];
+    let all = |accumulates| {
+        let buffer = FusedConfig::clipping(GlobalNormClippingConfig::ExactInBuffer(1e9));
+        let fused = FusedOptimizer::new(init(device), AdamWConfig::new().init()).unwrap();
+        let mut all = trainings(device);
+        all.push(fused.with_config(buffer).unwrap());
+        all.into_iter().map(move |fused| (fused, accumulates))
+    };
     for (row, events) in rows.iter().enumerate() {
-        for looks in [false, true] {
-            for mut fused in trainings(device) {
+        for between in between {
+            for (mut fused, accumulates) in all(false).chain(all(true)) {
                 let mut stock = copy(&fused.model(), || init(device));
                 let mut optimizer = AdamWConfig::new().init();
                 for event in [Nothing].iter().chain(events) {
-                    if looks {
-                        drop(fused.model());
-                    }
+                    between(&mut fused);
                     match event {
                         Validate => {
                             let (stock, fused) = (weights(&stock.valid()), weights(&fused.valid()));
@@ -157,7 +173,15 @@ fn norm_frozen_in_training_matches_stock(device: &Device) {
                         let gradients = expected.clone().backward();
                         let gradients = GradientsParams::from_grads(gradients, &stock);
                         stock = optimizer.step(RATE, stock, gradients);
-                        let found = fused.step(RATE, |model| loss(model, x)).unwrap();
+                        let run = |model: &Normed| loss(model, x);
+                        let found = match accumulates {
+                            false => fused.step(RATE, run).unwrap(),
+                            true => {
+                                let found = fused.accumulate(run).unwrap();
+                                fused.step_accumulated(RATE).unwrap();
+                                found
+                            }
+                        };
                         assert_eq!(found.into_data(), expected.into_data(), "row {row}");
                     }
                 }
