@@ -83,7 +83,8 @@ impl TapSink {
             ),
             false => panic!(
                 "backward was called inside the forward closure of a fused step: return the loss instead. Parameter \
-                 `{path}` and all others are unchanged"
+                 `{path}` and all others are unchanged. For a backward pass over a copy of the weights, take `FusedOptimizer::model()` \
+                 before the step"
             ),
         })
     }
