@@ -87,15 +87,21 @@ fn kernel(activation: Activation, [gate, up]: [AnyTensor; 2]) -> Computed {
     Computed::new(output, move |gradient| {
         let elements = [&gate, &up, &gradient].map(Elements::contiguous);
         let [gates, ups, gradients] = elements.each_ref().map(|it| it.get().par_chunks(TASK));
-        let (mut d_gate, mut d_up) = (vec![0.0; length], vec![0.0; length]);
-        let outputs = d_gate.par_chunks_mut(TASK).zip(d_up.par_chunks_mut(TASK));
+        let (mut gate_gradient, mut up_gradient) = (vec![0.0; length], vec![0.0; length]);
+        let outputs = gate_gradient
+            .par_chunks_mut(TASK)
+            .zip(up_gradient.par_chunks_mut(TASK));
         let tasks = outputs.zip(gates.zip(ups).zip(gradients));
-        tasks.for_each(|((d_gate, d_up), ((gate, up), gradient))| {
-            backward_task(activation, [gate, up, gradient], [d_gate, d_up]);
+        tasks.for_each(|((gate_gradient, up_gradient), ((gate, up), gradient))| {
+            backward_task(
+                activation,
+                [gate, up, gradient],
+                [gate_gradient, up_gradient],
+            );
         });
         [
-            tensor(d_gate, shape.clone(), &gate),
-            tensor(d_up, shape, &up),
+            tensor(gate_gradient, shape.clone(), &gate),
+            tensor(up_gradient, shape, &up),
         ]
     })
 }
@@ -125,13 +131,13 @@ vectorized! {
 
 vectorized! {
     fn backward_task(activation: Activation, inputs: [&[f32]; 3], outputs: [&mut [f32]; 2]) -> () {
-        let ([gate, up, gradient], [d_gate, d_up]) = (inputs, outputs);
+        let ([gate, up, gradient], [gate_gradient, up_gradient]) = (inputs, outputs);
         let inputs = gate.iter().zip(up).zip(gradient);
-        let outputs = d_gate.iter_mut().zip(d_up);
-        for ((d_gate, d_up), ((gate, up), gradient)) in outputs.zip(inputs) {
+        let outputs = gate_gradient.iter_mut().zip(up_gradient);
+        for ((gate_gradient, up_gradient), ((gate, up), gradient)) in outputs.zip(inputs) {
             let [share, slope] = share(activation, *gate);
-            *d_gate = gradient * up * (share + gate * slope);
-            *d_up = gradient * gate * share;
+            *gate_gradient = gradient * up * (share + gate * slope);
+            *up_gradient = gradient * gate * share;
         }
     }
 }
