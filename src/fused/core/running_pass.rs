@@ -53,7 +53,7 @@ impl<'a, M: Module> RunningPass<'a, M> {
         running_pass
     }
 
-    /// Reports the parameters, and the begin of the forward pass.
+    /// Emits an event for each parameter, then [`StepEvent::Forward`].
     pub(super) fn emit_begin(&self, observers: &Observers) {
         let attached = &self.attached_modules[0];
         let trained = attached
