@@ -163,6 +163,8 @@ impl<M: Module> FusedOptimizer<M> {
                 rank.run(|| {
                     let (output, gradients) = train(model);
                     rank.check_reached(model, &gradients)?;
+                    // The closure may leave out all stand-ins.
+                    rank.check_unedited(&gradients, false)?;
                     Ok((output, gradients))
                 })
             })

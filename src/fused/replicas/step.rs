@@ -90,8 +90,13 @@ impl<M: Module + 'static> FusedReplicas<M> {
         train: impl Fn(&M, B) -> (R, GradientsParams) + Send + Sync + 'static,
     ) -> Result<Vec<R>, FusedError> {
         let batches = self.by_rank(batches)?;
-        let work: Work<M, B, R> =
-            Arc::new(move |model, rank, batch| rank.run(|| Ok(train(model, batch))));
+        let work: Work<M, B, R> = Arc::new(move |model, rank, batch| {
+            rank.run(|| {
+                let (output, gradients) = train(model, batch);
+                rank.check_unedited(&gradients, false)?;
+                Ok((output, gradients))
+            })
+        });
         let Self { core, threads } = self;
         core.step(
             Some(learning_rate.into()),
