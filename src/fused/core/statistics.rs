@@ -61,17 +61,25 @@ impl<M: Module> Ranks<M> {
         let mut of_frozen = Statistics::of(&model, &self.statistics);
         let mut unmerged = self.deferred.lock().unmerged.clone().unwrap_or_default();
         let model = change(model);
-        let changed = Statistics::of(&model, &frozen_statistics(&model));
+        let changed = Statistics::of(&model, &self.statistics);
         let is_in = |statistics: &Statistics, id, value: &AnyTensor| {
             let found = statistics.get(id);
             found.is_some_and(|found| found.to_data() == value.to_data())
         };
         // A statistic that `change` has loaded stays.
-        of_frozen.retain(|id, last| is_in(&changed, id, last) && !is_in(&unmerged, id, last));
+        of_frozen.retain(|id, last| is_in(&changed, id, last));
         unmerged.retain(|id, _| of_frozen.get(id).is_some());
-        unmerged.copy_into(&model);
+        let frozen = frozen_statistics(&model);
+        of_frozen.retain(|id, last| frozen.contains(&id) && !is_in(&unmerged, id, last));
+        let mut put_back = unmerged.clone();
+        put_back.retain(|id, _| of_frozen.get(id).is_some());
+        put_back.copy_into(&model);
         let ranks = self.with_model(model, config)?;
-        ranks.deferred.lock().of_frozen = of_frozen;
+        let unmerged = Some(unmerged);
+        *ranks.deferred.lock() = Deferred {
+            unmerged,
+            of_frozen,
+        };
         Ok(ranks)
     }
 

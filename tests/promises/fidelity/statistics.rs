@@ -139,8 +139,10 @@ fn norm_frozen_in_training_matches_stock(device: &Device) {
     let measure = |fused: &mut FusedOptimizer<Normed>| {
         fused.dry_run(|model| loss(model, &xs[0])).unwrap();
     };
+    let change_nothing =
+        |fused: &mut FusedOptimizer<Normed>| fused.change_model(|model| model).unwrap();
     type Between<'a> = &'a dyn Fn(&mut FusedOptimizer<Normed>);
-    let between: [Between<'_>; 4] = [&|_| {}, &read, &fail, &measure];
+    let between: [Between<'_>; 5] = [&|_| {}, &read, &fail, &measure, &change_nothing];
     let all = |accumulates| {
         let buffer = FusedConfig::clipping(GlobalNormClippingConfig::ExactInBuffer(1e9));
         let fused = FusedOptimizer::new(init(device), AdamWConfig::new().init()).unwrap();
