@@ -1,5 +1,5 @@
-//! Locks with a fixed order: the lock of a local parameter, then the lock of its master, then the lock of the optimizer. A
-//! thread holds none of the first two while it calls a hook or waits for a rank. (A step may wait for the prefetch of an
+//! Locks with a fixed order: the lock of a local parameter, of its compute copy, of its master, of the optimizer. A
+//! thread holds none of the first three while it calls a hook or waits for a rank. (A step may wait for the prefetch of an
 //! optimizer state, which takes none of these locks.) Between two passes only the caller's thread runs. Builds with debug assertions
 //! check this, except on threads of a rayon pool: while such a thread waits for an optimizer, it may run another training.
 //! `tracing-mutex` has no such exception, and does not check calls of user code.
@@ -12,7 +12,8 @@ use parking_lot::Mutex;
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Level {
     LocalParam = 1,
-    MasterParam = 2,
+    ComputeCopy = 2,
+    MasterParam = 4,
 }
 
 thread_local! {

@@ -6,10 +6,9 @@ use burn::module::{ModuleMapper, Param, ParamId, Reparameterizer};
 use burn::tensor::{Device, GradientCheckpointingStrategy, Tensor};
 
 use super::entry::{Entry, Role};
-use super::export::{ExportLocation, Value};
 use super::handle::Handle;
 use super::inventory::Inventory;
-use super::local_param::LocalParam;
+use super::local_param::{ExportLocation, LocalParam, Value};
 use super::local_params::LocalParams;
 use super::master_param::{MasterParam, MasterStorage};
 use super::placeholder::placeholder;
@@ -109,10 +108,10 @@ impl ModuleMapper for ValueExtractor<'_> {
         }
         let (id, value, mapper) = param.consume();
         let local_param = self.local_param(id, entry, value.inner().into(), strategy);
-        let LocalParam { dtype, device, .. } = &local_param;
         let deeper = || local_param.clock.lock().deeper_than(self.reads);
         let Entry { path, shape, .. } = entry;
-        let placeholder = placeholder(path, shape, *dtype, device, strategy, deeper);
+        let copy = &local_param.copy;
+        let placeholder = placeholder(path, shape, copy.dtype, &copy.device, strategy, deeper);
         self.local_params.add(Arc::new(local_param));
         Param::from_mapped_value(id, placeholder, mapper)
     }

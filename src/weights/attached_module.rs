@@ -6,10 +6,10 @@ use burn::module::{Module, ParamId};
 
 use super::attach::{HandleAttacher, ValueExtractor};
 use super::entry::Role;
-use super::export::{ExportLocation, Value};
 use super::fetch_on_read::FetchOnRead;
 use super::frozen;
 use super::inventory::Inventory;
+use super::local_param::{ExportLocation, Value};
 use super::local_params::LocalParams;
 use super::prefetcher::Prefetcher;
 use super::saved_in_full::SavedInFull;
@@ -167,7 +167,7 @@ impl<M: Module> AttachedModule<M> {
                 let computed = map_params(
                     self.export(value).valid(),
                     |param| self.local_params.has(param.id()),
-                    |id, value| value.in_type(self.local_params.get(id).dtype),
+                    |id, value| value.in_type(self.local_params.get(id).copy.dtype),
                 );
                 let merged = computed.materialize();
                 // Their merged weights are dense, and stay on the host.

@@ -31,6 +31,23 @@ pub(super) enum GradientState {
     Done { received: bool },
 }
 
+impl GradientState {
+    pub(super) fn is_done(&self) -> bool {
+        matches!(self, Self::Done { .. })
+    }
+
+    /// Returns `true` if the tap of an earlier read in this graph is kept.
+    pub(super) fn is_tapped_in(&self, graph: &Arc<Graph>) -> bool {
+        match self {
+            Self::Pending(expecting) => {
+                let tapped = expecting.tapped.as_ref();
+                tapped.is_some_and(|(read_in, _)| Arc::ptr_eq(read_in, graph))
+            }
+            _ => false,
+        }
+    }
+}
+
 /// An incomplete gradient.
 #[derive(Debug, Default)]
 pub(super) struct Expecting {

@@ -1,18 +1,18 @@
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 
 use backburn_base::{AnyTensor, with_dims};
 use burn::optim::GradientsParams;
-use burn::tensor::{DType, Device};
+use burn::tensor::Device;
 use parking_lot::Mutex;
 
 use super::applied::AppliedGradient;
+use super::copy::{ComputeCopy, CopyLifetime};
 use super::gradient_state::GradientState;
 use super::master_param::MasterParam;
 use crate::device::AsyncErrors;
-use crate::error::FusedError;
 use crate::pass::Session;
-use crate::placement::{RankContext, Residency};
+use crate::placement::RankContext;
 use crate::replica::{HeldBytes, Membership};
 use crate::tap::Clock;
 use crate::threads::lock::{Level, Leveled, leveled};
@@ -23,19 +23,11 @@ pub(crate) struct LocalParam {
     pub(super) master: Arc<MasterParam>,
     pub(super) session: Arc<Session>,
     pub(super) context: Arc<RankContext>,
-    /// Compute type and device, without autodiff.
-    pub(super) dtype: DType,
-    pub(super) device: Arc<Device>,
+    pub(super) copy: ComputeCopy,
     /// The clock of the taps.
     pub(super) clock: Arc<Mutex<Clock>>,
-    /// The residency that the context assigns; see [`residency`](Self::residency) for the current one.
-    pub(super) assigned: Residency,
-    /// `true` if a copy fetched on demand is cached from now on.
-    is_pinned: AtomicBool,
     /// `true` if a gradient of the parameter has passed the check for asynchronous errors.
     pub(super) passed_check: AtomicBool,
-    /// `true` if the value is offloaded to the host.
-    pub(super) is_offloaded: bool,
     /// The rank and its group, if there are several ranks.
     pub(super) membership: Option<Membership>,
     /// `true` if the parameter is an ordinary leaf of the module.
@@ -44,13 +36,26 @@ pub(crate) struct LocalParam {
     pub(super) offloaded_base: Option<Arc<str>>,
     /// The stand-in for an applied gradient, after the first read in a step that runs its own backward pass.
     pub(super) applied: OnceLock<Arc<AppliedGradient>>,
-    pub(super) state: Leveled<State>,
+    pub(super) gradient: Leveled<GradientState>,
 }
 
-#[derive(Debug)]
-pub(super) struct State {
-    pub(super) gradient: GradientState,
-    pub(super) copy: Option<Box<ComputeCopy>>,
+/// The value of a parameter to export.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Value {
+    Current,
+    /// The average; without averaging, the current value.
+    Averaged,
+}
+
+/// The device and type of an exported value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ExportLocation {
+    /// The storage type, at the location of the master.
+    Stored,
+    /// The storage type, on the device of this rank, or on the host if anything is offloaded.
+    Ordinary,
+    /// The compute type, on the compute device. A value that is fetched on each read stays at its master.
+    Computing,
 }
 
 /// The stand-in for an applied gradient among the gradients that a closure returns.
@@ -61,20 +66,6 @@ pub(super) enum StandIn {
     Missing,
     /// Another tensor is in its place.
     Edited,
-}
-
-impl State {
-    pub(super) fn is_done(&self) -> bool {
-        matches!(self.gradient, GradientState::Done { .. })
-    }
-}
-
-/// The compute copy, if it is not the master's value.
-#[derive(Debug)]
-pub(super) struct ComputeCopy {
-    pub(super) value: AnyTensor,
-    /// The version of the master's value.
-    pub(super) version: u64,
 }
 
 impl LocalParam {
@@ -91,94 +82,42 @@ impl LocalParam {
             let owner = master.session.set(session.clone());
             owner.expect("a parameter has one owner");
         }
-        let state = State {
-            gradient: GradientState::Idle,
-            copy: None,
-        };
         let clock = session.clocks.lock().of(&device, master.strategy);
-        let local_param = Self {
+        Self {
             clock,
-            dtype: context.policy.compute_dtype(master.dtype),
-            assigned: context.residency(master.id, &master.storage.location, master.dtype, &device),
-            is_offloaded: master.storage.location.is_host,
             membership: context.membership_of_several().cloned(),
-            is_pinned: AtomicBool::new(false),
+            copy: ComputeCopy::new(master.clone(), context.clone(), device),
             passed_check: AtomicBool::new(false),
             is_retained,
             offloaded_base,
             applied: OnceLock::new(),
-            state: leveled(Level::LocalParam, state),
+            gradient: leveled(Level::LocalParam, GradientState::Idle),
             master,
             session,
             context,
-            device,
-        };
-        if let Some(engine) = local_param
-            .context
-            .engine
-            .as_ref()
-            .filter(|_| local_param.is_offloaded)
-        {
-            engine.transfers.limit.add_parameter(local_param.bytes());
         }
-        local_param
     }
 
     pub(super) fn owns(&self) -> bool {
         self.context.owns(self.master.id)
     }
 
-    /// Returns the current residency of the compute copy.
-    pub(super) fn residency(&self) -> Residency {
-        match self.assigned {
-            Residency::OnDemand if self.is_pinned.load(Ordering::Relaxed) => Residency::Cached,
-            assigned => assigned,
-        }
-    }
-
-    /// Returns `true` if the value is fetched whenever it is read.
-    pub(super) fn is_on_demand(&self) -> bool {
-        self.residency() == Residency::OnDemand
-    }
-
-    /// Returns `true` if the value is fetched from the host whenever it is read.
-    pub(super) fn is_fetched_from_host(&self) -> bool {
-        self.is_offloaded && self.is_on_demand()
-    }
-
-    /// Caches the copy on the device from now on, if this rank keeps such weights.
-    pub(super) fn pin_copy(&self) {
-        let is_pinned = self.context.replicates(self.master.id);
-        self.is_pinned.store(is_pinned, Ordering::Relaxed);
-    }
-
-    /// Returns the bytes of the compute copy.
-    pub(super) fn bytes(&self) -> usize {
-        self.master.elements() * self.dtype.size()
-    }
-
     /// Returns the bytes of weights that the rank holds between two passes.
     pub(super) fn stored_bytes(&self) -> usize {
-        let is_here = self.owns() && !self.is_offloaded;
+        let is_here = self.owns() && !self.copy.is_offloaded;
         let stored = if is_here { self.master.bytes() } else { 0 };
-        let replicates = self.context.replicates(self.master.id);
-        let copy = match self.residency() {
-            Residency::Cached => self.bytes(),
-            // Counted as if each rank had its own device.
-            Residency::Aliased | Residency::OnDemand
-                if !is_here && !self.is_offloaded && replicates =>
-            {
-                self.bytes()
-            }
-            _ => 0,
-        };
-        stored + copy
+        stored + self.copy.cached_bytes()
     }
 
     /// Tracks the bytes of the value, if it is gathered from its owner for every read.
     pub(super) fn count_gathered(&self, member: &Membership) -> Option<HeldBytes> {
         let gathers = !self.context.replicates(self.master.id);
-        gathers.then(|| member.group.memory_tracker.track(member.rank, self.bytes()))
+        gathers.then(|| {
+            member
+                .group
+                .memory_tracker
+                .track(member.rank, self.copy.bytes())
+        })
     }
 
     /// Returns `value` as an autodiff constant.
@@ -186,21 +125,53 @@ impl LocalParam {
         value.lifted(self.master.strategy)
     }
 
-    pub(super) fn transfer(
-        &self,
-        value: AnyTensor,
-        device: &Device,
-        dtype: DType,
-    ) -> Result<AnyTensor, FusedError> {
-        self.context
-            .transfer(&self.master.path, value, device, dtype)
+    /// Returns a value as an ordinary trainable parameter holds it.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the value can't be fetched.
+    pub(super) fn exported(&self, value: Value, location: ExportLocation) -> AnyTensor {
+        let Self { master, copy, .. } = self;
+        let transfer = |device, dtype| {
+            let transfer = copy.transfer(master.averaged(), device, dtype);
+            transfer.map_err(|error| error.to_string())
+        };
+        let location = match location {
+            ExportLocation::Computing if copy.is_on_demand() => ExportLocation::Stored,
+            location => location,
+        };
+        let found = match (value, location) {
+            (Value::Current, ExportLocation::Stored) => Ok(master.value()),
+            (Value::Current, ExportLocation::Ordinary) => copy.stored_on(self.export_device()),
+            (Value::Current, ExportLocation::Computing) => Ok(self.plain(CopyLifetime::Graph)),
+            (Value::Averaged, ExportLocation::Stored) => Ok(master.averaged()),
+            (Value::Averaged, ExportLocation::Ordinary) => {
+                transfer(self.export_device(), master.dtype)
+            }
+            (Value::Averaged, ExportLocation::Computing) => transfer(&copy.device, copy.dtype),
+        };
+        let found = found.unwrap_or_else(|reason| panic!("{reason}"));
+        self.constant_of(found).0.require_grad().into()
+    }
+
+    /// Returns the device of an exported value, without autodiff.
+    fn export_device(&self) -> &Device {
+        let engine = self.context.engine.as_ref();
+        engine.map_or(&self.copy.device, |engine| &engine.host)
+    }
+
+    /// Returns the stored value on the compute device, or a placeholder that panics with the reason: the error that
+    /// ended the pass is reported first.
+    pub(super) fn leaf_or_missing(&self) -> AnyTensor {
+        let device = &self.copy.device;
+        let value = self.copy.stored_on(device);
+        let value = value.unwrap_or_else(|_| self.master.missing_value(device));
+        self.constant_of(value).0.require_grad().into()
     }
 
     /// Adds the value and its copy to a check for asynchronous errors.
     pub(crate) fn add_to_check(&self, errors: &mut AsyncErrors) {
-        if let Some(copy) = &self.state.lock().copy {
-            errors.add(&self.master.path, &*copy.value);
-        }
+        self.copy.add_to_check(errors);
         if let Some(value) = self.master.find().filter(|_| self.owns()) {
             errors.add(&self.master.path, &*value);
         }
@@ -208,7 +179,7 @@ impl LocalParam {
 
     /// Returns the stand-in for the applied gradient.
     pub(super) fn applied(&self) -> Arc<AppliedGradient> {
-        let new = || with_dims!(self.master.shape.num_dims(), D => AppliedGradient::new::<D>(&self.master, self.dtype, &self.device));
+        let new = || with_dims!(self.master.shape.num_dims(), D => AppliedGradient::new::<D>(&self.master, self.copy.dtype, &self.copy.device));
         self.applied.get_or_init(|| Arc::new(new())).clone()
     }
 

@@ -10,7 +10,6 @@ use super::master_param::MasterParam;
 use super::tap_sink::has_gradient;
 use crate::offload::OffloadedBlocks;
 use crate::pass::{BlockOrder, Pass};
-use crate::placement::Residency;
 
 /// The parameters of a module on one rank.
 #[derive(Debug, Default)]
@@ -62,7 +61,9 @@ impl LocalParams {
 
     /// Returns the parameters that are fetched whenever they are read.
     pub(super) fn on_demand(&self) -> impl Iterator<Item = ParamId> {
-        let fetched = self.iter().filter(|local_param| local_param.is_on_demand());
+        let fetched = self
+            .iter()
+            .filter(|local_param| local_param.copy.is_on_demand());
         fetched.map(|local_param| local_param.master.id)
     }
 
@@ -92,8 +93,9 @@ impl LocalParams {
         let blocks = block_order.blocks();
         let bytes = blocks.iter().map(|reads| {
             let local_params = reads.iter().map(|id| self.get(*id));
-            let fetched = local_params.filter(|local_param| local_param.is_fetched_from_host());
-            fetched.map(|local_param| local_param.bytes()).sum()
+            let fetched =
+                local_params.filter(|local_param| local_param.copy.is_fetched_from_host());
+            fetched.map(|local_param| local_param.copy.bytes()).sum()
         });
         let is_pinned = offloaded.resident_blocks(&bytes.collect::<Vec<_>>());
         let staying = blocks
@@ -101,13 +103,13 @@ impl LocalParams {
             .zip(is_pinned)
             .filter(|(_, is_pinned)| *is_pinned);
         let parameters = staying.flat_map(|(reads, _)| reads);
-        parameters.for_each(|id| self.get(*id).pin_copy());
+        parameters.for_each(|id| self.get(*id).copy.pin());
     }
 
     /// Reports the gradients, or the accumulated sums, that the backward pass has not reported, in module order.
     pub(crate) fn report_remaining(&self, pass: &Arc<Pass>) {
         for local_param in self.all.iter().filter(|it| !it.is_retained) {
-            let arrived = match &mut local_param.state.lock().gradient {
+            let arrived = match &mut *local_param.gradient.lock() {
                 GradientState::Done { .. } => continue,
                 // The loss does not depend on this read.
                 GradientState::Pending(expecting) => {
@@ -178,20 +180,20 @@ impl LocalParams {
     /// parameter, in module order.
     pub(crate) fn end(&self, commits: bool) -> Vec<(ParamId, ParameterReport)> {
         let end = |local_param: &Arc<LocalParam>| {
-            let is_aliased = local_param.assigned == Residency::Aliased;
+            let is_aliased = local_param.copy.is_aliased();
             if let Some(applied) = local_param.applied.get() {
                 applied.end_pass();
             }
             if !is_aliased {
-                local_param.drop_fetched();
+                local_param.copy.drop_fetched();
             }
-            let gradient = std::mem::take(&mut local_param.state.lock().gradient);
+            let gradient = std::mem::take(&mut *local_param.gradient.lock());
             let mut report = local_param.master.end(commits);
             if let GradientState::Done { received: true } = gradient {
                 report = report.max(ParameterReport::Received);
             }
             if !is_aliased {
-                local_param.refresh_copy();
+                local_param.copy.refresh();
             }
             (local_param.master.id, report)
         };

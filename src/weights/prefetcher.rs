@@ -38,8 +38,8 @@ impl Prefetcher {
         let mut left = engine.transfers.limit.prefetch();
         let mut fits = |id: &&ParamId| {
             let local_param = self.local_params.get(**id);
-            let rest = left.checked_sub(local_param.bytes());
-            let rest = rest.filter(|_| local_param.is_fetched_from_host());
+            let rest = left.checked_sub(local_param.copy.bytes());
+            let rest = rest.filter(|_| local_param.copy.is_fetched_from_host());
             left = rest.unwrap_or(left);
             rest.is_some()
         };
@@ -49,7 +49,7 @@ impl Prefetcher {
             engine.queue_fetch(move || {
                 fetched
                     .iter()
-                    .for_each(|id| drop(local_params.get(*id).fetch_copy()))
+                    .for_each(|id| drop(local_params.get(*id).copy.fetch()))
             });
         }
         fetched
@@ -60,7 +60,7 @@ impl BlockPrefetch for Prefetcher {
     fn end_first_run(&self, reads: &[ParamId]) {
         reads
             .iter()
-            .for_each(|id| self.local_params.get(*id).drop_fetched());
+            .for_each(|id| self.local_params.get(*id).copy.drop_fetched());
     }
 
     fn engine(&self) -> Option<&OffloadEngine> {
@@ -82,7 +82,7 @@ impl BlockPrefetch for Prefetcher {
         engine.transfers.to_device.wait_idle();
         // The previous run is over, so an unread copy that was fetched for it only takes memory.
         let unused = of_last.iter().filter(|id| !of_this.contains(id));
-        unused.for_each(|id| self.local_params.get(*id).drop_fetched());
+        unused.for_each(|id| self.local_params.get(*id).copy.drop_fetched());
         let of_next = self.fetch_for(run + 1, engine);
         let mut fetched = self.fetched.lock();
         fetched[0].extend(of_this);

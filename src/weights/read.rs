@@ -28,24 +28,24 @@ pub(super) fn refuse_outside_of_a_block(base: &str) {
 impl LocalParam {
     /// Returns the current value without autodiff, in the compute type.
     pub(super) fn plain(&self, lifetime: CopyLifetime) -> AnyTensor {
-        let is_done = self.state.lock().is_done();
+        let is_done = self.gradient.lock().is_done();
         if let (true, Some(engine)) = (is_done, &self.context.engine) {
             // The result must not depend on the progress of an update.
             engine.transfers.to_host.wait_idle();
         }
-        let mut state = self.state.lock();
+        let gradient = self.gradient.lock();
         let may_change = || {
             let pass = self.session.pass.lock().clone();
             pass.is_some_and(|pass| pass.pipeline.gradient_use.steps())
         };
-        if state.is_done() && self.membership.is_some() && may_change() {
+        if gradient.is_done() && self.membership.is_some() && may_change() {
             panic!(
                 "the value of parameter `{}` was read after its gradient was sent to the other ranks, which \
                  may be updating it now: read it before the backward pass, or after the step",
                 self.master.path
             );
         }
-        self.resident_value(&mut state.copy, lifetime)
+        self.copy.value(lifetime)
     }
 
     /// Returns the plain value, for code that does not train the parameter. A block reads the value again in its
@@ -62,19 +62,19 @@ impl LocalParam {
                 path: &self.master.path,
             });
         }
-        let mut state = self.state.lock();
-        let is_done = state.is_done();
+        let mut gradient = self.gradient.lock();
+        let is_done = gradient.is_done();
         if let Some(reads) = scope.recomputed_reads.as_ref().filter(|_| !is_done) {
             reads.add(self.master.id, &self.master.path);
         }
         let ReadMode::Unrecorded(block_reads) = &scope.mode else {
-            drop(state);
+            drop(gradient);
             return self.plain(CopyLifetime::Graph);
         };
         if !is_done {
-            self.note_block_read(&mut state.gradient, block_reads);
+            self.note_block_read(&mut gradient, block_reads);
         }
-        drop(state);
+        drop(gradient);
         self.plain(CopyLifetime::BlockRun)
     }
 
@@ -112,7 +112,7 @@ impl LocalParam {
                 if let Some(base) = &self.offloaded_base {
                     refuse_outside_of_a_block(base);
                 }
-                if self.is_offloaded {
+                if self.copy.is_offloaded {
                     self.fetch_on_worker(Some(&graph));
                 }
                 self.tapped(&pass, &graph)
@@ -128,25 +128,39 @@ impl LocalParam {
         }
     }
 
+    /// Fetches an offloaded value on the prefetch thread and waits for it. The copies of blocks thus come from one stream
+    /// and its memory.
+    fn fetch_on_worker(self: &Arc<Self>, graph: Option<&Arc<Graph>>) {
+        if let Some(engine) = &self.context.engine
+            && self.copy.is_fetched_from_host()
+            && !self.copy.is_current()
+            && !graph.is_some_and(|graph| self.gradient.lock().is_tapped_in(graph))
+        {
+            let local_param = self.clone();
+            engine.queue_fetch(move || drop(local_param.copy.fetch()));
+            engine.transfers.to_device.wait_idle();
+        }
+    }
+
     /// Returns the value as a constant, for a block that runs without recording.
     fn read_unrecorded(self: &Arc<Self>, pass: &Pass, block_reads: &BlockReads) -> AnyTensor {
-        if self.is_offloaded {
+        if self.copy.is_offloaded {
             self.fetch_on_worker(None);
         }
-        self.note_block_read(&mut self.state.lock().gradient, block_reads);
+        self.note_block_read(&mut self.gradient.lock(), block_reads);
         // Counts the gathered value in the peak.
         drop(self.membership.as_ref().map(|it| self.count_gathered(it)));
         // A recurrent layer reads its parameters once per time step.
-        pass.blocks.collect_graph(&self.device);
+        pass.blocks.collect_graph(&self.copy.device);
         self.constant_of(self.plain(CopyLifetime::BlockRun))
     }
 
     /// Counts a pending gradient until the block that reads the parameter is recomputed.
-    fn note_block_read(&self, state: &mut GradientState, block_reads: &BlockReads) {
+    fn note_block_read(&self, gradient: &mut GradientState, block_reads: &BlockReads) {
         block_reads.add(
             self.master.id,
             &self.master.path,
-            &self.expecting(state).pending_count,
+            &self.expecting(gradient).pending_count,
         );
     }
 
@@ -182,11 +196,11 @@ impl LocalParam {
     /// # Panics
     ///
     /// Panics if the gradient has already arrived.
-    fn expecting<'a>(&self, state: &'a mut GradientState) -> &'a mut Expecting {
-        if let GradientState::Idle = state {
-            *state = GradientState::Pending(Box::default());
+    fn expecting<'a>(&self, gradient: &'a mut GradientState) -> &'a mut Expecting {
+        if let GradientState::Idle = gradient {
+            *gradient = GradientState::Pending(Box::default());
         }
-        match state {
+        match gradient {
             GradientState::Pending(expecting) => expecting,
             _ => panic!(
                 "parameter `{}` was read again after its gradient had arrived in this step: combine \
@@ -201,9 +215,8 @@ impl LocalParam {
     /// Returns the value with its gradient tapped. Every tap has its own leaf: a shared leaf would join graphs that
     /// must stay separate, because a graph is locked while its backward steps run.
     fn tapped(self: &Arc<Self>, pass: &Arc<Pass>, graph: &Arc<Graph>) -> AnyTensor {
-        let mut state = self.state.lock();
-        let state = &mut *state;
-        let expecting = self.expecting(&mut state.gradient);
+        let mut gradient = self.gradient.lock();
+        let expecting = self.expecting(&mut gradient);
         if let Some((read_in, tapped)) = &expecting.tapped
             && Arc::ptr_eq(read_in, graph)
         {
@@ -216,10 +229,10 @@ impl LocalParam {
                 self.master.path
             );
         }
-        if self.is_offloaded && Arc::ptr_eq(graph, &pass.graph) {
-            self.pin();
+        if self.copy.is_offloaded && Arc::ptr_eq(graph, &pass.graph) {
+            self.copy.pin_for_pass();
         }
-        let value = self.resident_value(&mut state.copy, CopyLifetime::Graph);
+        let value = self.copy.value(CopyLifetime::Graph);
         let tick = self.clock.lock().tick(&mut graph.position.lock());
         let runs_backward =
             pass.closure_kind == ClosureKind::Backward && Arc::ptr_eq(graph, &pass.graph);

@@ -26,7 +26,7 @@ impl LocalParam {
             if pass.has_failed() {
                 return Ok(());
             }
-            self.state.lock().gradient = GradientState::Done { received: false };
+            *self.gradient.lock() = GradientState::Done { received: false };
         }
         let hold = gradient
             .as_ref()
@@ -38,7 +38,7 @@ impl LocalParam {
         let Some(member) = ranks else {
             master.apply_gradients(pass, gradient);
             // The new copy is transferred while other gradients are computed.
-            return self.update_cached_copy();
+            return self.copy.update_cached();
         };
         let held = gradient.zip(hold);
         let held = held.map(|(gradient, hold)| HeldGradient { gradient, hold });
@@ -60,9 +60,7 @@ impl LocalParam {
             _ => master.dtype,
         };
         let device = &master.storage.location.device;
-        let gradient = self
-            .context
-            .transfer(&self.master.path, gradient, device, dtype)?;
+        let gradient = self.copy.transfer(gradient, device, dtype)?;
         if master.storage.location.is_host
             && let Some(engine) = &self.context.engine
         {
@@ -74,7 +72,7 @@ impl LocalParam {
 
     /// Tracks the bytes of a gradient that arrived on this rank. From here on the owner holds it.
     fn track_gradient(&self, member: &Membership) -> HeldBytes {
-        let bytes = self.bytes();
+        let bytes = self.copy.bytes();
         let owner = self.context.owner(self.master.id);
         if member.rank != owner {
             drop(member.group.memory_tracker.track(member.rank, bytes));

@@ -1,7 +1,7 @@
 use burn::module::{ModuleMapper, Param};
 use burn::tensor::Tensor;
 
-use super::export::{ExportLocation, Value};
+use super::local_param::{ExportLocation, Value};
 use super::local_params::LocalParams;
 
 /// A mapper that makes each parameter whose compute type differs from its storage type save its stored value.

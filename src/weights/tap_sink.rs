@@ -20,7 +20,6 @@ use super::local_param::LocalParam;
 use crate::device;
 use crate::error::FusedError;
 use crate::pass::{ClosureKind, FailedIn, Pass, PendingCount, Scope, Stage, StepEvent};
-use crate::placement::Residency;
 use crate::policy::PartialSum;
 use crate::replica::HeldBytes;
 use crate::tap::{GradientSink, PassedGradients};
@@ -98,8 +97,8 @@ pub(super) fn has_gradient(gradients: &GradientsParams, id: ParamId, dims: usize
 impl LocalParam {
     /// Adds a gradient to the sum. If no other gradient is pending, reports the sum.
     fn add_gradient(self: &Arc<Self>, pass: &Arc<Pass>, gradient: AnyTensor) {
-        let mut state = self.state.lock();
-        let GradientState::Pending(expecting) = &mut state.gradient else {
+        let mut state = self.gradient.lock();
+        let GradientState::Pending(expecting) = &mut *state else {
             unreachable!("a gradient is pending until it arrives")
         };
         // The tap is a second handle to the value.
@@ -119,7 +118,7 @@ impl LocalParam {
                 partial.whole()
             }
         };
-        state.gradient = GradientState::Done { received: true };
+        *state = GradientState::Done { received: true };
         drop(state);
         if pass.has_failed() {
             return;
@@ -132,7 +131,7 @@ impl LocalParam {
             None => self.report_gradient(pass, Some(gradient)),
             Some(engine) => {
                 let (local_param, queued_pass) = (self.clone(), pass.clone());
-                engine.queue_update(self.bytes(), move || {
+                engine.queue_update(self.copy.bytes(), move || {
                     // A failure on another thread stops the pass at the next gradient.
                     if !queued_pass.update_has_failed() {
                         queued_pass.guarded(FailedIn::Update, || {
@@ -149,7 +148,7 @@ impl LocalParam {
 
     /// Reports a gradient that arrived without a tap, or that was incomplete before the end of the pass.
     pub(super) fn report_untapped(&self, pass: &Arc<Pass>, gradient: AnyTensor) {
-        self.state.lock().gradient = GradientState::Done { received: true };
+        *self.gradient.lock() = GradientState::Done { received: true };
         if !pass.has_failed() {
             self.report_gradient(pass, Some(gradient));
             if let Some(member) = &self.membership {
@@ -202,7 +201,7 @@ impl LocalParam {
             }
         }
         // The gradient already has the device and type of the master.
-        if self.membership.is_none() && self.assigned == Residency::Aliased {
+        if self.membership.is_none() && self.copy.is_aliased() {
             return master.apply_gradients(pass, gradient);
         }
         if let Err(error) = self.send_to_master(pass, gradient) {
