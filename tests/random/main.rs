@@ -8,6 +8,7 @@ mod mixtures;
 mod offload;
 mod pools;
 mod side_by_side;
+mod threads;
 
 use std::sync::{Arc, Mutex};
 

@@ -1,8 +1,10 @@
-//! Trainings whose tensors are large enough that `flex` and the optimizers compute on several threads.
+//! Trainings whose tensors are large enough that `flex` and the optimizers compute on several threads. They draw nothing, and on a
+//! pool they must not be disturbed by tests that do.
 
 use backburn::optim;
 use rayon::ThreadPoolBuilder;
 
+use crate::ALONE;
 use crate::common::*;
 
 /// `flex` computes products on several threads from 192 x 192 x 192 on.
@@ -62,6 +64,7 @@ fn train(way: &Way, initial: &Vec<Linear>, x: &Tensor<2>) -> Vec<(String, Tensor
 }
 
 fn large_tensors_train_same_on_any_number_of_threads(device: &Device) {
+    let _alone = ALONE.lock();
     let initial = linears(2, WIDTH, device);
     let x = Tensor::<2>::random([WIDTH, WIDTH], Distribution::Default, device);
     let mut adamw = AdamWConfig::new().init();
@@ -82,6 +85,7 @@ fn large_tensors_train_same_on_any_number_of_threads(device: &Device) {
 }
 
 fn large_tensors_on_replicas_train_as_stock(device: &Device) {
+    let _alone = ALONE.lock();
     let initial = linears(2, WIDTH, device);
     let xs: [Tensor<2>; 2] =
         [(); 2].map(|()| Tensor::random([WIDTH, WIDTH], Distribution::Default, device));
