@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
@@ -75,9 +76,8 @@ impl Template {
         for (name, source) in sources {
             // As Jinja reads a template.
             let source = source.replace("\r\n", "\n").replace('\r', "\n");
-            if let Err(error) =
-                environment.add_template_owned(name, with_scopes_of_generation(&source))
-            {
+            let source = with_scopes_of_generation(&source);
+            if let Err(error) = caught(|| environment.add_template_owned(name, source)) {
                 unreadable.insert(name, format!("{error:#}"));
             }
         }
@@ -114,10 +114,16 @@ impl Template {
         // In Python both are `None` if they are not used, which templates tell from undefined ones.
         let documents = Value::from(());
         let values = context! { messages, tools, documents, add_generation_prompt, ..special };
-        template
-            .render(values)
-            .context("the chat template refuses the messages")
+        caught(|| template.render(values)).context("the chat template refuses the messages")
     }
+}
+
+/// Returns an error if the template engine panics, as it does on some templates that Jinja accepts.
+fn caught<R>(work: impl FnOnce() -> Result<R, Error>) -> Result<R, Error> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| {
+        let reason = "the template engine panics on it: simplify the template, or write the data with `prompt` and `completion` as texts";
+        Err(Error::new(ErrorKind::InvalidOperation, reason))
+    })
 }
 
 /// Returns the templates in the files of `folder`, or those in `tokenizer_config.json`, by name.
@@ -261,6 +267,18 @@ mod tests {
                     .unwrap(),
                 expected
             );
+        }
+    }
+
+    #[test]
+    fn template_that_panics_in_engine_is_an_error() {
+        for source in [
+            "{% for m in messages[:0][::-1] %}{% endfor %}",
+            "{% for m in messages %}{% generation %}{% break %}{% endgeneration %}{% endfor %}",
+        ] {
+            let rendered = template(source).render(&[json!({})], &Json::Null, false);
+            let error = format!("{:#}", rendered.unwrap_err());
+            assert!(error.contains("simplify the template"), "{error}");
         }
     }
 
