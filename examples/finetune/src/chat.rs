@@ -77,7 +77,11 @@ impl Template {
             // As Jinja reads a template.
             let source = source.replace("\r\n", "\n").replace('\r', "\n");
             let source = with_scopes_of_generation(&source);
-            if let Err(error) = caught(|| environment.add_template_owned(name, source)) {
+            if has_backward_slice_with_end(&source) {
+                let reason = "the template engine computes a slice with a negative step and an end, such as `[:0:-1]`, in another way than \
+                    Python: write it without an end";
+                unreadable.insert(name, reason.to_owned());
+            } else if let Err(error) = caught(|| environment.add_template_owned(name, source)) {
                 unreadable.insert(name, format!("{error:#}"));
             }
         }
@@ -116,6 +120,16 @@ impl Template {
         let values = context! { messages, tools, documents, add_generation_prompt, ..special };
         caught(|| template.render(values)).context("the chat template refuses the messages")
     }
+}
+
+/// Returns `true` if `source` has a slice with a negative step and an end. The template engine reads an end of 0 as none.
+fn has_backward_slice_with_end(source: &str) -> bool {
+    source.match_indices(']').any(|(end, _)| {
+        let begin = source[..end].rfind('[').map_or(0, |begin| begin + 1);
+        let mut bounds = source[begin..end].split(':').skip(1).map(str::trim);
+        let (end, step) = (bounds.next(), bounds.next());
+        end.is_some_and(|end| !end.is_empty()) && step.is_some_and(|step| step.starts_with('-'))
+    })
 }
 
 /// Returns an error if the template engine panics, as it does on some templates that Jinja accepts.
@@ -280,6 +294,16 @@ mod tests {
             let error = format!("{:#}", rendered.unwrap_err());
             assert!(error.contains("simplify the template"), "{error}");
         }
+    }
+
+    #[test]
+    fn template_with_backward_slice_to_an_end_is_refused() {
+        let render = |source: &str| template(source).render(&[], &Json::Null, false);
+        for source in ["{{ 'abc'[:0:-1] }}", "{{ 'abc'[2 : 0 : -1] }}"] {
+            let error = render(source).unwrap_err().to_string();
+            assert!(error.contains("without an end"), "{error}");
+        }
+        assert_eq!(render("{{ 'abc'[::-1] }}").unwrap(), "cba");
     }
 
     #[test]
