@@ -83,11 +83,12 @@ impl Settings {
             held_out,
         );
         settings.push("--batch", options.batch);
+        // Before the options whose defaults depend on it.
+        settings.push("--method", format!("{:?}", options.method));
         settings.push("--learning-rate", options.learning_rate());
         settings.push("--warm-up", options.warm_up);
         settings.push("--weight-decay", options.weight_decay);
         settings.push("--clip", options.clip);
-        settings.push("--method", format!("{:?}", options.method));
         settings.push("--weights", format!("{:?}", options.weights));
         settings.push("--states", format!("{:?}", options.states));
         if options.method.has_adapters() {

@@ -30,6 +30,17 @@ fn checkpoints(folder: &Path) -> Vec<usize> {
 }
 
 #[test]
+fn changed_method_is_refused_before_its_default_rate() {
+    let folder = tempfile::tempdir().unwrap();
+    let (model, data) = (copy("llama", folder.path()), text(folder.path()));
+    let out = folder.path().join("out");
+    command(&model, &data, &out, &["--method lora --steps 4 --stop 2"]).unwrap();
+    let error = command(&model, &data, &out, &["--method full --steps 4"]).unwrap_err();
+    let error = format!("{error:#}");
+    assert!(error.contains("`--method` was"), "{error}");
+}
+
+#[test]
 fn changed_file_or_option_is_refused_by_name() {
     type Change = fn(&Path, &Path);
     let changes: [(Change, &str, &str); 8] = [
