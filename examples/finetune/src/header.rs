@@ -22,7 +22,7 @@ const CHUNK: usize = 1 << 20;
 #[derive(Clone, Debug)]
 pub struct Entry {
     file: PathBuf,
-    dtype: String,
+    pub dtype: String,
     pub shape: Vec<usize>,
     /// Number of elements.
     pub elements: u64,

@@ -133,6 +133,10 @@ fn fine_tune(options: &Options, stop: &AtomicBool, bytes: &PeakAlloc) -> Result<
         let weights = conversion::weights(options, saved.plan.as_ref());
         let (fused, loss) = evaluation.loss_in_f32(fused, weights)?;
         if let Some(loss) = loss {
+            ensure!(
+                loss.is_finite(),
+                "the held-out loss before the training is {loss}, which no learning rate can mend: the weights of the model are too large"
+            );
             say!("held-out loss {loss:.4} before");
             saved.loss_before = Some(loss);
         }

@@ -71,8 +71,15 @@ fn weight_map(folder: &Path) -> Result<BTreeMap<String, String>> {
 pub fn check(folder: &Path, config: &DecoderConfig) -> Result<BTreeMap<String, Entry>> {
     let mut tensors: BTreeMap<String, Entry> = BTreeMap::new();
     for file in files(folder)? {
+        std::fs::File::open(&file).with_context(|| format!("{} can't be read", file.display()))?;
         let entries = header::read(&file).with_context(|| unreadable(&file))?;
         for (name, entry) in entries {
+            let dtype = &entry.dtype;
+            ensure!(
+                !dtype.starts_with('F') || entry.float_type().is_some(),
+                "`{name}` in {} has the type {dtype}, which Burn can't read: convert the model to bf16",
+                file.display()
+            );
             let is_finite = entry.is_finite().with_context(|| unreadable(&file))?;
             ensure!(
                 is_finite,

@@ -270,6 +270,34 @@ fn base_with_number_that_is_not_finite_is_refused() {
 }
 
 #[test]
+fn base_in_type_that_burn_lacks_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = copy("llama", folder.path());
+    let header =
+        r#"{"model.norm.weight":{"dtype":"F8_E4M3","shape":[1],"data_offsets":[0,1]}}"#.to_string();
+    let length = (header.len() as u64).to_le_bytes();
+    let file = [&length[..], header.as_bytes(), &[0]].concat();
+    fs::write(model.join("model.safetensors"), file).unwrap();
+    let error = refused(&model, "");
+    assert!(error.contains("has the type F8_E4M3"), "{error}");
+}
+
+#[test]
+fn base_whose_loss_is_not_finite_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = copy("llama", folder.path());
+    let file = model.join("model.safetensors");
+    let mut bytes = fs::read(&file).unwrap();
+    let weights = bytes.len() / 2 / 4 * 4;
+    for number in bytes[weights..].chunks_exact_mut(4) {
+        number.copy_from_slice(&3e38_f32.to_le_bytes());
+    }
+    fs::write(&file, bytes).unwrap();
+    let error = refused(&model, "--length 8");
+    assert!(error.contains("which no learning rate can mend"), "{error}");
+}
+
+#[test]
 fn tied_model_with_another_head_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     // This model has a head of its own.
