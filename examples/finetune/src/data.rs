@@ -92,9 +92,9 @@ impl Documents {
     fn warn(&self) {
         if self.without_end > 0 {
             say!(
-                "warning: in {} no token that ends a text counts, so the model does not learn where an answer ends: set `eos_token` in \
-                 tokenizer_config.json, and `eos_token_id` in config.json and generation_config.json, to the token at the end of answers",
-                print::count(self.without_end, "chat")
+                "warning: in {} no token that ends a text counts, so the model does not learn where a text ends: set `eos_token` in \
+                 tokenizer_config.json, and `eos_token_id` in config.json and generation_config.json, to the token at the end of texts",
+                print::count(self.without_end, "document")
             );
         }
         if self.crossing > 0 {

@@ -22,7 +22,7 @@ pub struct Documents {
     pub texts: Vec<Encoded>,
     /// The number of chats in `entries`.
     pub chats: usize,
-    /// The number of chats in which no token that ends a text counts.
+    /// The number of documents in which no token that ends a text counts.
     pub without_end: usize,
     /// The number of documents with a token that begins in the prompt and ends in the answer.
     pub crossing: usize,
@@ -73,6 +73,7 @@ impl Documents {
         }
         if !begin.is_empty() {
             let document = tokens.text(&text).with_context(|| name.to_string())?;
+            self.without_end += usize::from(!tokens.has_end(&document));
             self.texts.push(document);
         }
         Ok(())
@@ -89,7 +90,7 @@ impl Documents {
             };
             if !line.trim().is_empty() {
                 let value = serde_json::from_str(line);
-                let value = value.context("the line is not JSON: write one object in each line");
+                let value = value.context("the line is not JSON: write one object in each line, or in `.json` a list of objects");
                 let added = value.and_then(|value| self.add(value, line, tokens));
                 added.with_context(place)?;
             }
@@ -126,8 +127,8 @@ impl Documents {
         let encoded = tokens.document(&document)?;
         if is_chat {
             self.chats += 1;
-            self.without_end += usize::from(!tokens.has_end(&encoded));
         }
+        self.without_end += usize::from(!tokens.has_end(&encoded));
         self.crossing += usize::from(encoded.crosses);
         self.entries.push(encoded);
         Ok(())

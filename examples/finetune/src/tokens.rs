@@ -1,6 +1,7 @@
 //! The tokenizer of a model.
 
 use std::collections::BTreeMap;
+use std::io::ErrorKind;
 use std::ops::Range;
 use std::path::Path;
 use std::slice;
@@ -227,7 +228,7 @@ impl Tokens {
         })
     }
 
-    /// Returns `true` if a token that ends a text counts, so that the model learns where an answer ends.
+    /// Returns `true` if a token that ends a text counts, so that the model learns where a text ends.
     pub fn has_end(&self, document: &Encoded) -> bool {
         let mut tokens = document.tokens.iter().zip(&document.counted);
         tokens.any(|(token, counted)| *counted && self.is_end(*token))
@@ -271,7 +272,8 @@ fn around(processor: Option<&PostProcessorWrapper>) -> tokenizers::Result<[Vec<u
 fn read_json(file: &Path) -> Result<Json> {
     match std::fs::read(file) {
         Ok(bytes) => serde_json::from_slice(&bytes).with_context(|| file.display().to_string()),
-        Err(_) => Ok(Json::Null),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(Json::Null),
+        Err(error) => Err(error).with_context(|| format!("{} can't be read", file.display())),
     }
 }
 
