@@ -103,7 +103,10 @@ struct Written {
 }
 
 #[derive(Deserialize)]
-#[serde(untagged)]
+#[serde(
+    untagged,
+    expecting = "expected the number of a token, or a list of them"
+)]
 enum EndOfText {
     One(u32),
     Several(Vec<u32>),
@@ -215,7 +218,7 @@ impl Written {
     fn check(&self) -> Result<()> {
         let activation = self.hidden_act.as_deref().unwrap_or("silu");
         ensure!(
-            activation == "silu",
+            ["silu", "swish"].contains(&activation),
             "`hidden_act` is {activation}: this program computes silu"
         );
         let dropout = self.attention_dropout.unwrap_or(0.0);

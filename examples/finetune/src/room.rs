@@ -29,10 +29,10 @@ pub fn check(
     let needed = needed.saturating_sub(size(&folder.join("checkpoints")));
     ensure!(
         needed <= free,
-        "{} has {:.2} GB free, and the result and the checkpoints take up to {:.2} GB: free space{}",
+        "{} has {:.1} MB free, and the result and the checkpoints take up to {:.1} MB: free space{}",
         folder.display(),
-        free as f64 / 1e9,
-        needed as f64 / 1e9,
+        free as f64 / 1e6,
+        needed as f64 / 1e6,
         match options.keep_last {
             1 => String::new(),
             count => format!(", or lower `--keep-last`, which is {count}"),
