@@ -57,7 +57,10 @@ impl Text {
     ///
     /// If it is too short: both parts must have such a piece.
     pub fn new(text: &str, vocabulary: Vocabulary, context: usize, seed: u64) -> Result<Self> {
-        ensure!(!text.trim().is_empty(), "the text is empty");
+        ensure!(
+            !text.trim().is_empty(),
+            "the text is empty: name another file with `--text`"
+        );
         let tokens = vocabulary.encode(text);
         let held_out = tokens.len() - tokens.len() / 10;
         let shorter = held_out.min(tokens.len() - held_out);
