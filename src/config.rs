@@ -60,7 +60,7 @@ config_struct! {
         /// pass, and sums over devices and micro-batches in the type of the parameter. Without `compute_dtype` that is the type of the
         /// gradients, as in Burn's [`GradientsAccumulator`](burn::optim::GradientsAccumulator).
         pub full_precision_accumulation (with_full_precision_accumulation): bool = false,
-        /// An average of the weights in f32 (in f64 of those in f64), exponential (EMA) or uniform (SWA). It is stored at the location
+        /// An average of the weights, exponential (EMA) or uniform (SWA): in f64 for weights in f64, otherwise in f32. It is stored at the location
         /// of the weight (on the host, or on the device of its owner), updated after steps of the parameter, and saved in the
         /// optimizer's record.
         pub averaging (with_averaging): Option<WeightAveragingConfig> = None,
@@ -85,8 +85,8 @@ config_struct! {
         ///   read parameters in the same order, an owner buffers at most (N - 1) times this number of bytes and one gradient. If devices
         ///   compute gradients in another order, or have none for many parameters, the owner buffers more.
         ///
-        /// The default is 1.25 times the largest parameter, and the weights of one block, so that one gradient is applied
-        /// while the next is computed.
+        /// The default is 1.25 times the largest parameter for gradients, so that one is applied while the next is computed, 1.25
+        /// times the inputs of a block for inputs, and the weights of the next block for weights.
         pub max_bytes_in_flight (with_max_bytes_in_flight): Option<usize> = None,
     }
 }

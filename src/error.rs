@@ -1,7 +1,7 @@
 use backburn_optim::OptimError;
 use burn::module::ParamId;
 
-/// An error in the construction of a training or in a step. The message names the parameter or option and says what to do.
+/// An error of a training: in its construction, its config, a step, a record or the check of a device. The message names the parameter or option and says what to do.
 ///
 /// `Debug` prints the name of the variant and the message, so that `unwrap` and a `main` that returns the error show both.
 #[derive(Clone, PartialEq, thiserror::Error)]
@@ -327,7 +327,8 @@ pub enum FusedError {
         path: String,
     },
 
-    /// A hook or lagged clipping stopped the step at a gradient with an element that is infinite or NaN.
+    /// A gradient with an element that is infinite or NaN ended the step: with lagged clipping, or in f16 when it was divided by a
+    /// loss scale below 1.
     #[error(
         "the gradient of parameter `{path}` is not finite: it and every parameter whose gradient had not \
          arrived were not updated. Look for the first loss that is not finite, or lower the \

@@ -96,7 +96,8 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Returns the checkpoint in `folder`, which need not exist yet. A relative path is made absolute at once.
+    /// Returns a handle to the checkpoints in `folder`, which need not exist yet. A relative path becomes absolute now, so later
+    /// changes of the working directory have no effect.
     pub fn at(folder: impl Into<PathBuf>) -> Self {
         let folder = folder.into();
         Self {
@@ -151,11 +152,12 @@ impl Checkpoint {
     }
 
     /// Creates the folder if needed, and returns an error if files can't be written to it. Call this before a long training.
+    /// Also completes or removes saves that were interrupted.
     ///
     /// # Errors
     ///
-    /// [`CheckpointError::Write`] if the folder can't be created or written to, and [`CheckpointError::Invalid`] for an empty path
-    /// and for `keep_last(0)`.
+    /// [`CheckpointError::Write`] if the folder can't be created or written to, [`CheckpointError::Unreadable`] if it can't be read, and
+    /// [`CheckpointError::Invalid`] for an empty path and for `keep_last(0)`.
     pub fn check(&self) -> Result<(), CheckpointError> {
         self.validate()?;
         folder::create(&self.folder)?;
@@ -279,7 +281,8 @@ impl Checkpoint {
     /// # Errors
     ///
     /// If there is no checkpoint, or the newest one is damaged, of a later version, or of another model, optimizer or type of user data.
-    /// [`FusedError::Config`] if a group of the optimizer or of a hook has ids of the model before the load.
+    /// [`CheckpointError::Fused`] with [`FusedError::Config`] if a group of the optimizer or of a hook has ids of the model before the
+    /// load. [`CheckpointError::Invalid`] for an empty path.
     /// The training is unchanged on an error. [`at_step`](Self::at_step) loads an earlier one.
     pub fn load<P>(&self, training: &mut impl Resumable) -> Result<Progress<P>, CheckpointError>
     where

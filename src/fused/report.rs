@@ -23,9 +23,10 @@ pub struct StepReport {
     /// The global norm of the gradients before clipping, without the loss scale, if it was measured; of the last micro-batch alone
     /// if gradients are accumulated in the optimizer state.
     pub gradient_norm: Option<f64>,
-    /// The coefficient by which the gradients were [clipped](crate::FusedConfig::clipping); `None` in a step that was skipped.
+    /// The coefficient by which the gradients were [clipped](crate::FusedConfig::clipping), 1 if the norm was at most the maximum;
+    /// `None` without clipping, and in a step that was skipped.
     pub clipping: Option<f64>,
-    /// The [scale of the loss](crate::FusedConfig::loss_scaling).
+    /// The [scale of the loss](crate::FusedConfig::loss_scaling); `None` without scaling.
     pub loss_scale: Option<f64>,
     /// `true` if the scaled gradients overflowed. With
     /// [`Overflow::SkipStep`](crate::Overflow::SkipStep), no parameter was updated.

@@ -18,7 +18,8 @@ macro_rules! trainer {
             /// - An option of several devices is set on `FusedOptimizer`.
             /// - With offload: the compute device is the host itself or does not exist; this build has no backend for one
             ///   of them; or the device can't compute in a float type that the model needs.
-            /// - The worker threads of offload can't be started.
+            /// - With a compute type: a frozen parameter, a running statistic or a trained LoRA base has another type.
+            /// - With offload: the host has too little free memory, or the worker threads can't be started.
             pub fn with_config(
                 mut self,
                 config: crate::FusedConfig,
@@ -87,7 +88,8 @@ macro_rules! trainer {
             ///
             /// Returns the errors of [`new`](Self::new) on the model that `change` returns, and
             /// [`FusedError::Config`](crate::FusedError::Config) if it moves a parameter with an offloaded state into another parameter
-            /// group. In this case nothing has changed.
+            /// group. [`FusedError::UnsupportedParameter`](crate::FusedError::UnsupportedParameter) if a removed parameter returns, or changes
+            /// its shape, and the other states don't survive a record. On an error nothing has changed.
             pub fn change_model(
                 &mut self,
                 change: impl FnOnce(M) -> M,
@@ -100,7 +102,9 @@ macro_rules! trainer {
             ///
             /// # Errors
             ///
-            /// If no gradients were accumulated since the last step, the norm is not finite, or a hook stops the step.
+            /// If no gradients were accumulated since the last step, a gradient or the norm is not finite, or a hook stops the step. With
+            /// [`ExactInBuffer`](crate::GlobalNormClippingConfig::ExactInBuffer) an error drops the accumulated gradients; otherwise it
+            /// drops them if they are not finite and no loss scale can be the cause.
             pub fn step_accumulated(
                 &mut self,
                 learning_rate: impl Into<burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate>,
@@ -122,6 +126,10 @@ macro_rules! trainer {
             /// The tensors are shared, not copied. If the model is kept across steps, the next update copies each
             /// parameter once, and the model keeps the old values. It also keeps its running statistics, which include
             /// the last update of every thread.
+            ///
+            /// # Panics
+            ///
+            /// Panics if a device that holds a part of the model is lost.
             pub fn model(&self) -> M {
                 self.core.model()
             }
@@ -132,6 +140,10 @@ macro_rules! trainer {
             /// It computes as the training does: on its device, and in [`compute_dtype`](crate::FusedConfig::compute_dtype). Its record holds the
             /// weights as they are stored, in full precision. Adapters on offloaded weights are an exception: they are merged into a copy of the
             /// weights on the host, and the trained weights are in `compute_dtype`. Save [`model`](Self::model) instead.
+            ///
+            /// # Panics
+            ///
+            /// Panics if a device that holds a part of the model is lost.
             pub fn valid(&self) -> M {
                 self.core.valid()
             }
@@ -171,8 +183,8 @@ macro_rules! trainer {
             /// # Errors
             ///
             /// If the record was saved with another model: it contains a state for a parameter that the model does not
-            /// have, or of another shape. Also if it was saved by another optimizer whose state this one can't load. On
-            /// an error the state is unchanged. (`Adam` and `AdamW` have the same state, and so have
+            /// have, or of another shape. Also if it was saved by another optimizer whose state this one can't load, or is
+            /// damaged. On an error the state is unchanged. (`Adam` and `AdamW` have the same state, and so have
             /// `Muon` and `Sgd` with momentum: their records can't be distinguished. A
             /// [`Checkpoint`](crate::Checkpoint) distinguishes the latter.)
             ///
@@ -186,7 +198,8 @@ macro_rules! trainer {
                 self.core.load_record(record)
             }
 
-            /// Returns the report of the last pass, on all devices together.
+            /// Returns the report of the last pass on all devices together; of a step of several passes, of the last one. It is
+            /// empty (zeros and `None`) if that pass failed or the step was refused.
             pub fn last_step(&self) -> &crate::StepReport {
                 self.core.last_step()
             }

@@ -128,7 +128,7 @@ use crate::weights::{is_for_inference, is_in_stock_training, is_in_training, wit
 /// and can't have the lock ends its step with [`FusedError::RandomNumbersLocked`](crate::FusedError::RandomNumbersLocked) before it
 /// runs. If a thread outside of the training draws during a run (a
 /// worker of a data loader, for example), or the recomputation computes another result, the step ends with
-/// [`FusedError::RandomNumbers`](crate::FusedError::RandomNumbers). Of a block that uses no generator of Burn, up to 1,024 elements of
+/// [`FusedError::RandomNumbers`](crate::FusedError::RandomNumbers). If a block uses no generator of Burn, up to 1,024 elements of
 /// each output are compared, up to rounding, and none on a remote device. CubeCL devices are not checked, because that would wait for the
 /// device. They also draw one seed for all steps, so seeding the device later affects only numbers that are drawn outside of blocks.
 /// On CubeCL a block that begins to draw in a later step repeats its numbers on one device, but not on several, nor while another

@@ -36,7 +36,7 @@ use super::{Sequence, gradient_checkpointing};
 ///
 /// # Panics
 ///
-/// If `tile_size` is zero; if a tensor has no dimension `dim`, or another number of tokens than the others; if `forward` returns another
+/// If `tile_size` is zero; if no input has tokens (all are [`Whole`](crate::Whole) or [`Constant`](crate::Constant)); if a tensor has no dimension `dim`, or another number of tokens than the others; if `forward` returns another
 /// number of tokens than it received, or a [`Whole`](crate::Whole) for one of several tiles. (A function that mixes tokens and keeps their number is not
 /// detected.) Also where [`gradient_checkpointing`] panics.
 pub fn gradient_checkpointing_tiled<B, X, Y>(
@@ -56,7 +56,7 @@ where
         "`tile_size` is 0: there must be at least one token in a tile"
     );
     let tokens = input.tokens(dim).unwrap_or_else(|| {
-        panic!("no input can be split into tiles, because all inputs are `Whole`: pass the sequence without `Whole`")
+        panic!("no input can be split into tiles, because all inputs are `Whole` or `Constant`: pass the sequence without `Whole`")
     });
     let tiles = (0..tokens.max(1)).step_by(tile_size).map(|start| {
         let range = start..tokens.min(start + tile_size);

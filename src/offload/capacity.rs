@@ -18,7 +18,7 @@ pub(super) fn check_host_memory(bytes: usize, option: &str) -> Result<(), String
 fn check(bytes: usize, option: &str, memory: Option<&HostMemory>) -> Result<(), String> {
     match memory.and_then(available) {
         Some(available) if bytes as u64 > available => Err(format!(
-            "`{option}` needs {bytes} bytes of host memory, and {available} are available: increase the memory of the process, or offload less"
+            "`{option}` needs {bytes} bytes of host memory, and {available} are available: free memory on the machine, raise the memory limit of the process, or offload less"
         )),
         _ => Ok(()),
     }

@@ -9,7 +9,7 @@ use crate::error::FusedError;
 /// The parts of a training that are stored in host memory; see
 /// [`FusedOptimizer::with_config_on`](crate::FusedOptimizer::with_config_on).
 ///
-/// Each variant offloads all that the variants before it offload.
+/// Each variant also offloads the parts of the variants before it.
 #[derive(Config, Copy, Debug, PartialEq)]
 pub enum Offload {
     /// The optimizer states. A state is fetched for the update of its parameter and then offloaded again, while the
@@ -19,9 +19,11 @@ pub enum Offload {
     /// parameters, and the new weights are transferred to the device, which has a copy to compute with.
     Updates,
     /// Also the weights of blocks: they are fetched when their [block](crate::gradient_checkpointing()) runs and when it is
-    /// recomputed, and dropped afterwards. A weight that is read outside of a recomputed block stays on the device, as with
-    /// `Updates`.
-    /// Frozen weights are offloaded in all blocks; one with an adapter must be read in a block.
+    /// recomputed, and dropped afterwards. A trained weight that is read outside of a recomputed block stays on the device, as
+    /// with `Updates`.
+    ///
+    /// All frozen weights are offloaded, whatever the selection of blocks. Outside of a block they are fetched for each read; one
+    /// with an adapter must be read in a block.
     Weights(OffloadedBlocks),
 }
 
@@ -59,10 +61,10 @@ pub enum OffloadHost {
 pub struct OffloadConfig {
     /// The offloaded parts of the training.
     pub offload: Offload,
-    /// The backend on the host.
+    /// The backend on the host. The default is [`Flex`](OffloadHost::Flex).
     #[serde(default = "default_host")]
     pub host: OffloadHost,
-    /// Minimum number of elements of an offloaded parameter. Smaller parameters and their states stay on the device, where a
+    /// Minimum number of elements of an offloaded parameter, by default 4096. Smaller parameters and their states stay on the device, where a
     /// transfer would cost more than it saves. With [`Offload::Updates`] and [`Offload::Weights`] they are offloaded, too, if the
     /// device computes in another [float type](crate::FusedConfig::compute_dtype).
     #[serde(default = "default_min_elements")]

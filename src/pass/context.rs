@@ -61,7 +61,7 @@ impl StepContext {
 /// TrainOutput::new(self, scale_loss(output.loss.clone()).backward(), output)
 /// ```
 pub fn scale_loss<const D: usize>(loss: Tensor<D>) -> Tensor<D> {
-    match Scope::current().and_then(|scope| scope.pass.take_scale()) {
+    match Scope::current().and_then(|scope| scope.pass.scale_of_loss()) {
         Some(scale) => loss.mul_scalar(scale),
         None => loss,
     }

@@ -92,7 +92,8 @@ impl Pass {
     }
 
     /// Runs `work` in this part of the pass; a panic fails the pass. In Burn's backward pass the panic is stored until the end, so that
-    /// Burn drops the graph. It resumes immediately if the closure runs the backward pass itself, or the pass is over.
+    /// Burn drops the graph. A panic of the closure resumes immediately if the closure runs the backward pass itself, or the pass is over
+    /// or deadlocked.
     pub(crate) fn guarded<R: Default>(&self, part: FailedIn, work: impl FnOnce() -> R) -> R {
         catch(work).unwrap_or_else(|panic| {
             let is_over = match &*self.stage.lock() {
@@ -156,8 +157,8 @@ impl Pass {
         Arc::strong_count(&self.running_hooks) > 1
     }
 
-    /// Takes the loss scale, and marks the loss as scaled.
-    pub(crate) fn take_scale(&self) -> Option<f64> {
+    /// Marks the loss as scaled, and returns the scale by which the closure must multiply it.
+    pub(crate) fn scale_of_loss(&self) -> Option<f64> {
         self.scaled.store(true, Ordering::Relaxed);
         let scale = self.pipeline.scale;
         scale.filter(|_| self.closure_kind == ClosureKind::Backward)

@@ -18,7 +18,7 @@ pub enum StepEvent<'a> {
     /// A pass begins, also one without a forward pass, which applies accumulated gradients. A step has one pass, two
     /// with exact clipping or `SkipStep`, three with `ExactInBuffer`.
     Forward,
-    /// A parameter is read.
+    /// A parameter is read that is updated during the backward pass. Reads of all others emit no event.
     Read {
         /// Path in the module, its names joined by dots.
         path: &'a str,

@@ -2,7 +2,7 @@
 //!
 //! - *Input*: a [`budget`], and an ordered list of allowed [`technique`]s.
 //! - *Measurement*: the [`planner`] creates the model and a [`probe`] runs dry runs of it, over one item, two, and more
-//!   up to the batch, with all blocks recomputed ([`pass_profile`]). The [`curve`] of a recording gives the bytes of a
+//!   up to the batch, with all blocks recomputed ([`pass_profile`]). The [`curve`] of a recording computes the bytes of a
 //!   pass whose blocks keep their activations. A [`forecast`] gives the bytes of a pass over more items.
 //! - *Computation*: a [`profile`] holds the measurements of the model for one [`storage`] of its weights. The [`search`] selects the first
 //!   [`set`] of techniques that fits, with the largest part of the batch and the fewest recomputed blocks ([`set_profile`]).

@@ -152,6 +152,7 @@ where
     /// - If nothing fits: the error contains the missing bytes and options that would help.
     /// - If the budget or the batch is zero, or the budget is unknown.
     /// - If the model can't be fused, its device does not exist, or the loss does not depend on it.
+    /// - If the model is on several devices and [`with_device`](Self::with_device) is not set, or the device is remote.
     /// - If the program does not run on the [`RecordingAllocator`](crate::memory::RecordingAllocator) and the device does not report the usage
     ///   of its pools.
     /// - If another recording or planner is active.

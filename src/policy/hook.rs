@@ -76,9 +76,11 @@ pub struct HookedParameter<'a, const D: usize> {
 pub enum GradientFlow<const D: usize> {
     /// The update uses this gradient, of the same shape, dtype and device.
     Continue(Tensor<D>),
-    /// The parameter and its optimizer state are unchanged in this step.
+    /// The parameter and its optimizer state are unchanged in this step. Gradients that were accumulated for it in the buffer are
+    /// dropped.
     Veto,
-    /// The step fails with [`FusedError::StoppedByHook`], which names the parameter and this reason:
+    /// The step fails with [`FusedError::StoppedByHook`], which names the parameter and this reason, or with the reason itself if
+    /// it is a [`FusedError`]:
     /// `GradientFlow::Stop("the gradient is too large".into())`. The parameter is unchanged, and so are those whose
     /// gradient has not arrived; the others have been updated.
     Stop(Box<dyn Error + Send + Sync>),

@@ -19,7 +19,8 @@ config_struct! {
     ///
     /// The loss is multiplied by the scale before the backward pass, and every gradient is divided by it
     /// before clipping, hooks and the update. A *dynamic* scale doubles after `growth_interval` successive
-    /// steps without an overflow, and halves after a step with one, down to 2^-16. Without an interval the scale is *static*:
+    /// steps without an overflow, up to 2^126, and halves after a step with one, down to 2^-16. An overflow at that scale has
+    /// another cause: with `SkipStep` the step fails with [`NormNotFinite`](crate::FusedError::NormNotFinite). Without an interval the scale is *static*:
     ///
     /// ```
     /// use backburn::LossScalingConfig;
@@ -28,8 +29,8 @@ config_struct! {
     /// let fixed = LossScalingConfig::new().with_initial_scale(1024.0).with_growth_interval(None);
     /// ```
     ///
-    /// Powers of two cost no precision. A gradient is divided in its own dtype: with f32 parameters that the model casts
-    /// to f16, it is an f32. If the parameters themselves are f16, a value that is too small for f16 without the scale is
+    /// Powers of two cost no precision. The divided gradient has its own type: with f32 parameters that the model casts
+    /// to f16, f32. If the parameters themselves are f16, a value that is too small for f16 without the scale is
     /// too small again after the division.
     #[derive(Copy, Debug, PartialEq)]
     pub struct LossScalingConfig {

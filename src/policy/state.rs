@@ -12,7 +12,7 @@ pub(crate) struct PolicyState(Arc<Mutex<AdaptiveState>>);
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct AdaptiveState {
     pub(crate) loss_scale: Option<LossScale>,
-    /// The global norm of the gradients of the last update.
+    /// The last finite global norm of the gradients.
     pub(crate) gradient_norm: Option<f64>,
 }
 

@@ -9,8 +9,8 @@ use super::squares::{Squares, sums, widened};
 
 /// A hook that keeps statistics of the last gradient of every parameter.
 ///
-/// Clones share their statistics: pass one clone to `with_hook` and read from the other. The numbers stay on the device
-/// until they are read.
+/// Clones share their statistics: pass one clone to `with_hook` and read from the other. On CubeCL devices the
+/// numbers stay on the device until they are read; on others each call of the hook waits for the norm.
 ///
 /// ```
 /// use backburn::{FusedOptimizer, GradientStatistics};
@@ -63,7 +63,11 @@ impl GradientStatistics {
         Self::default()
     }
 
-    /// Takes the statistics by path since the last call. Waits for the device.
+    /// Returns the statistics since the last call, by path, and drops them. Waits for the device.
+    ///
+    /// # Panics
+    ///
+    /// Panics if a device can't be read.
     pub fn take(&self) -> BTreeMap<String, GradientStatistic> {
         let found = std::mem::take(&mut *self.found.lock());
         let read = |found: Found| {

@@ -6,7 +6,7 @@ pub enum BaseFormat {
     /// Even levels from -127 to 127: 1.0625 bytes per weight.
     Bits8,
     /// For each group 16 even levels or the levels of NF4, which are close together around zero (Dettmers et al. 2023,
-    /// QLoRA, appendix E), with the scale of smallest error: 0.5625 bytes per weight.
+    /// QLoRA, appendix E), with the one of eight scales that has the smallest error: 0.5625 bytes per weight.
     Bits4,
 }
 

@@ -78,7 +78,7 @@ impl Module for QuantizedValues {
         Self(self.0.map(|rows| with_inner(rows, copied)))
     }
 
-    /// Burn's own `fork` dequantizes quantized values.
+    /// Moves to `device` like `to_device`: Burn's own `fork` would dequantize.
     fn fork(self, device: &Device) -> Self {
         self.to_device(device)
     }

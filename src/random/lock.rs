@@ -99,7 +99,7 @@ impl Drop for RngLock {
             log::debug!("a device could not draw its numbers");
         }
         PROGRESS.fetch_add(1, Ordering::Relaxed);
-        // The next thread takes its turn even if this one asks again at once.
+        // The next thread takes its turn even if this one locks again immediately.
         if let Some(guard) = self.guard.take() {
             ArcMutexGuard::unlock_fair(guard);
         }

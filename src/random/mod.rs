@@ -1,4 +1,5 @@
-//! Repeatable random numbers, for the two passes of a step and for the recomputation of a block.
+//! Repeatable random numbers, for the two passes of a step and for the recomputation of a block. `pass::numbers` decides when a
+//! step or a block seeds the generators, and holds the lock.
 //!
 //! # Invariants
 //!

@@ -243,7 +243,7 @@ impl SharedOptimizer {
     }
 
     /// Steps `value` with `gradient`, both without autodiff, in place if nothing else holds `value`. Before the last micro-batch it adds
-    /// the gradient to the optimizer state, if supported. An optimizer that panics loses the state.
+    /// the gradient to the optimizer state, if supported. An optimizer that panics loses the state, unless it is offloaded.
     pub(crate) fn step(
         &mut self,
         path: &str,

@@ -40,6 +40,7 @@ impl RemovedParameters {
 pub(super) struct RemovedOptimizer;
 
 impl Optimizer for RemovedOptimizer {
+    // Any state that Burn can record: there never is one.
     type State<const D: usize> = PolicyState;
 
     fn step<const D: usize>(

@@ -41,7 +41,7 @@ pub(crate) struct Clock {
     device: Device,
     strategy: GradientCheckpointingStrategy,
     ticks: Vec<DispatchTensor>,
-    /// A tracked tensor, with the number of reads whose ticks it is deeper than.
+    /// A tracked tensor that is deeper in the graph than the ticks of this number of reads.
     bottom: Option<(usize, DispatchTensor)>,
 }
 

@@ -11,7 +11,7 @@ const FEW: u64 = 256;
 /// it runs after a sixteenth of the operations of the pass: the total time is linear.
 #[derive(Debug)]
 pub(crate) struct GraphGc {
-    /// Number of operations in the process when the pass began.
+    /// Number of operations in the process at the first block of the pass.
     begun: u64,
     /// Number of operations at the last collection.
     collected: AtomicU64,

@@ -176,7 +176,7 @@ impl LocalParams {
         added.map(|(.., path)| &**path)
     }
 
-    /// Commits the pass or rolls it back, in every master, and drops the autodiff graph. Returns a report per
+    /// Ends the pass in every master, drops taps and fetched copies, and refreshes cached ones. Returns a report per
     /// parameter, in module order.
     pub(crate) fn end(&self, commits: bool) -> Vec<(ParamId, ParameterReport)> {
         let end = |local_param: &Arc<LocalParam>| {

@@ -157,9 +157,10 @@ impl MasterParam {
         self.version.load(Ordering::Acquire)
     }
 
-    /// Commits the pass or rolls it back, on all ranks. Only the first call returns a report.
+    /// Ends the pass, on all ranks: commits or rolls back the accumulated gradients. An updated value and its optimizer state
+    /// stay. Only the first call returns a report.
     ///
-    /// | outcome of the pass | left after a commit | left after a rollback |
+    /// | outcome of the pass | accumulated after a commit | accumulated after a rollback |
     /// |---|---|---|
     /// | added | the sum | as before the pass, or an overwritten sum |
     /// | added to the state | in the optimizer state | in the optimizer state |

@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize};
 
 use super::list::list;
 
-/// Identity of a model: paths and shapes of its float parameters, in its order. Values, float types and frozen parameters do
-/// not count.
+/// Identity of a model: paths and shapes of all its float parameters, frozen ones and running statistics included, in its order.
+/// Values, float types, and whether a parameter is frozen, do not count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModelKey {
     /// Number of float parameters.

@@ -33,7 +33,7 @@ fn implementation(mut item: DeriveInput) -> Result<TokenStream, Error> {
     let generic = generic_types(&item);
     if !generic.is_empty() {
         let conditions = item.generics.make_where_clause();
-        // Of the fields, not of the parameters: that of a `Constant` need not be a tensor.
+        // The bounds are on the types of the fields: the parameter of a `Constant` need not be a tensor.
         for field in generic {
             let bound = parse_quote!(#field: ::backburn::Activations);
             conditions.predicates.push(bound);

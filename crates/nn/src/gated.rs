@@ -17,6 +17,10 @@ use crate::simd::{sigmoid, vectorized};
 ///
 /// For the backward pass it keeps `gate` and `up`. With `s = sigmoid(gate)` and `dy` for the gradient of the output, the gradient of
 /// `gate` is `dy * up * s * (1 + gate * (1 - s))`, that of `up` is `dy * gate * s`.
+///
+/// # Panics
+///
+/// If the shapes of the layers and `x` don't fit, as in [`linear`], or those of both layers differ.
 pub fn swiglu<const D: usize>(layers: &SwiGlu, x: Tensor<D>) -> Tensor<D> {
     let gate = linear(&layers.linear_inner, x.clone());
     gated(Activation::Silu, gate, linear(&layers.linear_outer, x))

@@ -18,13 +18,18 @@ use crate::product::{Effect::Add, ON_POOL, multiply, product};
 /// Computes `y = x * weight + bias`, as [`Linear::forward`] does.
 ///
 /// For the backward pass the tape keeps `x` and the weight, as with Burn. With `dy` for the gradient of `y`, the gradient of `x` is
-/// `dy * weight^T`, that of the weight is `x^T * dy`, and that of the bias is `dy` summed over the rows. On `flex` a product goes
-/// into one buffer. Burn 0.22 has two for it: it fills one with zeros, and copies that into the other, before it multiplies. f64,
+/// `dy * weight^T`, that of the weight is `x^T * dy`, and that of the bias is `dy` summed over the rows. On `flex` a product takes
+/// one buffer. Burn 0.22 takes two: it fills one with zeros, and copies it into the other before it multiplies. f64,
 /// inputs of several types and other backends have Burn's operation.
 ///
 /// In f32 on `flex`, a weight with Burn's [`LoraAdapter`] is not composed: the result is `x * weight + scale * (x * a) * b + bias`
 /// ([Hu et al., 2021](https://arxiv.org/abs/2106.09685)), and the tape keeps `x`, `x * a` and the parameters. A frozen weight then has
 /// no dense gradient, which takes about half of the time of the backward pass. If `x * a` is infinite, the result is NaN where `b` is 0.
+///
+/// # Shapes
+///
+/// - x: `[.., d_input]`
+/// - output: `[.., d_output]`
 ///
 /// # Panics
 ///

@@ -114,8 +114,8 @@ impl ElementState {
         }
     }
 
-    /// Returns the value before the first step. It is negative zero, because a sum with negative zero keeps every bit
-    /// and the sign of zeros.
+    /// Returns the value before the first step: negative infinity for a maximum, otherwise negative zero, with which a sum
+    /// keeps every bit and the sign of zeros.
     pub(super) fn blank(self) -> f32 {
         match self.root {
             Some(_) => -0.0,

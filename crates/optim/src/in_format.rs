@@ -22,7 +22,7 @@ use super::rule::{Number, Rule, UpdateRule};
 /// let optimizer = ModuleOptimizer::from(optimizer); // for a model in bf16
 /// ```
 ///
-/// # Errors
+/// # Parameters
 ///
 /// `backburn` refuses a parameter that is not in bf16 before training starts (`FusedError::UnsupportedParameter`). In a stock
 /// loop its step panics. A parameter in f32 of fewer than 4096 elements is stepped without a format.

@@ -119,7 +119,7 @@ fn sum_in_order(matrix: Tensor<2>) -> Tensor<1> {
 /// weight are each updated in a single pass. Between the two, the step allocates two buffers of the size of the matrix
 /// and three of the square of its shorter side. With formats, and for weights in f16, the iteration runs in f32.
 ///
-/// # Errors
+/// # Parameters
 ///
 /// Muon updates only matrices, as Burn's Muon does. `backburn` refuses any other parameter by name before
 /// training starts (`FusedError::UnsupportedParameter`): vectors, convolutions, and stacks of experts in one tensor. In

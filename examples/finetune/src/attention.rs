@@ -84,7 +84,7 @@ impl Attention {
     }
 }
 
-/// `[batch, length, heads * head_dim]` as `[batch, heads, length, head_dim]`.
+/// Splits `[batch, length, heads * head_dim]` into `[batch, heads, length, head_dim]`.
 fn split(x: Tensor<3>, heads: usize) -> Tensor<4> {
     let [batch, length, dim] = x.dims();
     let x = x.reshape([batch, length, heads, dim / heads]);

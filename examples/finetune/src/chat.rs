@@ -110,7 +110,7 @@ impl Template {
             bail!("the chat template `{name}` can't be read: {reason}");
         }
         let template = self.environment.get_template(name).context(
-            "`chat_template` in tokenizer_config.json is a list without `default`: name one of its templates so",
+            "`chat_template` in tokenizer_config.json has no template with the name `default`: rename one of them",
         )?;
         let special = Value::from_serialize(&self.special);
         let messages: Vec<_> = messages.iter().map(python_value::value).collect();

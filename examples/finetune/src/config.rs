@@ -207,7 +207,7 @@ impl DecoderConfig {
         })
     }
 
-    /// The number of layers.
+    /// Returns the number of layers.
     pub fn layers(&self) -> usize {
         self.windows.len()
     }

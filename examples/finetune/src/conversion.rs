@@ -1,4 +1,4 @@
-//! The way from the weights of a training to those of the file.
+//! Conversion of the weights of a training to those of the file.
 
 use anyhow::{Result, ensure};
 use backburn::optim::AdamWConfig;

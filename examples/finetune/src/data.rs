@@ -63,7 +63,7 @@ impl Data {
         );
         ensure!(
             !rows.is_empty(),
-            "the data has no token that counts: it is too short"
+            "the data has no token that counts: it is too short. Add longer texts, or answers"
         );
         ensure!(
             options.validation.is_empty() || !held_out.is_empty(),

@@ -19,7 +19,7 @@ use crate::rope::Rope;
 /// A target that does not count.
 pub const IGNORED: i64 = -100;
 
-/// A target that does not count either: the next token of the row begins another document.
+/// A target that does not count, because the next token of the row begins another document.
 pub const LAST: i64 = -101;
 
 /// Tokens in a chunk of the loss. With fewer, the head is read, and its gradient added, more often; with more, the logits of a chunk

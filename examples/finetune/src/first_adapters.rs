@@ -57,7 +57,7 @@ pub fn check(folder: &Path, adapters: &Adapters, layers: usize) -> Result<()> {
             || WITHOUT_EFFECT.contains(&field.as_str());
         ensure!(
             is_neutral,
-            "`{field}` in {name} is {text}: this program has no such adapters"
+            "`{field}` in {name} is {text}: this program has no such adapters. Pass plain LoRA adapters, or omit `--adapters`"
         );
     }
     let written: Written = config_fields::read(value).with_context(|| name.to_string())?;

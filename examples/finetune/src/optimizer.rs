@@ -23,7 +23,7 @@ impl Options {
             })
     }
 
-    /// Gradient policies.
+    /// Returns the config of the fused training: its gradient policies.
     pub fn fused(&self) -> FusedConfig {
         // The gradients of adapters are small enough to wait for their norm.
         let clipping = match self.method {

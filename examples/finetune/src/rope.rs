@@ -138,7 +138,9 @@ pub fn rotate(heads: Tensor<4>, [cos, sin]: [Tensor<4>; 2]) -> Tensor<4> {
 
 impl WrittenRope {
     fn factor(&self) -> Result<f64> {
-        let factor = self.factor.context("the scaling of rope has no `factor`")?;
+        let factor = self
+            .factor
+            .context("the scaling of rope has no `factor`: add it to config.json")?;
         ensure!(
             factor >= 1.0,
             "`factor` of rope is {factor}: it must be 1 or more"

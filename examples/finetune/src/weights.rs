@@ -195,7 +195,12 @@ pub fn load(
             names::in_files(&format!("{unused:?}"))
         );
     }
-    let missing = missing.with_context(|| format!("{} has no weights", folder.display()))?;
+    let missing = missing.with_context(|| {
+        format!(
+            "{} has no weights: download the files `*.safetensors` of the model",
+            folder.display()
+        )
+    })?;
     // A later file leaves the adapters of an earlier one as they are.
     let missing: Vec<String> = missing
         .into_iter()
@@ -204,7 +209,7 @@ pub fn load(
         .collect();
     ensure!(
         missing.is_empty(),
-        "the files in {} lack {missing:?}",
+        "the files in {} lack {missing:?}: download all files of the model again",
         folder.display()
     );
     Ok(decoder)

@@ -62,7 +62,7 @@ impl<M: Module> Ranks<M> {
         Ok(Self::of(vec![attached], None))
     }
 
-    /// Creates replicas of `model` on `devices`, which share it as `config` says. The optimizer is that of `session`. `held`: host
+    /// Creates replicas of `model` on `devices`, which share it according to `config`. The optimizer is that of `session`. `held`: host
     /// bytes that the previous training has allocated for the same states; `None` skips the check of the host's memory.
     pub(in crate::fused) fn on_devices(
         model: M,

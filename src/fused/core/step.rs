@@ -61,7 +61,7 @@ impl<M: Module> Core<M> {
             self.drop_accumulated_if_not_finite();
         }
         if self.policies.schedule == StepSchedule::Buffered {
-            // Some gradients have been applied.
+            // Some gradients may have been applied.
             self.drop_accumulated();
         }
     }
@@ -104,7 +104,7 @@ impl<M: Module> Core<M> {
         }
     }
 
-    /// Returns `error` for a step that has not begun.
+    /// Returns `error` for a step that has not begun, and resets the report.
     pub(in crate::fused) fn refuse<R>(&mut self, error: FusedError) -> Result<R, FusedError> {
         self.reports.last = StepReport::default();
         Err(error)

@@ -28,7 +28,7 @@ impl<M: Module> Core<M> {
         let Some((norm, coefficient)) = self.norm_to_use(&pipeline)? else {
             return Ok(output);
         };
-        // It may hold as much as the logits.
+        // The output may hold the logits.
         drop(output);
         let measured = norm.measured();
         let mut pipeline = self.policies.pipeline(GradientUse::Update, coefficient);

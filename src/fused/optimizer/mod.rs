@@ -66,7 +66,8 @@ impl<M: Module> FusedOptimizer<M> {
     ///
     /// Returns an error if the model is not on an autodiff device, or its backend is not in this build; if a trainable
     /// parameter occurs twice, is quantized, is computed from other tracked tensors, or is unsupported by its
-    /// optimizer; or if the model was cloned inside of a fused step. Also if one of its devices is unavailable, or
+    /// optimizer; or if the model was cloned inside of a fused step, or returned by [`valid`](Self::valid) of a training
+    /// with offload or a compute type. Also if one of its devices is unavailable, or
     /// computes wrong results in the float type of a parameter ([`check_device`](crate::check_device)).
     pub fn new(model: M, optimizer: ModuleOptimizer) -> Result<Self, FusedError> {
         Self::with_policies(model, optimizer, Policies::default(), None)
@@ -122,7 +123,8 @@ impl<M: Module> FusedOptimizer<M> {
     ///
     /// With [offload](FusedConfig::offload) the model stays in host memory. Create and load a model that does not fit
     /// on the device in host memory, on `Device::flex().autodiff()`: at most one parameter at a time is transferred.
-    /// All of its frozen parameters, running statistics and constants are transferred.
+    /// Running statistics, constants and frozen parameters are transferred; with [`Offload::Weights`](crate::Offload::Weights), only
+    /// frozen parameters of fewer than [`min_elements`](crate::OffloadConfig::min_elements) elements.
     ///
     /// ```
     /// # #[cfg(feature = "ndarray")] {
@@ -191,7 +193,7 @@ impl<M: Module> FusedOptimizer<M> {
     }
 }
 
-/// Displays the number of trained parameters and their elements. With `{:#}` one line per parameter: its shape,
+/// Displays the number of parameters that are stepped in the backward pass and after it, and the elements of all of them. With `{:#}` one line per parameter: its shape,
 /// whether it is trained, and the tensors of its optimizer state.
 impl<M: Module> Display for FusedOptimizer<M> {
     fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {

@@ -21,14 +21,23 @@ impl<M: Module> FusedOptimizer<M> {
     ///
     /// # Errors
     ///
-    /// If the loss depends on no trainable parameter, or the policies need a closure that can [run
-    /// twice](Self::step_repeatable): nothing has changed. If a [hook](Self::with_hook) stops the step: its parameter
-    /// and those whose gradient had not arrived are unchanged.
+    /// - The loss depends on no trainable parameter, or the policies need a closure that can [run
+    ///   twice](Self::step_repeatable): nothing has changed.
+    /// - A [hook](Self::with_hook) stops the step, or a gradient is not finite with [lagged
+    ///   clipping](crate::GlobalNormClippingConfig::Lagged) ([`GradientNotFinite`](FusedError::GradientNotFinite)): its parameter
+    ///   and those whose gradient had not arrived are unchanged.
+    /// - The norm is not finite: no parameter has changed ([`NormNotFinite`](FusedError::NormNotFinite)), or all have been
+    ///   updated ([`UpdatedNotFinite`](FusedError::UpdatedNotFinite)).
+    /// - A recomputed block reads other parameters, or computes or draws other numbers than in its first run
+    ///   ([`BlockReads`](FusedError::BlockReads), [`RandomNumbers`](FusedError::RandomNumbers),
+    ///   [`RandomNumbersLocked`](FusedError::RandomNumbersLocked)): the message says which parameters are unchanged.
+    /// - A device or a transfer fails.
     ///
     /// # Panics
     ///
     /// If `forward` runs a backward pass itself, returns a loss that already had a backward pass, or reads a parameter
-    /// without `Param::val()`. A panic in `forward` is passed on. In all these cases every parameter and state is
+    /// without `Param::val()` on `flex` or `ndarray`. (On other backends that read returns NaN, and the backward pass
+    /// panics if the loss depends on it.) A panic in `forward` is passed on. In all these cases every parameter and state is
     /// unchanged, and the step can be repeated, except after a panic in the second run of a recomputed block.
     ///
     /// If the optimizer panics (Burn's Muon on a parameter that is not a matrix), parameters whose gradient had not
@@ -60,7 +69,8 @@ impl<M: Module> FusedOptimizer<M> {
     /// is returned.
     ///
     /// All threads share Burn's generators. Steps that draw lock them, so trainings on several threads take turns. A thread
-    /// of a rayon pool does not wait: the step of a model that has drawn before then fails with
+    /// of a rayon pool does not wait, and others end the wait if the holder makes no progress for ten seconds: the step of
+    /// a model that has drawn before then fails with
     /// [`FusedError::RandomNumbersLocked`], and nothing has changed. If the losses or the gradients of the two runs
     /// differ, because another thread draws or the closure has a generator of its own, the step fails with
     /// [`FusedError::RandomNumbers`], which says which parameters are unchanged. CubeCL devices are not checked, because
@@ -68,7 +78,7 @@ impl<M: Module> FusedOptimizer<M> {
     ///
     /// # Errors
     ///
-    /// Returns the errors of [`step`](Self::step). If the norm is not finite and the loss scale is not the cause,
+    /// Returns the errors of [`step`](Self::step), except [`FusedError::RunsTwice`]. If the norm is not finite and the loss scale is not the cause,
     /// nothing has changed, except for running statistics if gradients are
     /// [buffered](crate::GlobalNormClippingConfig::ExactInBuffer).
     ///
@@ -96,7 +106,7 @@ impl<M: Module> FusedOptimizer<M> {
     ///
     /// # Errors
     ///
-    /// Returns the errors of [`step`](Self::step). If the backward pass of a micro-batch ends after it has changed a
+    /// Returns the errors of [`step`](Self::step), except [`FusedError::RunsTwice`]. If the backward pass of a micro-batch ends after it has changed a
     /// sum, for example by a panic in a recomputed block, the error is [`FusedError::AccumulatedLost`] and all
     /// accumulated gradients are dropped. After any other error they are unchanged, except that gradients in the optimizer state
     /// can't be removed.
@@ -193,12 +203,16 @@ impl<M: Module> FusedOptimizer<M> {
     /// called. Running statistics are restored. Random numbers are drawn as in a step, and
     /// [`last_step`](Self::last_step) returns the report of this pass.
     ///
-    /// With a [memory recorder](crate::memory::MemoryRecorder) it measures the activations of a pass before the first step and
+    /// A [memory recorder](crate::memory::MemoryRecorder) measures with it the activations of a pass before the first step and
     /// without optimizer state.
     ///
     /// # Errors
     ///
-    /// If the loss depends on no trainable parameter.
+    /// Returns the errors of [`step`](Self::step), except those of policies and hooks, which are not called.
+    ///
+    /// # Panics
+    ///
+    /// Panics as [`step`](Self::step) does.
     pub fn dry_run<L: Loss>(&mut self, forward: impl FnOnce(&M) -> L) -> Result<L, FusedError> {
         self.core.dry_run(|running| running.run_loss(forward))
     }

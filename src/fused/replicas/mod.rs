@@ -89,7 +89,7 @@ impl<M: Module + 'static> FusedReplicas<M> {
     ///
     /// # Errors
     ///
-    /// If `devices` is empty. Also returns the errors of [`FusedOptimizer::new`](crate::FusedOptimizer::new) for each
+    /// If `devices` is empty, or a thread can't be started ([`FusedError::Replicas`]). Also returns the errors of [`FusedOptimizer::new`](crate::FusedOptimizer::new) for each
     /// device.
     pub fn new(
         model: M,

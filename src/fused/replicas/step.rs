@@ -46,7 +46,8 @@ impl<M: Module + 'static> FusedReplicas<M> {
     ///
     /// # Errors
     ///
-    /// Returns the errors of [`step`](Self::step) and [`FusedOptimizer::step_repeatable`](crate::FusedOptimizer::step_repeatable).
+    /// Returns the errors of [`step`](Self::step), except [`RunsTwice`](crate::FusedError::RunsTwice), and of
+    /// [`FusedOptimizer::step_repeatable`](crate::FusedOptimizer::step_repeatable).
     pub fn step_repeatable<B: Clone + Send + 'static, L: Loss + Send + 'static>(
         &mut self,
         learning_rate: impl Into<ModuleLearningRate>,

@@ -151,7 +151,7 @@ fn lock_of_pass(pass: &Pass, devices: &[Device], waits: bool) -> Option<Arc<RngL
     }
     // A step that began without the lock does not wait: each of its blocks would.
     let waits = waits && numbers.began_locked && !is_in_pool();
-    // One thread at a time, so that none waits for the lock of its own pass. If the other does not wait either, it is done at once.
+    // One thread at a time, because another one of this pass may be taking the lock.
     let _one = match waits {
         true => numbers.taking.lock(),
         false => numbers.taking.try_lock_for(Duration::from_millis(100))?,

@@ -159,7 +159,7 @@ pub(crate) struct PassNumbers {
     began_locked: bool,
     /// Locked by a thread that takes the lock again.
     taking: Mutex<()>,
-    /// The number of times that the lock was released. Each ends with other numbers.
+    /// The number of times that the lock was released. The seed after a release depends on it.
     releases: AtomicU64,
     /// The numbers outside of blocks, in the forward pass.
     rest: SinceSeed,
@@ -248,7 +248,7 @@ impl Pass {
             // The lock is that of the step. A step inside of the closure shares it.
             None if numbers.repeats => {}
             None if numbers.found.lock()[BLOCKS] == Draws::Numbers => {}
-            // These are only assumed to draw nothing.
+            // Blocks on CubeCL are not observed, so they may draw.
             None if self.blocks.drawn_on.lock().iter().any(is_cubecl) => {}
             None => self.release_generators(),
         }

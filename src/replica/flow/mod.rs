@@ -127,7 +127,7 @@ impl Flow {
     }
 
     /// Records that the rank has sent a gradient of `bytes`; waits while it is too far ahead. Returns an error if
-    /// `is_deadlocked` says so.
+    /// `is_deadlocked` returns `true`, or a rank has requested its backward pass more than two check intervals ago.
     pub(crate) fn report_sent(
         &self,
         rank: usize,

@@ -22,8 +22,8 @@ use super::error::MemoryError;
 /// Allocated memory over time, recorded by a [`MemoryRecorder`](super::MemoryRecorder).
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct MemoryTimeline {
-    /// Samples in order: the start of every phase and, for the memory of the process, the peak and each change of the total by
-    /// a two-thousandth of the peak.
+    /// Samples in order: the start of every phase; for the memory of the process also the peak and each change of the total by
+    /// a two-thousandth of the peak; for the pools of a device also each complete gradient, and each start and end of a block.
     pub samples: Vec<Sample>,
     /// Phases in order.
     pub marks: Vec<Mark>,

@@ -114,7 +114,7 @@ impl Problem {
         }
         let loss = TensorData::new(vec![loss as f32], [1]);
         let output = AnyTensor(of_data(loss, &hidden.device()));
-        // Of the inputs, only type and device are kept.
+        // Keeps only type and device of the inputs.
         let [like_hidden, like_weight] = [hidden, weight].map(|it| {
             let empty = Tensor::<1>::zeros([0], (&it.device(), it.dtype()));
             AnyTensor::from(empty)

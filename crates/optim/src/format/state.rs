@@ -9,7 +9,8 @@ use backburn_base::to_device;
 
 /// Format of the states of an optimizer.
 ///
-/// A config without this option has [`Full`](Self::Full), as the configs of Burn's optimizers.
+/// A config without this option has [`Full`](Self::Full), as the configs of Burn's optimizers. Parameters of fewer than 4096
+/// elements always have `Full` states.
 ///
 /// ```
 /// use backburn_optim::{AdamWConfig, StateFormat};

@@ -27,7 +27,7 @@ struct Withheld {
 /// for which `keeps` returns `false`.
 ///
 /// A record of Burn holds a copy of all states at once. The states of this crate leave their tensors out of it instead, and each is
-/// read when it is written. Other states are copied at once.
+/// read when it is written. Other states are all copied first.
 ///
 /// # Errors
 ///

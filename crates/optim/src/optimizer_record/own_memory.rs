@@ -10,7 +10,7 @@ use super::state::{to_bytes, unreadable};
 use crate::error::OptimError;
 
 thread_local! {
-    /// Tensors that [`in_own_memory`] has returned.
+    /// Number of tensors that [`in_own_memory`] has returned.
     static IN_OWN_MEMORY: Cell<usize> = const { Cell::new(0) };
 }
 
