@@ -173,13 +173,13 @@ vectorized! {
                 *sum += gradient;
             }
             let mut dmean = if norm.is_centered { sum(dx) / row as f32 } else { 0.0 };
-            let along = dot(dx, x, [dmean, mean]) * (r * r / row as f32);
+            let along = reduce!(0.0, add: g in dx, x in x => (g - dmean) * ((x - mean) * r)) / row as f32;
             if norm.is_centered {
                 // The mean is rounded: `x - mean` has a mean, too.
-                dmean -= reduce!(0.0, add: x in x => x - mean) / row as f32 * along;
+                dmean -= reduce!(0.0, add: x in x => (x - mean) * r) / row as f32 * along;
             }
             for (dx, x) in dx.iter_mut().zip(x) {
-                *dx = (*dx - dmean - (x - mean) * along) * r;
+                *dx = (*dx - dmean - (x - mean) * r * along) * r;
             }
         }
     }

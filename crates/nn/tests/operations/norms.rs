@@ -3,7 +3,7 @@
 use backburn_base::AnyTensor;
 use backburn_nn::{layer_norm, rms_norm};
 use burn::nn::{LayerNorm, LayerNormConfig, RmsNorm};
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{Device, Int, Tensor};
 
 use crate::case::{Case, assert_case, assert_same_places, param};
 
@@ -94,4 +94,31 @@ fn layer_norm_equals_burn() {
 fn norms_spread_nan_and_infinity_as_burn() {
     with_rms_norm([2, 3, 17], 0.0, assert_same_places);
     with_layer_norm([2, 3, 17], true, 0.0, assert_same_places);
+}
+
+/// The squares of the huge row overflow, and the variance of the tiny one is close to the smallest number of f32.
+#[test]
+fn norms_of_huge_and_tiny_rows_have_finite_gradients() {
+    let device = Device::flex().autodiff();
+    for (size, epsilon, factor) in [(1e30, 1e-5, 1e20), (1e-22, 1e-39, 1.0)] {
+        let gamma = Tensor::<1>::ones([33], &device).into();
+        let layer = layer(&gamma, None);
+        let rms = RmsNorm {
+            epsilon,
+            ..rms(&gamma)
+        };
+        let x = Tensor::<1, Int>::arange(1..34, &device).float().sin();
+        let check = |name: &str, norm: &dyn Fn(Tensor<2>) -> Tensor<2>| {
+            let x = (x.clone().unsqueeze::<2>() * size).require_grad();
+            let dy = Tensor::from_inner(x.clone().inner().sign()) * factor;
+            let y = norm(x.clone()) * dy;
+            let dx = x.grad(&y.sum().backward()).unwrap();
+            assert!(
+                dx.clone().is_finite().all().into_scalar::<bool>(),
+                "{name} of {size}: {dx}"
+            );
+        };
+        check("rms_norm", &|x| rms_norm(&rms, x));
+        check("layer_norm", &|x| layer_norm(&layer, epsilon, x));
+    }
 }
