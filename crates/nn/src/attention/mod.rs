@@ -44,7 +44,7 @@ pub struct AttentionOptions {
 ///
 /// # Panics
 ///
-/// If the shapes differ from those above, or `window` is 0.
+/// If the shapes differ from those above, or `head_dim` or `window` is 0.
 pub fn attention(
     query: Tensor<4>,
     key: Tensor<4>,
@@ -67,6 +67,10 @@ pub fn attention(
         let expected = [once(mask[0], batch), once(mask[1], heads), queries, keys];
         check_shape("`mask`", mask, expected, "`query` and `key`");
     }
+    assert!(
+        head_dim > 0,
+        "`head_dim` is 0: `query` and `key` must have at least one column"
+    );
     assert!(
         options.window != Some(0),
         "`window` is 0: it must be at least 1, the token itself"

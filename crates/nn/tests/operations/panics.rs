@@ -54,6 +54,9 @@ fn invalid_argument_panics_with_its_name() {
         (&["`x`", "`norm`"], &|| {
             let _ = rms_norm(&RmsNormConfig::new(4).init(&device), zeros([2, 3]));
         }),
+        (&["`head_dim` is 0"], &|| {
+            attend([1, 1, 3, 0], [1, 1, 3, 0], [1, 1, 3, 4], None);
+        }),
         (&["`x`", "`norm`"], &|| {
             let norm = LayerNormConfig::new(4).init(&device);
             let _ = layer_norm(&norm, 1e-5, zeros([2, 3]));
