@@ -4,9 +4,10 @@ use std::collections::{BTreeSet, HashSet};
 use std::path::Path;
 
 use backburn_optim::optimizer_record::save_by_tensor;
-use burn::module::{Module, ParamGroup, ParamId};
+use burn::module::{Module, ModuleVisitor, Param, ParamGroup, ParamId};
 use burn::optim::OptimizerRecord;
 use burn::store::RecordError;
+use burn::tensor::{Bool, Int, Tensor};
 
 use super::Core;
 use crate::error::FusedError;
@@ -14,6 +15,20 @@ use crate::parameters::running_statistics;
 use crate::record;
 use crate::shared_optimizer::{EXTRA_STATE_ID, average_id};
 use crate::weights::{AttachedModule, Entry};
+
+/// A visitor that collects the parameters that are no floats.
+#[derive(Default)]
+struct Counters(Vec<ParamId>);
+
+impl ModuleVisitor for Counters {
+    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
+        self.0.push(param.id);
+    }
+
+    fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
+        self.0.push(param.id);
+    }
+}
 
 impl<M: Module> Core<M> {
     /// Writes a record of the model, or only of its trained parameters, to `file`, one tensor after the other.
@@ -24,10 +39,13 @@ impl<M: Module> Core<M> {
         self.with_graph_collected(record::save_model(&model, group.as_ref(), file))
     }
 
-    /// Returns the trained parameters and the running statistics of `model`.
+    /// Returns the trained parameters, the running statistics, and the parameters that are no floats, such as counters, of `model`.
     pub(super) fn trained_in(&self, model: &M) -> HashSet<ParamId> {
+        let mut counters = Counters::default();
+        model.visit(&mut counters);
         let mut trained = running_statistics(model);
         trained.extend(self.ranks.local_params().ids());
+        trained.extend(counters.0);
         trained
     }
 
