@@ -120,7 +120,8 @@ impl Checkpoint {
         }
     }
 
-    /// Saves only the parameters that require a gradient, such as adapters, with their optimizer states, and running statistics.
+    /// Saves only the parameters that require a gradient, such as adapters, with their optimizer states, running statistics, and
+    /// parameters of integers and truth values, such as counters.
     ///
     /// Load such a checkpoint into a model whose frozen parameters were loaded from their own file: they keep their values.
     #[must_use]
@@ -295,12 +296,13 @@ impl Checkpoint {
         burn_pack::Reader::from_file(&optimizer)
             .map_err(|error| CheckpointError::unreadable(&optimizer, error))?;
         let core = training.core_mut();
-        let resumed = core.resume(
-            &model,
-            saved.trained_only,
-            &optimizer,
-            saved.orthogonalized.as_ref(),
-        );
+        let resume = || {
+            let orthogonalized = saved.orthogonalized.as_ref();
+            core.resume(&model, saved.trained_only, &optimizer, orthogonalized)
+        };
+        // A backend can panic on a value, as `ndarray` does on a tensor without elements.
+        let resumed =
+            catch_message(resume).map_err(|reason| CheckpointError::unreadable(&model, reason))?;
         resumed.map_err(|error| match error {
             ResumeError::Model(error) => CheckpointError::of_model(&model, error),
             ResumeError::Optimizer(error) => CheckpointError::Optimizer {

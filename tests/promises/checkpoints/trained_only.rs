@@ -100,6 +100,42 @@ fn frozen_parameters_keep_values_of_model() {
     assert_eq!(mean(&through), mean(&resumed));
 }
 
+#[derive(Module, Debug)]
+struct Counted {
+    weight: Param<Tensor<1>>,
+    count: Param<Tensor<1, Int>>,
+}
+
+#[test]
+fn counters_are_saved_with_trained_parameters() {
+    let device = Device::flex().autodiff();
+    let init = |count: i32| Counted {
+        weight: Param::from_tensor(Tensor::ones([2], &device)),
+        count: Param::initialized(ParamId::new(), Tensor::from_data([count], &device)),
+    };
+    let fused = |model| FusedOptimizer::new(model, AdamWConfig::new().init()).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoint = Checkpoint::at(folder.path()).trained_only();
+    checkpoint.save(&fused(init(7)), &Progress::new(1)).unwrap();
+    let mut resumed = fused(init(0));
+    checkpoint.load::<()>(&mut resumed).unwrap();
+    let count = resumed.model().count.val().into_scalar::<i32>();
+    assert_eq!(count, 7);
+}
+
+#[test]
+fn load_that_panics_in_backend_is_an_error() {
+    let [_, device] = cpus();
+    let weight = |rows| Param::from_tensor(Tensor::<2>::zeros([rows, 3], &device));
+    let fused = || FusedOptimizer::new(vec![weight(1), weight(0)], AdamWConfig::new().init());
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoint = Checkpoint::at(folder.path());
+    let mut training = fused().unwrap();
+    checkpoint.save(&training, &Progress::new(1)).unwrap();
+    let error = checkpoint.load::<()>(&mut training).unwrap_err();
+    assert!(error.to_string().contains("model.bpk"), "{error}");
+}
+
 /// Tries the advice of the error about an optimizer that does not fit.
 #[test]
 fn record_of_trained_parameters_loads_into_model() {
