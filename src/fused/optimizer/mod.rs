@@ -123,6 +123,7 @@ impl<M: Module> FusedOptimizer<M> {
     ///
     /// With [offload](FusedConfig::offload) the model stays in host memory. Create and load a model that does not fit
     /// on the device in host memory, on `Device::flex().autodiff()`: at most one parameter at a time is transferred.
+    /// `device` has the gradient checkpointing of the model, unless it has autodiff of its own, which must then have the same.
     /// Running statistics, constants and frozen parameters are transferred; with [`Offload::Weights`](crate::Offload::Weights), only
     /// frozen parameters of fewer than [`min_elements`](crate::OffloadConfig::min_elements) elements.
     ///
