@@ -10,7 +10,7 @@ use burn::optim::ModuleOptimizer;
 use crate::config::FusedConfig;
 
 pub(crate) use resident::Resident;
-pub(crate) use states::{States, measure, parameters};
+pub(crate) use states::{StateBytes, measure, parameters};
 
 /// Returns the bytes that a training of `model` allocates on the host: states, averages, and two gradients of the largest parameter
 /// stepped there. States that the optimizer can't create are not counted; the first step reports the error.

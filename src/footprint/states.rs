@@ -36,7 +36,7 @@ pub(crate) fn parameters<M: Module>(model: &M) -> Vec<Entry> {
 
 /// Bytes of the optimizer states of all parameters.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct States {
+pub(crate) struct StateBytes {
     /// Bytes of the state of each parameter, including `overhead`; 0 for a parameter that is not trained.
     pub(crate) bytes: Vec<usize>,
     /// Bytes that the process holds for one state in addition to its tensors.
@@ -45,7 +45,7 @@ pub(crate) struct States {
     pub(crate) update: usize,
 }
 
-impl States {
+impl StateBytes {
     /// Returns the bytes of the tensors alone, by parameter.
     pub(crate) fn tensors(&self) -> Vec<usize> {
         let bytes = self.bytes.iter();
@@ -64,15 +64,15 @@ pub(crate) fn measure(
     optimizer: &ModuleOptimizer,
     parameters: &[Entry],
     by_shape: bool,
-) -> Result<States, FusedError> {
+) -> Result<StateBytes, FusedError> {
     // States that the optimizer has belong to whole parameters, and parts are measured.
     let optimizer = &SharedOptimizer::new(optimizer.clone(), None).fresh();
     let trained = parameters.iter().find(|it| it.is_trained());
     let overhead = trained.map_or(0, |it| overhead(optimizer, &it.device));
     let mut known = HashMap::new();
-    let mut states = States {
+    let mut states = StateBytes {
         overhead,
-        ..States::default()
+        ..StateBytes::default()
     };
     for parameter in parameters {
         if !parameter.is_trained() {

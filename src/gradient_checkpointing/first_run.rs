@@ -93,7 +93,7 @@ where
         call: BlockCall {
             block,
             tracked_and_not_attached,
-            input: SavedInput::new(input, scope.pass.blocks.saved.as_ref()),
+            input: SavedInput::new(input, scope.pass.blocks.input_offload.as_ref()),
             kinds,
             forward,
         },

@@ -75,10 +75,10 @@ impl OffloadEngine {
     }
 
     /// Queues the eviction of an optimizer state to the host. One state is in flight at a time.
-    pub(crate) fn evict_state(&self, leave: impl FnOnce() + Send + 'static) {
+    pub(crate) fn queue_eviction(&self, evict: impl FnOnce() + Send + 'static) {
         // The step of the state must be on the device before the worker's stream reads it.
         flush(&self.device);
-        self.transfers.to_host.submit(1, 1, self.with_flush(leave));
+        self.transfers.to_host.submit(1, 1, self.with_flush(evict));
     }
 
     /// Returns a job that runs `job` and then flushes the operations of the worker's thread to the device.

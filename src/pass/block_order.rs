@@ -22,7 +22,7 @@ impl BlockOrder {
     }
 
     /// Records the parameters that the first run of a block has read.
-    pub(super) fn has_read(&mut self, block: usize, parameters: Vec<ParamId>) {
+    pub(super) fn set_reads(&mut self, block: usize, parameters: Vec<ParamId>) {
         self.reads.insert(block, parameters);
     }
 

@@ -19,7 +19,7 @@ pub(crate) struct Blocks {
     /// Prefetches the weights that the blocks read, if these are fetched and dropped with their runs.
     pub(super) prefetcher: Option<Arc<dyn BlockPrefetch>>,
     /// Offloads the inputs of blocks, if the config enables it.
-    pub(crate) saved: Option<Arc<ActivationOffload>>,
+    pub(crate) input_offload: Option<Arc<ActivationOffload>>,
     /// The order of the runs, and the parameters that each reads.
     pub(crate) block_order: Mutex<BlockOrder>,
     /// The number of outermost blocks so far.
@@ -71,7 +71,7 @@ impl Blocks {
         if let Some(prefetcher) = &self.prefetcher {
             prefetcher.end_first_run(&reads);
         }
-        self.block_order.lock().has_read(block, reads);
+        self.block_order.lock().set_reads(block, reads);
     }
 
     /// Returns the offload engine of the weights of blocks, if any are offloaded.

@@ -259,7 +259,8 @@ impl Session {
         let blocks = Blocks {
             config: checkpointing,
             prefetcher,
-            saved: transfers.map(|it| Arc::new(ActivationOffload::new(it, observers.is_some()))),
+            input_offload: transfers
+                .map(|it| Arc::new(ActivationOffload::new(it, observers.is_some()))),
             block_order: Mutex::default(),
             called: AtomicUsize::new(0),
             running_blocks: Arc::default(),
@@ -296,7 +297,7 @@ impl Session {
         }
         *self.pass.lock() = None;
         if let Some(offloaded) = &mut self.optimizer.lock().offloaded {
-            offloaded.between_passes();
+            offloaded.drop_prefetches();
         }
     }
 }

@@ -30,7 +30,7 @@ pub(crate) use policy::{PlacementPolicy, StorageTier};
 #[derive(Debug, Default)]
 pub(crate) struct RankContext {
     /// The device to which the model will be moved. Only [`on`](Self::on) sets it.
-    device: Option<Device>,
+    target_device: Option<Device>,
     pub(crate) policy: PlacementPolicy,
     /// The offload engine, if anything is offloaded.
     pub(crate) engine: Option<Arc<OffloadEngine>>,
@@ -90,7 +90,7 @@ impl RankContext {
     /// Creates the context of a model that will be moved to `device`, to check it before the move.
     pub(crate) fn on(device: &Device, compute_dtype: Option<FloatDType>) -> Self {
         Self {
-            device: Some(device.clone()),
+            target_device: Some(device.clone()),
             policy: PlacementPolicy {
                 compute_dtype,
                 ..PlacementPolicy::default()
@@ -128,7 +128,7 @@ impl RankContext {
     pub(crate) fn device(&self) -> Option<&Device> {
         let engine = self.engine.as_ref().map(|engine| &engine.device);
         let of_rank = self.membership.as_ref().map(Membership::device);
-        engine.or(of_rank).or(self.device.as_ref())
+        engine.or(of_rank).or(self.target_device.as_ref())
     }
 
     /// Returns the location of a trained parameter on `device`.

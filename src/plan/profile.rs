@@ -4,7 +4,7 @@ use backburn_memory as memory;
 use burn::module::Module;
 use burn::tensor::DType;
 
-use crate::footprint::{self, States};
+use crate::footprint::{self, StateBytes};
 use crate::fused::Loss;
 use crate::weights::Entry;
 
@@ -27,7 +27,7 @@ pub(super) struct Profile {
     pub(super) parameters: Vec<Entry>,
     /// Bytes of weights that `init` shares with other handles, which the first update copies.
     shared: usize,
-    states: Vec<(Formats, States)>,
+    states: Vec<(Formats, StateBytes)>,
     /// Maximum bytes in use between passes.
     between: usize,
     /// Minimum of the bytes in use at which a pass was stopped.
@@ -79,7 +79,7 @@ impl Profile {
         Ok(())
     }
 
-    pub(super) fn states_in(&self, formats: Formats) -> Option<&States> {
+    pub(super) fn states_in(&self, formats: Formats) -> Option<&StateBytes> {
         let known = self.states.iter().find(|(known, _)| *known == formats);
         known.map(|(_, states)| states)
     }

@@ -1,7 +1,7 @@
 //! Candidates of one set of techniques.
 
 use crate::config::FusedConfig;
-use crate::footprint::{Resident, States};
+use crate::footprint::{Resident, StateBytes};
 
 use super::candidate::Candidate;
 use super::pass_profile::{BlockChoice, PassProfile};
@@ -54,7 +54,7 @@ pub(super) struct SetProfile<'a> {
     pub(super) limits: Limits,
     pub(super) set: &'a TechniqueSet,
     pub(super) profile: &'a Profile,
-    pub(super) states: &'a States,
+    pub(super) states: &'a StateBytes,
     /// The config of the set.
     pub(super) config: FusedConfig,
 }

@@ -109,8 +109,8 @@ impl OffloadedStates {
         all.into_iter().map(OffloadedState::record).collect()
     }
 
-    /// Drops unused prefetches. Their records are unchanged.
-    pub(crate) fn between_passes(&mut self) {
+    /// Drops unused prefetches, and the order of the last pass. The records are unchanged.
+    pub(crate) fn drop_prefetches(&mut self) {
         self.last = None;
         self.in_flight.clear();
     }

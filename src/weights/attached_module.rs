@@ -34,7 +34,7 @@ pub(crate) struct AttachedModule<M> {
     /// `true` if copies are fetched and dropped with the runs of blocks.
     pub(crate) has_block_copies: bool,
     /// The offloaded frozen parameters; `true` if one has an adapter.
-    frozen: HashMap<ParamId, bool>,
+    offloaded_frozen: HashMap<ParamId, bool>,
     /// Block order of the last pass with blocks.
     block_order: Option<BlockOrder>,
 }
@@ -67,21 +67,23 @@ impl<M: Module> AttachedModule<M> {
         if replica_of.is_none() {
             inventory.check_stepped(&session.optimizer.lock(), &context)?;
         }
-        let frozen = frozen::offloaded(&module, &inventory, &context);
+        let offloaded_frozen = frozen::offloaded(&module, &inventory, &context);
         let module = match context.device() {
             None => module,
             Some(device) => {
                 // Masters place these values.
                 let released = |id| inventory.role(id) == Some(Role::Released);
-                let stays = |id| released(id) || frozen.contains_key(&id);
+                let stays = |id| released(id) || offloaded_frozen.contains_key(&id);
                 let module = match replica_of {
-                    None => frozen::on_host(module, &frozen, &context),
-                    Some(other) => frozen::shared(module, &frozen, &other.skeleton),
+                    None => frozen::on_host(module, &offloaded_frozen, &context),
+                    Some(other) => frozen::shared(module, &offloaded_frozen, &other.skeleton),
                 };
                 move_except(module, stays, &device.clone().autodiff())
             }
         };
-        let adapted = frozen.iter().filter(|(_, has_adapter)| **has_adapter);
+        let adapted = offloaded_frozen
+            .iter()
+            .filter(|(_, has_adapter)| **has_adapter);
         let mut adapters = inventory.adapters(adapted.map(|(id, _)| *id));
         let mut extractor = ValueExtractor {
             inventory: &inventory,
@@ -101,11 +103,11 @@ impl<M: Module> AttachedModule<M> {
         let module = skeleton.clone().apply_reparameterization(handles);
         let skeleton = without_retained(skeleton, &local_params);
         adapters.retain(|id, _| inventory.role(*id) == Some(Role::Frozen));
-        let module = match frozen.is_empty() {
+        let module = match offloaded_frozen.is_empty() {
             true => module,
             false => module.apply_reparameterization(FetchOnRead {
                 context: context.clone(),
-                parameters: frozen.keys().copied().collect(),
+                parameters: offloaded_frozen.keys().copied().collect(),
                 adapters,
             }),
         };
@@ -117,7 +119,7 @@ impl<M: Module> AttachedModule<M> {
             local_params: Arc::new(local_params),
             has_block_copies: context.has_block_copies(),
             context,
-            frozen,
+            offloaded_frozen,
             block_order: None,
         })
     }
@@ -147,7 +149,7 @@ impl<M: Module> AttachedModule<M> {
 
     /// Returns a module for inference with these values, in the compute type.
     pub(crate) fn valid(&self, value: Value) -> M {
-        let frozen = self.frozen.keys().copied();
+        let frozen = self.offloaded_frozen.keys().copied();
         let mut parameters: HashSet<ParamId> =
             self.local_params.on_demand().chain(frozen).collect();
         let filled = || {
@@ -162,7 +164,12 @@ impl<M: Module> AttachedModule<M> {
         }
         let module = match &self.context.engine {
             // A parameter carries one reparameterization: an adapter or a fetch handle.
-            Some(engine) if self.frozen.values().any(|has_adapter| *has_adapter) => {
+            Some(engine)
+                if self
+                    .offloaded_frozen
+                    .values()
+                    .any(|has_adapter| *has_adapter) =>
+            {
                 // An adapter is merged in the type of its factors, which is that of the training.
                 let computed = map_params(
                     self.export(value).valid(),

@@ -221,7 +221,7 @@ impl MasterParam {
             None => evict(),
             Some(engine) => {
                 let queued_pass = pass.clone();
-                engine.evict_state(move || queued_pass.guarded(FailedIn::Update, evict));
+                engine.queue_eviction(move || queued_pass.guarded(FailedIn::Update, evict));
             }
         }
     }

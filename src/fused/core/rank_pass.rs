@@ -18,7 +18,7 @@ use crate::replica::Membership;
 use crate::tap::on_backward;
 use crate::weights::LocalParams;
 
-/// The part of one rank in a pass that has begun, on any thread.
+/// Handles for the thread of a rank in a pass that has begun: its [`Pass`], its parameters and its context.
 #[derive(Clone)]
 pub(in crate::fused) struct RankPass {
     pub(in crate::fused) pass: Arc<Pass>,
@@ -146,8 +146,8 @@ impl RankPass {
             let rank = member.map_or(0, |member| member.rank);
             losses.compare(rank, root.clone().inner())?;
         }
-        if let Some(saved) = &self.pass.blocks.saved {
-            saved.prefetch_last();
+        if let Some(inputs) = &self.pass.blocks.input_offload {
+            inputs.prefetch_last();
         }
         if let Some(scale) = self.pass.pipeline.scale {
             root = root.mul_scalar(scale);

@@ -132,7 +132,14 @@ fn activations_are_prefetched_before_their_block() {
                 let loss = model.iter().fold(x, run).mean();
                 // All inputs are on the host when the backward pass begins.
                 let scope = Scope::current().unwrap();
-                scope.pass.blocks.saved.as_ref().unwrap().transfers.wait();
+                scope
+                    .pass
+                    .blocks
+                    .input_offload
+                    .as_ref()
+                    .unwrap()
+                    .transfers
+                    .wait();
                 loss
             })
             .unwrap();

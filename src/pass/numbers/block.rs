@@ -145,7 +145,7 @@ fn lock_block(scope: &Scope, devices: &[Device], waits: bool) -> Option<(Arc<Rng
 /// backward pass. In a step of two passes, only one of the passes might get it.
 fn lock_of_pass(pass: &Pass, devices: &[Device], waits: bool) -> Option<Arc<RngLock>> {
     let numbers = &pass.numbers;
-    let held = numbers.lock.lock().clone();
+    let held = numbers.generators.lock().clone();
     if held.is_some() || numbers.repeats {
         return held;
     }
@@ -156,12 +156,12 @@ fn lock_of_pass(pass: &Pass, devices: &[Device], waits: bool) -> Option<Arc<RngL
         true => numbers.taking.lock(),
         false => numbers.taking.try_lock_for(Duration::from_millis(100))?,
     };
-    let held = numbers.lock.lock().clone();
+    let held = numbers.generators.lock().clone();
     if held.is_some() {
         return held;
     }
     let taken = Arc::new(RngLock::take(&GENERATORS, devices, waits)?);
-    let mut lock = numbers.lock.lock();
+    let mut lock = numbers.generators.lock();
     (!pass.is_over()).then(|| lock.insert(taken).clone())
 }
 

@@ -139,7 +139,7 @@ impl StepNumbers {
 pub(crate) fn lock_generators(devices: &[Device], waits: bool) -> Option<Arc<RngLock>> {
     // On a thread of a pool, the other step may only be below on the stack.
     let outer = Scope::current().filter(|_| !is_in_pool());
-    let shared = outer.and_then(|scope| scope.pass.numbers.lock.lock().clone());
+    let shared = outer.and_then(|scope| scope.pass.numbers.generators.lock().clone());
     shared.or_else(|| RngLock::take(&GENERATORS, devices, waits).map(Arc::new))
 }
 
@@ -150,7 +150,7 @@ type SinceSeed = Mutex<Option<RandomStream>>;
 #[derive(Debug, Default)]
 pub(crate) struct PassNumbers {
     /// The lock of the generators, to the end of the forward pass, or of the pass if a block drew.
-    lock: Mutex<Option<Arc<RngLock>>>,
+    generators: Mutex<Option<Arc<RngLock>>>,
     /// The numbers with which the forward pass begins; `None` if it continues those of the program.
     pub(crate) stream: Option<RandomStream>,
     /// `true` if the step has two passes, which draw the same numbers.
@@ -177,7 +177,7 @@ impl PassNumbers {
     pub(super) fn new(numbers: StepNumbers) -> Self {
         Self {
             began_locked: numbers.lock.is_some(),
-            lock: Mutex::new(numbers.lock),
+            generators: Mutex::new(numbers.lock),
             stream: numbers.stream,
             repeats: numbers.repeats,
             found: Mutex::new([Draws::Nothing, Draws::Unknown]),
@@ -187,7 +187,7 @@ impl PassNumbers {
 
     /// Records that the pass makes progress, if others may be waiting for it.
     pub(crate) fn report_progress(&self) {
-        if self.lock.lock().is_some() {
+        if self.generators.lock().is_some() {
             PROGRESS.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -213,7 +213,7 @@ impl Pass {
     /// If the model is known to draw, and another rank keeps its turn and makes no progress.
     pub(crate) fn begin_forward_numbers(&self, mut stream: RandomStream) -> Result<(), FusedError> {
         let numbers = &self.numbers;
-        if numbers.lock.lock().is_none() {
+        if numbers.generators.lock().is_none() {
             return Ok(());
         }
         if let Some(member) = &self.membership {
@@ -275,7 +275,7 @@ impl Pass {
 
     /// Releases the lock of the generators. Later numbers don't depend on how many this pass drew.
     pub(super) fn release_generators(&self) {
-        let lock = self.numbers.lock.lock().take();
+        let lock = self.numbers.generators.lock().take();
         if lock.is_none() {
             return;
         }

@@ -52,7 +52,7 @@ impl Residual {
         assert_eq!(high.dtype(), DType::BF16, "low bits are those of bf16");
         let (mut weights, shape, _) = high.into_parts();
         let mut words: Vec<u32> = self.words.to_data().iter::<u32>().collect();
-        let values = ENCODING.numbers(&mut weights, &mut words, shape.num_elements());
+        let values = ENCODING.decode(&mut weights, &mut words, shape.num_elements());
         TensorData::new(values, shape)
     }
 

@@ -118,7 +118,7 @@ impl<const D: usize> PackedState<D> {
         let (shape, device) = (state.shape(), state.device());
         let values: Vec<f32> = state.into_data().iter::<f32>().collect();
         let mut scales = vec![0.0_f32; values.len().div_ceil(GROUP)];
-        let words = ElementEncoding::Codes(scheme).keep(values, cast_slice_mut(&mut scales));
+        let words = ElementEncoding::Codes(scheme).encode(values, cast_slice_mut(&mut scales));
         let length = words.len();
         let words = TensorData::new(words, [length]);
         Self {
@@ -138,7 +138,7 @@ impl<const D: usize> PackedState<D> {
             ElementEncoding::Codes(self.scheme),
             self.shape.num_elements(),
         );
-        let values = encoding.numbers(cast_slice_mut(&mut scales), &mut words, elements);
+        let values = encoding.decode(cast_slice_mut(&mut scales), &mut words, elements);
         let data = TensorData::new(values, self.shape);
         Tensor::from_data(data, (&device, DType::F32))
     }

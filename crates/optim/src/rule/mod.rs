@@ -16,7 +16,7 @@ pub use number::Number;
 pub(crate) use trace::Program;
 pub(crate) use trace::{Operation, Traced};
 
-/// A formula that updates one element of a parameter with `S` states, three at most. Its fields are the hyperparameters
+/// A rule that updates one element of a parameter with `S` states, three at most. Its fields are the hyperparameters
 /// of a step: [an example](crate#an-optimizer-of-your-own).
 ///
 /// On `flex` it is compiled like any function, for f32. Elsewhere it is traced once per step: it runs with numbers that record the
@@ -63,13 +63,13 @@ pub(crate) fn penalized<N: Number>(penalty: Option<f64>, parameter: N, gradient:
 /// Largest number of states of a rule.
 pub(crate) const MOST_STATES: usize = 3;
 
-/// A formula with the hyperparameters of a step, with its type erased.
+/// An update rule with its type erased.
 #[derive(Clone, Debug)]
 pub struct Rule {
     /// Number of states that the rule updates.
     pub(crate) states: usize,
     pub(crate) formula: Arc<dyn Formula>,
-    /// `true` for the formula of a user.
+    /// `true` for the rule of a user.
     pub(crate) may_panic: bool,
 }
 

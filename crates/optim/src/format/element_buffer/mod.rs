@@ -40,7 +40,7 @@ impl ElementEncoding {
     }
 
     /// Decodes `elements` numbers to f32 from their floats and words.
-    pub(crate) fn numbers(self, floats: &mut [u8], words: &mut [u32], elements: usize) -> Vec<f32> {
+    pub(crate) fn decode(self, floats: &mut [u8], words: &mut [u32], elements: usize) -> Vec<f32> {
         let mut numbers = vec![0.0; elements.next_multiple_of(GROUP)];
         ElementBuffer::new(self, floats, words).read(&mut numbers);
         numbers.truncate(elements);
@@ -48,7 +48,7 @@ impl ElementEncoding {
     }
 
     /// Encodes these numbers, rounded to the nearest, into `floats`. Returns the words.
-    pub(crate) fn keep(self, mut numbers: Vec<f32>, floats: &mut [u8]) -> Vec<u32> {
+    pub(crate) fn encode(self, mut numbers: Vec<f32>, floats: &mut [u8]) -> Vec<u32> {
         let mut words = vec![0; self.words(numbers.len())];
         numbers.resize(numbers.len().next_multiple_of(GROUP), 0.0);
         ElementBuffer::new(self, floats, &mut words).write(&numbers, Dither::ToTheNearest);
