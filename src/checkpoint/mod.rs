@@ -157,8 +157,8 @@ impl Checkpoint {
     ///
     /// # Errors
     ///
-    /// [`CheckpointError::Write`] if the folder can't be created or written to, [`CheckpointError::Unreadable`] if it can't be read, and
-    /// [`CheckpointError::Invalid`] for an empty path and for `keep_last(0)`.
+    /// [`CheckpointError::Write`] if the folder can't be created or written to, [`CheckpointError::Unreadable`] if it can't be
+    /// read, and [`CheckpointError::Invalid`] for an empty path and for `keep_last(0)`.
     pub fn check(&self) -> Result<(), CheckpointError> {
         self.validate()?;
         folder::create(&self.folder)?;
@@ -296,13 +296,12 @@ impl Checkpoint {
         burn_pack::Reader::from_file(&optimizer)
             .map_err(|error| CheckpointError::unreadable(&optimizer, error))?;
         let core = training.core_mut();
-        let resume = || {
-            let orthogonalized = saved.orthogonalized.as_ref();
-            core.resume(&model, saved.trained_only, &optimizer, orthogonalized)
-        };
-        // A backend can panic on a value, as `ndarray` does on a tensor without elements.
-        let resumed =
-            catch_message(resume).map_err(|reason| CheckpointError::unreadable(&model, reason))?;
+        let resumed = core.resume(
+            &model,
+            saved.trained_only,
+            &optimizer,
+            saved.orthogonalized.as_ref(),
+        );
         resumed.map_err(|error| match error {
             ResumeError::Model(error) => CheckpointError::of_model(&model, error),
             ResumeError::Optimizer(error) => CheckpointError::Optimizer {

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
+use backburn_base::caught::catch_message;
 use backburn_base::{AnyTensor, Parameter, list};
 use burn::module::{Module, ParamGroup, ParamId};
 use burn::optim::ModuleOptimizer;
@@ -103,7 +104,10 @@ impl<M: Module> Core<M> {
         let model = self.ranks.export(AttachedModule::export_in_place);
         let trained = trained_only.then(|| self.trained_in(&model));
         let before: Vec<_> = list(&model).iter().map(|it| it.param.id()).collect();
-        let model = load_same(model, file, trained.as_ref()).map_err(ResumeError::Model)?;
+        // A backend can panic on a value, as `ndarray` does on a tensor without elements.
+        let model = catch_message(|| load_same(model, file, trained.as_ref()))
+            .unwrap_or_else(|panic| Err(RecordError::Io(panic)))
+            .map_err(ResumeError::Model)?;
         let fresh = self.ranks.optimizer.lock().fresh();
         self.check_groups(&fresh, before, &model)
             .map_err(ResumeError::Fused)?;
