@@ -60,9 +60,9 @@ config_struct! {
         /// pass, and sums over devices and micro-batches in the type of the parameter. Without `compute_dtype` that is the type of the
         /// gradients, as in Burn's [`GradientsAccumulator`](burn::optim::GradientsAccumulator).
         pub full_precision_accumulation (with_full_precision_accumulation): bool = false,
-        /// An average of the weights, exponential (EMA) or uniform (SWA): in f64 for weights in f64, otherwise in f32. It is stored at the location
-        /// of the weight (on the host, or on the device of its owner), updated after steps of the parameter, and saved in the
-        /// optimizer's record.
+        /// An average of the weights, exponential (EMA) or uniform (SWA): in f64 for weights in f64, otherwise in f32. It is
+        /// stored at the location of the weight (on the host, or on the device of its owner), updated after steps of the
+        /// parameter, and saved in the optimizer's record.
         pub averaging (with_averaging): Option<WeightAveragingConfig> = None,
         /// The [checkpointed blocks](crate::gradient_checkpointing()) that are recomputed, and the location of their inputs until
         /// then. By default all blocks are recomputed, and inputs stay on their device.

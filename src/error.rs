@@ -1,7 +1,8 @@
 use backburn_optim::OptimError;
 use burn::module::ParamId;
 
-/// An error of a training: in its construction, its config, a step, a record or the check of a device. The message names the parameter or option and says what to do.
+/// An error of a training: in its construction, its config, a step, a record or the check of a device. The message names the
+/// parameter or option and says what to do.
 ///
 /// `Debug` prints the name of the variant and the message, so that `unwrap` and a `main` that returns the error show both.
 #[derive(Clone, PartialEq, thiserror::Error)]

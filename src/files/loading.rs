@@ -40,8 +40,8 @@ pub(crate) fn empty<const D: usize>(id: ParamId, shape: Shape, device: Device) -
     Param::uninitialized(id, zeros, device, false, shape)
 }
 
-/// Returns `module` with the values and ids in `file`, in the types of the file. If `trained` is given, the file
-/// contains only these parameters, and the others keep their values. All values are read before the return, because the file may be replaced.
+/// Returns `module` with the values and ids in `file`, in the types of the file. If `trained` is given, the file contains only
+/// these parameters, and the others keep their values. All values are read before the return, because the file may be replaced.
 ///
 /// Burn compares the recorded shape with the shape in memory, and a linear layer in column order is recorded in
 /// another shape. So the record is loaded into parameters without values.

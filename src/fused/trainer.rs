@@ -87,9 +87,10 @@ macro_rules! trainer {
             /// # Errors
             ///
             /// Returns the errors of [`new`](Self::new) on the model that `change` returns, and
-            /// [`FusedError::Config`](crate::FusedError::Config) if it moves a parameter with an offloaded state into another parameter
-            /// group. [`FusedError::UnsupportedParameter`](crate::FusedError::UnsupportedParameter) if a removed parameter returns, or changes
-            /// its shape, and the other states don't survive a record. On an error nothing has changed.
+            /// [`FusedError::Config`](crate::FusedError::Config) if it moves a parameter with an offloaded state into another
+            /// parameter group. [`FusedError::UnsupportedParameter`](crate::FusedError::UnsupportedParameter) if a removed
+            /// parameter returns, or changes its shape, and the other states don't survive a record. On an error nothing has
+            /// changed.
             pub fn change_model(
                 &mut self,
                 change: impl FnOnce(M) -> M,
@@ -102,9 +103,9 @@ macro_rules! trainer {
             ///
             /// # Errors
             ///
-            /// If no gradients were accumulated since the last step, a gradient or the norm is not finite, or a hook stops the step. With
-            /// [`ExactInBuffer`](crate::GlobalNormClippingConfig::ExactInBuffer) an error drops the accumulated gradients; otherwise it
-            /// drops them if they are not finite and no loss scale can be the cause.
+            /// If no gradients were accumulated since the last step, a gradient or the norm is not finite, or a hook stops the
+            /// step. With [`ExactInBuffer`](crate::GlobalNormClippingConfig::ExactInBuffer) an error drops the accumulated
+            /// gradients; otherwise it drops them if they are not finite and no loss scale can be the cause.
             pub fn step_accumulated(
                 &mut self,
                 learning_rate: impl Into<burn::lr_scheduler::module_lr_scheduler::ModuleLearningRate>,

@@ -36,8 +36,9 @@ use super::{Sequence, gradient_checkpointing};
 ///
 /// # Panics
 ///
-/// If `tile_size` is zero; if no input has tokens (all are [`Whole`](crate::Whole) or [`Constant`](crate::Constant)); if a tensor has no dimension `dim`, or another number of tokens than the others; if `forward` returns another
-/// number of tokens than it received, or a [`Whole`](crate::Whole) for one of several tiles. (A function that mixes tokens and keeps their number is not
+/// If `tile_size` is zero; if no input has tokens (all are [`Whole`](crate::Whole) or [`Constant`](crate::Constant)); if a tensor
+/// has no dimension `dim`, or another number of tokens than the others; if `forward` returns another number of tokens than it
+/// received, or a [`Whole`](crate::Whole) for one of several tiles. (A function that mixes tokens and keeps their number is not
 /// detected.) Also where [`gradient_checkpointing`] panics.
 pub fn gradient_checkpointing_tiled<B, X, Y>(
     block: &B,

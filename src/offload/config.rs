@@ -64,9 +64,9 @@ pub struct OffloadConfig {
     /// The backend on the host. The default is [`Flex`](OffloadHost::Flex).
     #[serde(default = "default_host")]
     pub host: OffloadHost,
-    /// Minimum number of elements of an offloaded parameter, by default 4096. Smaller parameters and their states stay on the device, where a
-    /// transfer would cost more than it saves. With [`Offload::Updates`] and [`Offload::Weights`] they are offloaded, too, if the
-    /// device computes in another [float type](crate::FusedConfig::compute_dtype).
+    /// Minimum number of elements of an offloaded parameter, by default 4096. Smaller parameters and their states stay on the
+    /// device, where a transfer would cost more than it saves. With [`Offload::Updates`] and [`Offload::Weights`] they are
+    /// offloaded, too, if the device computes in another [float type](crate::FusedConfig::compute_dtype).
     #[serde(default = "default_min_elements")]
     pub min_elements: usize,
 }

@@ -91,9 +91,9 @@ impl Pass {
         matches!(&*self.stage.lock(), Stage::Failed(failed) if failed.in_update)
     }
 
-    /// Runs `work` in this part of the pass; a panic fails the pass. In Burn's backward pass the panic is stored until the end, so that
-    /// Burn drops the graph. A panic of the closure resumes immediately if the closure runs the backward pass itself, or the pass is over
-    /// or deadlocked.
+    /// Runs `work` in this part of the pass; a panic fails the pass. In Burn's backward pass the panic is stored until the end,
+    /// so that Burn drops the graph. A panic of the closure resumes immediately if the closure runs the backward pass itself, or
+    /// the pass is over or deadlocked.
     pub(crate) fn guarded<R: Default>(&self, part: FailedIn, work: impl FnOnce() -> R) -> R {
         catch(work).unwrap_or_else(|panic| {
             let is_over = match &*self.stage.lock() {

@@ -17,10 +17,10 @@ config_struct! {
     /// Scaling of the loss ([Micikevicius et al., 2017](https://arxiv.org/abs/1710.03740)), for
     /// gradients that are too small for f16.
     ///
-    /// The loss is multiplied by the scale before the backward pass, and every gradient is divided by it
-    /// before clipping, hooks and the update. A *dynamic* scale doubles after `growth_interval` successive
-    /// steps without an overflow, up to 2^126, and halves after a step with one, down to 2^-16. An overflow at that scale has
-    /// another cause: with `SkipStep` the step fails with [`NormNotFinite`](crate::FusedError::NormNotFinite). Without an interval the scale is *static*:
+    /// The loss is multiplied by the scale before the backward pass, and every gradient is divided by it before clipping, hooks
+    /// and the update. A *dynamic* scale doubles after `growth_interval` successive steps without an overflow, up to 2^126, and
+    /// halves after a step with one, down to 2^-16. An overflow at that scale has another cause: with `SkipStep` the step fails
+    /// with [`NormNotFinite`](crate::FusedError::NormNotFinite). Without an interval the scale is *static*:
     ///
     /// ```
     /// use backburn::LossScalingConfig;

@@ -15,8 +15,8 @@ use super::states::{joined, written};
 use super::{SharedOptimizer, step_one};
 
 impl SharedOptimizer {
-    /// Returns why the optimizer can't step a parameter of this id, path and shape on `device`. It loads the state from an empty record, and steps a single
-    /// element in this process if formats may be unsupported.
+    /// Returns why the optimizer can't step a parameter of this id, path and shape on `device`. It loads the state from an empty
+    /// record, and steps a single element in this process if formats may be unsupported.
     pub(crate) fn unsupported(
         &self,
         device: &Device,

@@ -50,6 +50,7 @@ pub(super) struct ComputeCopy {
     fetched: Leveled<Option<Box<Fetched>>>,
 }
 
+/// A value that was fetched from the master.
 #[derive(Debug)]
 struct Fetched {
     value: AnyTensor,

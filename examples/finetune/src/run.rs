@@ -135,7 +135,7 @@ fn fine_tune(options: &Options, stop: &AtomicBool, bytes: &PeakAlloc) -> Result<
         if let Some(loss) = loss {
             ensure!(
                 loss.is_finite(),
-                "the held-out loss before the training is {loss}, which no learning rate can mend: the weights of the model are too large"
+                "the held-out loss before the training is {loss}, which no learning rate can mend: the weights of the model are too large. Use another one"
             );
             say!("held-out loss {loss:.4} before");
             saved.loss_before = Some(loss);

@@ -62,8 +62,9 @@ impl<M: Module> Ranks<M> {
         Ok(Self::of(vec![attached], None))
     }
 
-    /// Creates replicas of `model` on `devices`, which share it according to `config`. The optimizer is that of `session`. `held`: host
-    /// bytes that the previous training has allocated for the same states; `None` skips the check of the host's memory.
+    /// Creates replicas of `model` on `devices`, which share it according to `config`. The optimizer is that of `session`.
+    /// `held`: host bytes that the previous training has allocated for the same states; `None` skips the check of the host's
+    /// memory.
     pub(in crate::fused) fn on_devices(
         model: M,
         devices: &[Device],

@@ -16,7 +16,7 @@ use crate::record;
 use crate::shared_optimizer::{EXTRA_STATE_ID, average_id};
 use crate::weights::{AttachedModule, Entry};
 
-/// A visitor that collects the parameters that are no floats.
+/// A visitor that collects the parameters that are not floats.
 #[derive(Default)]
 struct Counters(Vec<ParamId>);
 
@@ -39,7 +39,7 @@ impl<M: Module> Core<M> {
         self.with_graph_collected(record::save_model(&model, group.as_ref(), file))
     }
 
-    /// Returns the trained parameters, the running statistics, and the parameters that are no floats, such as counters, of `model`.
+    /// Returns the trained parameters, the running statistics, and the parameters of `model` that are not floats, such as counters.
     pub(super) fn trained_in(&self, model: &M) -> HashSet<ParamId> {
         let mut counters = Counters::default();
         model.visit(&mut counters);

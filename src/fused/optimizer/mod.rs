@@ -194,8 +194,8 @@ impl<M: Module> FusedOptimizer<M> {
     }
 }
 
-/// Displays the number of parameters that are stepped in the backward pass and after it, and the elements of all of them. With `{:#}` one line per parameter: its shape,
-/// whether it is trained, and the tensors of its optimizer state.
+/// Displays the number of parameters that are stepped in the backward pass and after it, and the elements of all of them. With
+/// `{:#}` one line per parameter: its shape, whether it is trained, and the tensors of its optimizer state.
 impl<M: Module> Display for FusedOptimizer<M> {
     fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
         Display::fmt(&self.core, f)

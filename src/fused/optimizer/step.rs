@@ -78,8 +78,8 @@ impl<M: Module> FusedOptimizer<M> {
     ///
     /// # Errors
     ///
-    /// Returns the errors of [`step`](Self::step), except [`FusedError::RunsTwice`]. If the norm is not finite and the loss scale is not the cause,
-    /// nothing has changed, except for running statistics if gradients are
+    /// Returns the errors of [`step`](Self::step), except [`FusedError::RunsTwice`]. If the norm is not finite and the loss scale
+    /// is not the cause, nothing has changed, except for running statistics if gradients are
     /// [buffered](crate::GlobalNormClippingConfig::ExactInBuffer).
     ///
     /// # Panics
@@ -106,10 +106,10 @@ impl<M: Module> FusedOptimizer<M> {
     ///
     /// # Errors
     ///
-    /// Returns the errors of [`step`](Self::step), except [`FusedError::RunsTwice`]. If the backward pass of a micro-batch ends after it has changed a
-    /// sum, for example by a panic in a recomputed block, the error is [`FusedError::AccumulatedLost`] and all
-    /// accumulated gradients are dropped. After any other error they are unchanged, except that gradients in the optimizer state
-    /// can't be removed.
+    /// Returns the errors of [`step`](Self::step), except [`FusedError::RunsTwice`]. If the backward pass of a micro-batch ends
+    /// after it has changed a sum, for example by a panic in a recomputed block, the error is [`FusedError::AccumulatedLost`] and
+    /// all accumulated gradients are dropped. After any other error they are unchanged, except that gradients in the optimizer
+    /// state can't be removed.
     ///
     /// # Panics
     ///

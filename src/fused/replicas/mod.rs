@@ -89,8 +89,8 @@ impl<M: Module + 'static> FusedReplicas<M> {
     ///
     /// # Errors
     ///
-    /// If `devices` is empty, or a thread can't be started ([`FusedError::Replicas`]). Also returns the errors of [`FusedOptimizer::new`](crate::FusedOptimizer::new) for each
-    /// device.
+    /// If `devices` is empty, or a thread can't be started ([`FusedError::Replicas`]). Also returns the errors of
+    /// [`FusedOptimizer::new`](crate::FusedOptimizer::new) for each device.
     pub fn new(
         model: M,
         optimizer: ModuleOptimizer,

@@ -58,10 +58,10 @@ impl LinearCrossEntropyOptions {
 /// Returns the sum of the cross entropies of `targets` in nats, with the logits `hidden * weight^T`. For the mean, divide by the
 /// number of tokens.
 ///
-/// The forward pass computes the gradients, too, as Liger Kernel does ([Hsu et al., 2024](https://arxiv.org/abs/2410.10989)): the logits
-/// `l` of a chunk of tokens are replaced by their gradient, `softmax(l) - onehot(target)`, which is immediately added to the gradients of
-/// `hidden` and `weight`. For the backward pass it keeps these two (on `flex` in f32), and multiplies them by the gradient of the sum. One
-/// that is not needed (of a frozen head, or in inference) is not computed.
+/// The forward pass computes the gradients, too, as Liger Kernel does ([Hsu et al., 2024](https://arxiv.org/abs/2410.10989)): the
+/// logits `l` of a chunk of tokens are replaced by their gradient, `softmax(l) - onehot(target)`, which is immediately added to
+/// the gradients of `hidden` and `weight`. For the backward pass it keeps these two (on `flex` in f32), and multiplies them by
+/// the gradient of the sum. One that is not needed (of a frozen head, or in inference) is not computed.
 ///
 /// # Shapes
 ///
